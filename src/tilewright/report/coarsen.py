@@ -1,105 +1,76 @@
-"""Reduces the slices of a trace for drawing: merges neighbours too short to see into blocks."""
+"""Reduces the slices of a trace for drawing: neighbours too short to see become one block."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
 Integers = NDArray[np.int64]
 
+_MIDDLE = "SELECT quantile_disc(ts, $opens), quantile_disc(ts, $closes) FROM shown"
+# Two neighbours of a row become one block if both last less than the threshold and so does the gap between them.
+_SPACED = """
+CREATE OR REPLACE TEMP TABLE spaced AS
+SELECT *, CASE WHEN can_merge AND lag(can_merge) OVER neighbours
+               THEN greatest(dur, lag(dur) OVER neighbours, ts - lag(ts + dur) OVER neighbours) END AS apart_ns
+FROM (SELECT *, dur >= 0 AND NOT (ts >= $opens AND ts < $closes) AS can_merge FROM shown)
+WINDOW neighbours AS (PARTITION BY track_id, depth ORDER BY ts, id)"""
+_THRESHOLD = "SELECT apart_ns + 1 FROM spaced WHERE apart_ns IS NOT NULL ORDER BY apart_ns DESC LIMIT 1 OFFSET $longer"
+_PLACED = """
+CREATE OR REPLACE TEMP TABLE placed AS
+SELECT * EXCLUDE (can_merge, apart_ns),
+       sum((apart_ns IS NULL OR apart_ns >= $shortest)::BIGINT) OVER (ORDER BY track_id, depth, ts, id) - 1 AS block
+FROM spaced"""
+_BLOCKS = """
+CREATE OR REPLACE TEMP TABLE block AS
+SELECT block, track_id, depth, count(*) AS count, min(ts) AS ts,
+       CASE count WHEN 1 THEN any_value(dur) ELSE max(ts + dur) - min(placed.ts) END AS dur,
+       CASE count WHEN 1 THEN any_value(arg_set_id) END AS arg_set_id,
+       unnest(arg_max({id: id, span: span}, (dur, -ts, -id)))
+FROM placed GROUP BY block, track_id, depth ORDER BY block"""
 
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks to draw, in the order (row, start).
 
-    `ts` and `dur` are ns; `longest` is the index, in the input, of the longest slice of a block, and `count` the
-    number of its slices. `block_of` gives the block of each input slice. Slices of at least `shortest_ns` are not
-    merged, nor slices in the interval `whole` (begin and end in ns; None: the whole trace).
-    """
+class Merged(NamedTuple):
+    """Slices of at least `shortest_ns` are not merged, nor those that begin in `whole` (from, to; None: all)."""
 
-    row: Integers
-    ts: Integers
-    dur: Integers
-    longest: Integers
-    count: Integers
-    block_of: Integers
     shortest_ns: int
     whole: tuple[int, int] | None
 
 
-def coarsen(row: Integers, ts: Integers, dur: Integers, most: int) -> Blocks:
-    """At most `most` blocks (but at least one per row) for slices sorted by (row, ts).
+def merge_short(connection: DuckDBPyConnection, most: int) -> Merged:
+    """Make of table `shown` (id, ts, dur, track_id, depth, ...) at most `most` blocks, but one for each row at least.
 
-    Half of them go to the middle of the trace, where nothing is merged: there one can look as closely as one likes.
-    Elsewhere the threshold is the smallest duration that suffices, to within 2 %: a slice as long as that stays
-    itself, and shorter neighbours of one row that are less than that apart become one block. Slices of unknown
-    length (`dur` below zero) stay themselves.
+    A row is a depth of a track. Table `placed` has the slices with the number of their block, `block` the blocks in the
+    order (track, depth, ts): `id` and `span` are those of the longest slice, `count` is their number.
+
+    Half of the blocks go to the middle of the trace, where nothing is merged: there one can look as closely as one
+    likes. Elsewhere the threshold is the least that suffices: a slice as long as that stays itself, and shorter
+    neighbours of one row that are less than that apart become one block. Slices of unknown length (`dur` below zero)
+    stay themselves.
     """
-    whole = None if ts.size <= most else _middle(ts, most // 2)
-    kept = dur < 0
-    if whole is not None:
-        kept |= (ts >= whole[0]) & (ts < whole[1])
-    threshold = _threshold(row, ts, dur, kept, most)
-    starts = _starts(row, ts, dur, kept, threshold)
-    first = np.flatnonzero(starts)
-    block_of = np.cumsum(starts) - 1
-    count = np.diff(np.append(first, row.size))
-    if not first.size:
-        return Blocks(row, ts, dur, first, count, block_of, threshold, whole)
-    end = np.maximum.reduceat(ts + np.maximum(dur, 0), first)
-    alone = count == 1
-    return Blocks(
-        row=row[first],
-        ts=ts[first],
-        dur=np.where(alone, dur[first], end - ts[first]),
-        longest=_longest(dur, block_of, first),
-        count=count,
-        block_of=block_of,
-        shortest_ns=threshold,
-        whole=whole,
-    )
 
+    def numbers(sql: str, **given: float) -> list[int]:
+        rows = connection.execute(sql, given).fetchall()
+        return [int(number) for number in rows[0]] if rows else []
 
-def _middle(ts: Integers, most: int) -> tuple[int, int]:
-    """The interval around the middle of the trace in which at most `most` slices start."""
-    first = (ts.size - most) // 2
-    order = np.partition(ts, (first, first + most))
-    return int(order[first]) + 1, int(order[first + most])
-
-
-def _threshold(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool_], most: int) -> int:
-    """The least threshold that suffices, by doubling and then bisection."""
-
-    def suffices(threshold: int) -> bool:
-        return int(np.count_nonzero(_starts(row, ts, dur, kept, threshold))) <= most
-
-    if row.size <= most:
-        return 0
-    high = 1
-    while not suffices(high) and high < 2**61:
-        high *= 2
-    low = high // 2
-    while high - low > 1 + high // 64:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(middle) else (middle, high)
-    return high
-
-
-def _starts(row: Integers, ts: Integers, dur: Integers, kept: NDArray[np.bool_], threshold: int) -> NDArray[np.bool_]:
-    """Where a block begins: at each kept slice, after one, in a new row, and after a visible gap."""
-    short = ~kept & (dur < threshold)
-    near = ts[1:] - (ts[:-1] + dur[:-1]) < threshold
-    starts = np.ones(row.size, dtype=bool)
-    starts[1:] = ~((row[1:] == row[:-1]) & short[1:] & short[:-1] & near)
-    return starts
-
-
-def _longest(dur: Integers, block_of: Integers, first: Integers) -> Integers:
-    """The first of the longest slices of each block."""
-    order = np.lexsort((-dur, block_of))
-    return order[first]
+    (count,) = numbers("SELECT count(*) FROM shown")
+    whole, shortest = None, 0
+    if count > most:
+        share = most // 2 / count
+        opens, closes = numbers(_MIDDLE, opens=0.5 - share / 2, closes=0.5 + share / 2)
+        whole = opens + 1, closes
+    connection.execute(_SPACED, dict(zip(("opens", "closes"), whole or (0, 0), strict=True)))
+    if count > most:
+        (gaps,) = numbers("SELECT count(apart_ns) FROM spaced")
+        (shortest,) = numbers(_THRESHOLD, longer=max(gaps - (count - most), 0)) or [0]
+    connection.execute(_PLACED, {"shortest": shortest})
+    connection.execute(_BLOCKS)
+    return Merged(shortest, whole)
 
 
 def thin(ts: Integers, value: NDArray[np.float64], most: int) -> Integers:

@@ -9,6 +9,12 @@ KINDS = (
     *("launch", "wait", "range", "python"),
 )
 """What a colour stands for: an operator class, or a role on the host. `draw.js` has the colours in this order."""
+ACCOUNTING = "accounting"
+"""The category of the spans into which a device's time is divided; their names are its classes."""
+_CLASSES = {
+    "kernel": "compute", "wave tail": "reduction", "communication": "library", "copy": "layout",
+    "synchronisation": "wait", "launch-bound": "launch", "idle": "python",
+}  # fmt: skip
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
@@ -30,6 +36,8 @@ def kind_of(name: str, category: str) -> str:
     >>> kind_of("aten::addmm", "cpu_op"), kind_of("cudaStreamSynchronize", "cuda_runtime")
     ('compute', 'wait')
     """
+    if category == ACCOUNTING:
+        return _CLASSES.get(name, "range")
     if category in ("python_function", "thread"):
         return "python"
     if category in ("user_annotation", "gpu_user_annotation", "nvtx", "Trace"):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tilewright.report.coarsen import Blocks, Integers, coarsen, thin
-from tilewright.report.kinds import kind_of
+from tilewright.report.coarsen import Integers, merge_short, thin
+from tilewright.report.kinds import ACCOUNTING, kind_of
 from tilewright.report.page_budget import cut, harmless_json, shortened
 from tilewright.report.quantity import count, nbytes
 
@@ -38,106 +37,109 @@ _TIES = frozenset(
     | {"Python parent id", "Python module id", "Addr", "cbid", "finished", "context", "device", "stream"}
 )
 
-_LABELS = """
-    SELECT coalesce(name, '') AS name, coalesce(category, '') AS category,
-           row_number() OVER (ORDER BY count(*) DESC, coalesce(name, ''), coalesce(category, '')) - 1 AS label
-    FROM slice WHERE name IS DISTINCT FROM '[memory]' AND depth < {deepest}
-    GROUP BY 1, 2"""
-_SLICES = """
-    WITH label AS ({labels})
-    SELECT s.id, s.ts, s.dur, s.track_id, s.depth, coalesce(s.arg_set_id, -1) AS arg_set_id, label.label
-    FROM slice s JOIN label ON coalesce(s.name, '') = label.name AND coalesce(s.category, '') = label.category
-    WHERE s.name IS DISTINCT FROM '[memory]' AND s.depth < {deepest}
-    ORDER BY s.track_id, s.depth, s.ts, s.id"""
+# Slices of the busiest tracks, and the spans of each device's accounting as slices of a track of their own: `span` is
+# the class, and `id` that of the slice that caused it.
+_SHOWN = f"""
+CREATE OR REPLACE TEMP TABLE shown AS
+WITH every AS (
+    SELECT id, ts, dur, track_id, depth, arg_set_id, NULL AS span
+    FROM slice WHERE name IS DISTINCT FROM '[memory]' AND depth < {DEEPEST}
+    {{accounting}}
+)
+FROM every SEMI JOIN (
+    SELECT track_id FROM every GROUP BY track_id ORDER BY count(*) DESC, track_id LIMIT {MOST_TRACKS}
+) USING (track_id)"""
+_ACCOUNTING = """
+    UNION ALL
+    SELECT coalesce(cause, 0), ts, dur, -upid, 0, NULL, class FROM device_time"""
+# The profiler's marks and instants may be far outside the recorded time.
+_SPAN = """
+SELECT min(ts), coalesce(max(ts + dur) FILTER (WHERE dur > 0), max(ts)), count(*) FROM shown WHERE span IS NULL"""
+_COLUMNS = """
+SELECT greatest(ts - $origin, 0) AS begin, greatest(dur, -1) AS length, count, id, (span IS NOT NULL)::BIGINT AS caused,
+       track_id, depth, ts
+FROM block ORDER BY block"""
+_NAMES = f"""
+SELECT coalesce(span, name, ''), CASE WHEN span IS NULL THEN coalesce(category, '') ELSE '{ACCOUNTING}' END
+FROM block LEFT JOIN slice ON slice.id = block.id AND span IS NULL ORDER BY block"""
 _TRACKS = """
-    SELECT track.id, coalesce(thread.name, track.name), thread.tid, coalesce(process.name, ''), process.pid,
-           process.device, process.upid,
-           nullif(concat_ws(', ', 'rank ' || trace_file.rank, part.name,
-                            CASE WHEN coalesce(trace_file.rank::VARCHAR, part.name) IS NULL AND files.number > 1
-                                 THEN parse_filename(trace_file.path) END), '') AS origin
-    FROM track
-    LEFT JOIN thread_track ON thread_track.id = track.id
-    LEFT JOIN thread ON thread.utid = thread_track.utid
-    LEFT JOIN process_track ON process_track.id = track.id
-    LEFT JOIN process ON process.upid = coalesce(thread.upid, process_track.upid)
-    LEFT JOIN trace_file ON trace_file.id = process.file_id
-    LEFT JOIN ({parts}) AS part ON part.file_id = trace_file.id
-    CROSS JOIN (SELECT count(*) AS number FROM trace_file) AS files"""
+SELECT CASE WHEN drawn.track_id < 0 THEN 'where its time went' WHEN process.device IS NULL
+            THEN coalesce(thread.name, track.name, thread.tid::VARCHAR, 'events')
+            ELSE concat_ws(' ', 'stream', thread.tid) END,
+       coalesce(process.name, ''), process.pid, process.upid, process.device IS NOT NULL,
+       nullif(concat_ws(', ', 'rank ' || trace_file.rank, part.name,
+                        CASE WHEN coalesce(trace_file.rank::VARCHAR, part.name) IS NULL AND files.number > 1
+                             THEN parse_filename(trace_file.path) END), ''),
+       drawn.busy, drawn.first, drawn.last
+FROM (SELECT track_id, min(block) AS first, max(block) + 1 AS last,
+             sum(greatest(dur, 0)) FILTER (WHERE depth = 0) AS busy FROM block GROUP BY track_id) AS drawn
+LEFT JOIN track ON track.id = drawn.track_id
+LEFT JOIN thread_track ON thread_track.id = drawn.track_id
+LEFT JOIN thread ON thread.utid = thread_track.utid
+LEFT JOIN process_track ON process_track.id = drawn.track_id
+LEFT JOIN process
+  ON process.upid = coalesce(thread.upid, process_track.upid, CASE WHEN drawn.track_id < 0 THEN -drawn.track_id END)
+LEFT JOIN trace_file ON trace_file.id = process.file_id
+LEFT JOIN ({parts}) AS part ON part.file_id = trace_file.id
+CROSS JOIN (SELECT count(*) AS number FROM trace_file) AS files
+ORDER BY drawn.first"""
 _PARTS = """
     SELECT file_id, 'timed steps' AS name FROM description
     UNION SELECT described_by, 'the step described' FROM description WHERE described_by IS NOT NULL"""
 _NO_PARTS = "SELECT NULL::BIGINT AS file_id, NULL::VARCHAR AS name"
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Columns of the slices of a trace, sorted by (track, depth, ts)."""
-
-    id: Integers
-    ts: Integers
-    dur: Integers
-    track: Integers
-    depth: Integers
-    arg_set: Integers
-    label: Integers
-
-    @property
-    def row(self) -> Integers:
-        """A number for each depth of each track, in order."""
-        new = (np.diff(self.track, prepend=-1) != 0) | (np.diff(self.depth, prepend=-1) != 0)
-        return np.cumsum(new) - 1
+_ARGUMENTS = """
+SELECT block, args FROM block JOIN arg_set USING (arg_set_id) ORDER BY dur DESC, block"""
+_FLOWS = f"""
+SELECT DISTINCT source.block, target.block, coalesce(flow.category, '') AS category
+FROM flow JOIN placed AS source ON source.id = flow.slice_out AND source.span IS NULL
+JOIN placed AS target ON target.id = flow.slice_in AND target.span IS NULL
+ORDER BY ALL LIMIT {MOST_FLOWS}"""
 
 
 def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[str, Any] | None:
     """The timeline of the page before `laid_out`; None if the run has no slice.
 
     `columns` has for each slice `begin` and `length` (-1: never ended) in ns from `origin`, its `label` in `names`, its
-    `args` among those (plus one; 0: none), the `count` of slices that it stands for, its `id`, the place of the slice
-    around it (`outer`, or -1), whether it `is_python`, and its `level` among such slices of its track. `most` bounds
-    the slices; `kept` says in numbers what was merged or left out.
+    `args` among those (plus one; 0: none), the `count` of slices that it stands for, its `id`, whether that is of the
+    slice that caused a span of a device's accounting (`caused`), the place of the slice around it (`outer`, or -1),
+    whether it `is_python`, and its `level` among such slices of its track. `most` bounds the slices; `kept` says in
+    numbers what was merged or left out.
     """
-    slices, labels, left_out = _read(connection)
-    if not slices.id.size:
+    present = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    connection.execute(_SHOWN.format(accounting=_ACCOUNTING if "device_time" in present else ""))
+    ((origin, end, shown),) = connection.execute(_SPAN).fetchall()
+    if not shown:
         return None
-    # The profiler's marks and instants may be far outside the recorded time.
-    ran = slices.dur > 0 if (slices.dur > 0).any() else slices.dur > -2
-    origin = int(slices.ts.min())
-    end = int((slices.ts + np.maximum(slices.dur, 0))[ran].max())
-    blocks = coarsen(slices.row, slices.ts, slices.dur, most)
-    drawn = blocks.longest
-    names, labels_of = _names(labels, slices.label[drawn])
-    sets, args_of, without = _arguments(connection, slices, blocks)
-    is_python = np.array([kind == "python" for _, _, kind in names], dtype=bool)[labels_of]
-    level, outer = _levels(slices.track[drawn], blocks.ts, slices.depth[drawn], is_python)
-    flows, all_flows = _flows(connection, slices, blocks)
+    merged = merge_short(connection, most)
+    found = connection.execute(_COLUMNS, {"origin": origin}).fetchnumpy()
+    columns = {name: np.asarray(column, dtype=np.int64) for name, column in found.items()}
+    names, label = _names(connection.execute(_NAMES).fetchall())
+    sets, args, without = _arguments(connection, label.size)
+    is_python = np.array([kind == "python" and category != ACCOUNTING for _, category, kind in names], dtype=bool)[
+        label
+    ]
+    level, outer = _levels(columns.pop("track_id"), columns.pop("ts"), columns.pop("depth"), is_python)
+    ((every, all_flows),) = connection.execute(
+        "SELECT (SELECT count(*) FROM slice WHERE name IS DISTINCT FROM '[memory]'), (SELECT count(*) FROM flow)"
+    ).fetchall()
+    several = columns["count"][columns["count"] > 1]
     return {
         "origin": origin,
         "span": end - origin,
         "names": names,
         "args": sets,
-        "columns": {
-            "begin": blocks.ts - origin,
-            "length": np.maximum(blocks.dur, -1),
-            "label": labels_of,
-            "args": args_of,
-            "count": blocks.count,
-            "id": slices.id[drawn],
-            "outer": outer,
-            "level": level,
-            "is_python": is_python.astype(np.int64),
-            # Whether `id` is that of the slice that caused a span of a device's accounting.
-            "caused": np.zeros_like(level),
-        },
-        "tracks": _tracks(connection, slices, drawn),
-        "flows": flows,
+        "columns": columns
+        | {"label": label, "args": args, "outer": outer, "level": level, "is_python": is_python.astype(np.int64)},
+        "tracks": _tracks(connection, _PARTS if "description" in present else _NO_PARTS),
+        "flows": _flows(connection),
         "counters": _counters(connection, origin),
         "kept": {
-            "slices": int(slices.id.size) + left_out,
-            "blocks": int(np.count_nonzero(blocks.count > 1)),
-            "merged": int(blocks.count[blocks.count > 1].sum()),
-            "shortest_ns": blocks.shortest_ns,
-            "whole_ns": None if blocks.whole is None else [edge - origin for edge in blocks.whole],
-            "left_out": left_out,
+            "slices": every,
+            "blocks": int(several.size),
+            "merged": int(several.sum()),
+            "shortest_ns": merged.shortest_ns,
+            "whole_ns": merged.whole and [edge - origin for edge in merged.whole],
+            "left_out": every - shown,
             "flows": all_flows,
             "without_arguments": without,
         },
@@ -209,57 +211,32 @@ def _levels(track: Integers, ts: Integers, depth: Integers, is_python: NDArray[n
     return levels, outer
 
 
-def _read(connection: DuckDBPyConnection) -> tuple[Slices, list[tuple[str, str]], int]:
-    """Slices, the name and category of each label, and the number of slices omitted by depth or track limits."""
-    labels = _LABELS.format(deepest=DEEPEST)
-    found = connection.execute(_SLICES.format(labels=labels, deepest=DEEPEST)).fetchnumpy()
-    slices = Slices(*(np.asarray(column, dtype=np.int64) for column in found.values()))
-    every = connection.execute("SELECT count(*) FROM slice WHERE name IS DISTINCT FROM '[memory]'").fetchone()
-    tracks, sizes = np.unique(slices.track, return_counts=True)
-    if tracks.size > MOST_TRACKS:
-        busiest = tracks[np.argsort(-sizes, kind="stable")[:MOST_TRACKS]]
-        kept = np.isin(slices.track, busiest)
-        slices = Slices(*(getattr(slices, name)[kept] for name in Slices.__dataclass_fields__))
-    texts = [(str(name), str(category)) for name, category, _ in connection.execute(f"{labels} ORDER BY 3").fetchall()]
-    return slices, texts, (every[0] if every else 0) - int(slices.id.size)
+def _names(labels: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str, str]], Integers]:
+    """(name, category, kind) of the distinct labels, shortened for the page, and the place of each label among them."""
+    place = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    names = shortened([name for name, _ in place], _LONGEST_NAME, _ROOM_OF_NAMES)
+    categories = shortened([category for _, category in place], 40, _ROOM_OF_NAMES // 4)
+    kinds = [kind_of(name, category) for name, category in place]
+    label = np.array([place[label] for label in labels], dtype=np.int64)
+    return list(zip(names, categories, kinds, strict=True)), label
 
 
-def _names(labels: list[tuple[str, str]], used: Integers) -> tuple[list[tuple[str, str, str]], Integers]:
-    """(name, category, kind) of the used labels, shortened for the page, and the new label of each slice."""
-    kept, labels_of = np.unique(used, return_inverse=True)
-    chosen = [labels[index] for index in kept.tolist()]
-    names = shortened([name for name, _ in chosen], _LONGEST_NAME, _ROOM_OF_NAMES)
-    categories = shortened([category for _, category in chosen], 40, _ROOM_OF_NAMES // 4)
-    kinds = [kind_of(name, category) for name, category in chosen]
-    return list(zip(names, categories, kinds, strict=True)), labels_of
-
-
-def _arguments(
-    connection: DuckDBPyConnection, slices: Slices, blocks: Blocks
-) -> tuple[list[dict[str, str]], Integers, int]:
+def _arguments(connection: DuckDBPyConnection, blocks: int) -> tuple[list[dict[str, str]], Integers, int]:
     """Distinct sets of arguments, each block's index among them plus one (0: none), and the number omitted.
 
     Where the budget does not suffice for all, the longest slices keep theirs.
     """
-    set_of = np.where(blocks.count == 1, slices.arg_set[blocks.longest], -1)
-    order = np.argsort(-blocks.dur, kind="stable")
-    wanted = [arg_set for arg_set in dict.fromkeys(set_of[order].tolist()) if arg_set >= 0]
-    rows = connection.execute(
-        "SELECT arg_set_id, args FROM arg_set SEMI JOIN (SELECT unnest(?::BIGINT[]) AS arg_set_id) USING (arg_set_id)",
-        [wanted],
-    ).fetchall()
-    texts: Mapping[int, str] = dict(rows)
-    place: dict[int, int] = {-1: 0}
+    found = np.zeros(blocks, dtype=np.int64)
     places: dict[str, int] = {}
-    budget = _ROOM_OF_ARGUMENTS
-    for arg_set in wanted:
-        shown = harmless_json(_argument_texts(texts.get(arg_set, "{}")))
+    budget, omitted = _ROOM_OF_ARGUMENTS, 0
+    for block, text in connection.execute(_ARGUMENTS).fetchall():
+        shown = harmless_json(_argument_texts(text))
         if shown not in places and shown != "{}" and len(shown) <= budget:
             places[shown] = len(places) + 1
             budget -= len(shown)
-        place[arg_set] = 0 if shown == "{}" else places.get(shown, -1)
-    found = np.array([place[arg_set] for arg_set in set_of.tolist()], dtype=np.int64)
-    return [json.loads(text) for text in places], np.maximum(found, 0), int(np.count_nonzero(found < 0))
+        found[block] = places.get(shown, 0)
+        omitted += shown != "{}" and shown not in places
+    return [json.loads(text) for text in places], found, omitted
 
 
 def _argument_texts(text: str) -> dict[str, str]:
@@ -278,31 +255,21 @@ def _argument_texts(text: str) -> dict[str, str]:
     return told
 
 
-def _tracks(connection: DuckDBPyConnection, slices: Slices, drawn: Integers) -> list[dict[str, Any]]:
+def _tracks(connection: DuckDBPyConnection, parts: str) -> list[dict[str, Any]]:
     """Every track; `span` has the places of its drawn slices."""
-    described = connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'description'").fetchone()
-    rows_of = connection.execute(_TRACKS.format(parts=_PARTS if described else _NO_PARTS)).fetchall()
-    about = {row[0]: row[1:] for row in rows_of}
-    track, depth, dur = slices.track[drawn], slices.depth[drawn], np.maximum(slices.dur[drawn], 0)
-    tracks = []
-    for first, last in _runs(track):
-        name, tid, process, pid, device, upid, file = about.get(int(track[first]), (None,) * 7)
-        outermost = depth[first:last] == depth[first]
-        tracks.append(
-            {
-                "name": cut(_stream(tid) if device is not None else str(name or tid or "events"), 80),
-                "process": cut(_process(process, pid, file), 80),
-                "upid": upid,
-                "device": device is not None,
-                "busy": int(dur[first:last][outermost].sum()),
-                "span": (first, last),
-            }
-        )
-    return tracks
-
-
-def _stream(tid: int | None) -> str:
-    return "stream" if tid is None else f"stream {tid}"
+    return [
+        {
+            "name": cut(name, 80),
+            "process": cut(_process(process, pid, file), 80),
+            "upid": upid,
+            "device": on_device,
+            "busy": int(busy or 0),
+            "span": (first, last),
+        }
+        for name, process, pid, upid, on_device, file, busy, first, last in connection.execute(
+            _TRACKS.format(parts=parts)
+        ).fetchall()
+    ]
 
 
 def _process(name: str | None, pid: int | None, file: str | None) -> str:
@@ -311,33 +278,17 @@ def _process(name: str | None, pid: int | None, file: str | None) -> str:
     return " ".join(filter(None, [*parts, f"({file})" if file else ""]))
 
 
-def _runs(values: Integers) -> Iterable[tuple[int, int]]:
-    """First and past-last index of each run of equal values."""
-    first = np.flatnonzero(np.diff(values, prepend=values[:1] - 1)).tolist()
-    return list(zip(first, [*first[1:], values.size], strict=True))
-
-
-def _flows(connection: DuckDBPyConnection, slices: Slices, blocks: Blocks) -> tuple[dict[str, Any], int]:
-    """Flows between drawn blocks, sorted by their start, and the number of flows in the trace."""
-    found = connection.execute("SELECT slice_out, slice_in, coalesce(category, '') AS category FROM flow").fetchall()
-    kinds = list(dict.fromkeys(row[2] for row in found))[:16]
-    table = [(out, into, kinds.index(kind)) for out, into, kind in found if kind in kinds]
-    ends = np.array(table, dtype=np.int64).reshape(-1, 3)
-    order = np.argsort(slices.id)
-    sorted_ids = slices.id[order]
-    columns = []
-    known = np.ones(len(ends), dtype=bool)
-    for ids in (ends[:, 0], ends[:, 1]):
-        place = np.minimum(np.searchsorted(sorted_ids, ids), sorted_ids.size - 1)
-        known &= sorted_ids[place] == ids
-        columns.append(blocks.block_of[order[place]])
-    arrows = np.unique(np.stack([*columns, ends[:, 2]], axis=1)[known], axis=0)[:MOST_FLOWS]
+def _flows(connection: DuckDBPyConnection) -> dict[str, Any]:
+    """Flows between drawn blocks, sorted by their start."""
+    found = connection.execute(_FLOWS).fetchall()
+    kinds = list(dict.fromkeys(kind for _, _, kind in found))[:16]
+    arrows = [arrow for arrow in found if arrow[2] in kinds]
     return {
         "kinds": [cut(kind, 40) for kind in kinds],
-        "out": arrows[:, 0].tolist(),
-        "into": arrows[:, 1].tolist(),
-        "kind": arrows[:, 2].tolist(),
-    }, len(found)
+        "out": [out for out, _, _ in arrows],
+        "into": [into for _, into, _ in arrows],
+        "kind": [kinds.index(kind) for _, _, kind in arrows],
+    }
 
 
 def _counters(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright.report.charts import allocated, boxes
-from tilewright.report.device_time import add_device_time
 from tilewright.report.flame import drawn
 from tilewright.report.page_budget import cut, fitting
 from tilewright.report.quantity import count, duration, nbytes
@@ -60,7 +59,6 @@ def traced(run: Path) -> dict[str, Any] | None:
         lines["counters"] = [*depths, *curves, *lines["counters"]]
         tables: dict[str, Answer] = {}
         if "device_time" in present:
-            add_device_time(connection, lines)
             tables = ask_traced(connection)
         lines = laid_out(lines)
         trees = [flame(connection, weight) for weight in ("host", "device")]
