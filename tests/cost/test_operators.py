@@ -368,7 +368,6 @@ def test_pools_count_the_elements_of_their_windows() -> None:
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 UNCOUNTED = {
     *("sort", "topk", "nonzero", "masked_select", "masked_scatter", "multinomial"),
-    *("native_batch_norm", "_native_batch_norm_legit"),
     *(f"{name}{many}.default" for name in COLLECTIVES for many in ("", "_coalesced")),
     *("all_to_all_single.default", "broadcast.default"),
 }

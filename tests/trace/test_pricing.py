@@ -47,6 +47,23 @@ PRODUCTS: list[tuple[Any, ...]] = [
     (aten.addmm, ones(M), ones(N, K), ones(K, M)),
     (aten.bmm, ones(B, N, K), ones(B, K, M)),
     (aten.mv, ones(N, K), ones(K)),
+    (aten.mkldnn_convolution, ones(B, 8, M, K), ones(12, 4, 3, 2), ones(12), [1, 2], [2, 3], [2, 1], 2),
+    (aten.mkldnn_convolution, ones(B, 8, K), ones(12, 8, 3), None, [0], [1], [1], 1),
+    (
+        aten.convolution_backward,
+        ones(B, 6, 4, 5),
+        ones(B, 2, M, K),
+        ones(6, 2, 4, 3),
+        [6],
+        [1, 2],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [True, True, False],
+    ),
+    (aten.native_batch_norm, ones(B, N, M), ones(N), ones(N), ones(N), ones(N), True, 0.1, 1e-5),
     (aten.native_dropout, MATRIX, 0.1, True),
     (aten.embedding, ones(K, M), INDEX),
     (aten.embedding_dense_backward, MATRIX, INDEX, 11, -1, False),
@@ -78,10 +95,8 @@ OWN: list[tuple[Any, ...]] = [
 
 OWN_NAMES = [f"tilewright::{row.name.split('.')[1]}" for row in rows().values() if row.own]
 UNPRICED = {
-    "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "_native_batch_norm_legit_functional", "_to_copy",
-    "_unsafe_index", "arange", "avg_pool2d", "avg_pool2d_backward", "clone", "constant_pad_nd",
-    "diagonal_backward", "diagonal_scatter", "eye", "full", "full_like", "glu", "index", "masked_fill",
-    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "native_batch_norm_backward", "new_full",
+    "_native_batch_norm_legit_functional", "_to_copy", "_unsafe_index", "arange", "clone", "constant_pad_nd",
+    "diagonal_backward", "diagonal_scatter", "eye", "full", "full_like", "glu", "index", "masked_fill", "new_full",
     "new_ones", "new_zeros", "ones", "ones_like", "pow.Scalar", "repeat", "scalar_tensor", "scatter",
     "select_backward", "select_scatter", "slice_backward", "slice_scatter", "stack",
     "upsample_bilinear2d_backward", "upsample_nearest2d", "upsample_nearest2d_backward", "zeros", "zeros_like",
@@ -199,6 +214,26 @@ def test_tilewrights_attention(window: tuple[int | None, int | None]) -> None:
         call = read_call(f"tilewright::{name}", written(*tensors, *options))
         assert call is not None and (priced := price(call)) is not None and priced.kind == "compute"
         assert counts(priced.cost) == cost_of_node(getattr(own, name).default, (*tensors, *options), {})
+
+
+def test_what_cudnn_runs_costs_what_a_cpu_s_library_would() -> None:
+    x, weight, vector = meta(2, 8, 9, 7), meta(12, 4, 3, 3), meta(8, dtype=torch.float32)
+    options = [1, 1], [2, 2], [1, 1], 2
+    moments = (vector,) * 4
+    for ours, theirs in (
+        (
+            ("cudnn_convolution", x, weight, *options, False, False, True),
+            ("mkldnn_convolution", x, weight, None, *options),
+        ),
+        (("cudnn_batch_norm", x, *moments, True, 0.1, 1e-5), ("native_batch_norm", x, *moments, True, 0.1, 1e-5)),
+        (
+            ("cudnn_batch_norm_backward", x, x, vector, None, None, vector, vector, 1e-5, None),
+            ("native_batch_norm_backward", x, x, vector, None, None, vector, vector, True, 1e-5, [True] * 3),
+        ),
+    ):
+        calls = [read_call(f"aten::{name}", written(*args)) for name, *args in (ours, theirs)]
+        costs = [priced.cost for call in calls if call is not None and (priced := price(call))]
+        assert len(costs) == 2 and costs[0] == costs[1] and costs[0].flops
 
 
 ATTENTION = [row.name.split(".")[1] for row in rows().values() if row.operator_class == "compute" and row.priced]

@@ -24,20 +24,39 @@ def _batch_norm_backward_flops(sizes: CallSizes) -> Count:
 
 def _channel_norm(call: CallAxes) -> Result:
     source = call.tensor("input")
+    if call.known is None and call.count is not None:
+        return [source, *[source[1:2]] * (call.count - 1)]
     vectors = [axes for axes in call.operands[1:] if len(axes) == 1]
     for axes in vectors:
         call.names.unify(source[1], axes[0])
     return [source, *(None if shape is None else call.kept(*vectors, shape=shape) for shape in call.shapes[1:])]
 
 
+def _channel_norm_backward(call: CallAxes) -> Result:
+    source = call.tensor("input")
+    return call.wanted(source, source[1:2], source[1:2])
+
+
+STATISTICS = ("input", "statistic", "statistic")
 calls(
     """
     native_batch_norm.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
     _native_batch_norm_legit.default(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    cudnn_batch_norm.default(input, weight, bias, running_mean, running_var, training, exponential_average_factor,
+        epsilon)
     """,
     "reduction",
+    arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
     shapes=_channel_norm,
-    dtypes=("input", "statistic", "statistic"),
+    dtypes=STATISTICS,
+)
+calls(
+    "cudnn_batch_norm_backward.default(input, grad_output, weight, running_mean, running_var, save_mean, save_var, "
+    "epsilon, reserveSpace)",
+    "reduction",
+    arithmetic=Arithmetic(_batch_norm_backward_flops, nothing),
+    shapes=_channel_norm_backward,
+    dtypes=STATISTICS,
 )
 
 
@@ -114,7 +133,8 @@ def batch_norm(
     "native_batch_norm_backward.default(grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, "
     "train, eps, output_mask)",
     arithmetic=Arithmetic(_batch_norm_backward_flops, nothing),
-    shapes=None,
+    shapes=_channel_norm_backward,
+    dtypes=STATISTICS,
 )
 def batch_norm_backward(
     c: Call,

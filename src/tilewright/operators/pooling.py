@@ -15,9 +15,8 @@ from itertools import product
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
-from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Call, body
-from tilewright.operators.shapes import kept
+from tilewright.operators.shapes import like, pooled
 
 MOST_ELEMENTS = 25
 """A window of more elements is left to PyTorch: each element is a load of its own."""
@@ -158,7 +157,7 @@ def _elements(c: Call, x: Value, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[in
 
 @pools(
     "max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
-    shapes=kept,
+    shapes=pooled,
     arithmetic=EACH_WINDOW,
     dtypes=("self", "int64"),
     discontinuous=True,
@@ -209,7 +208,7 @@ def _window(g: Value, row: Value, column: Value, inside: Value | None) -> Value:
 @pools(
     "max_pool2d_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
     "ceil_mode, indices)",
-    shapes=like_the_input,
+    shapes=like("self"),
     arithmetic=each(of_argument("grad_output"), 1),
     dtypes=("self",),
 )
@@ -246,7 +245,7 @@ def _divisor(
 
 @pools(
     "avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
-    shapes=kept,
+    shapes=pooled,
     arithmetic=EACH_WINDOW,
     dtypes=("self",),
 )
@@ -265,7 +264,7 @@ def avg_pool2d(
 @pools(
     "avg_pool2d_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
     "divisor_override)",
-    shapes=like_the_input,
+    shapes=like("self"),
     arithmetic=EACH_WINDOW,
     dtypes=("self",),
 )
@@ -296,7 +295,7 @@ def _equal_windows(full: Sequence[int], windows: Sequence[int]) -> tuple[int, in
     return height, width
 
 
-@pools("_adaptive_avg_pool2d.default(self, output_size)", shapes=kept, arithmetic=EACH_ELEMENT, dtypes=("self",))
+@pools("_adaptive_avg_pool2d.default(self, output_size)", shapes=pooled, arithmetic=EACH_ELEMENT, dtypes=("self",))
 def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
     height, width = kernel = _equal_windows(x.shape, c.shape)
     if math.prod(kernel) <= MOST_ELEMENTS:
@@ -307,7 +306,7 @@ def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
 
 @pools(
     "_adaptive_avg_pool2d_backward.default(grad_output, self)",
-    shapes=like_the_input,
+    shapes=like("self"),
     arithmetic=EACH_ELEMENT,
     dtypes=("self",),
 )

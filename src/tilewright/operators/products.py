@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, Shape, elements, nothing, wanted
 from tilewright.operators.row import calls
-from tilewright.operators.shapes import Axes, CallAxes, Result
+from tilewright.operators.shapes import Axes, CallAxes, Result, windows
 
 
 def _flops(sizes: CallSizes) -> Count:
@@ -110,7 +110,7 @@ calls(
 
 def _convolution_of(sizes: CallSizes, result: Shape) -> Count:
     # [N, C, …] with a kernel of [out, in / groups, …], or [in, out / groups, …] transposed.
-    source, weight = sizes.shape("input"), sizes.shape("weight")
+    source, weight = sizes.shape("input") or sizes.shape("self"), sizes.shape("weight")
     assert source is not None and weight is not None
     points = source if sizes.argument("transposed") else result
     return 2 * points[0] * elements(points[2:]) * elements(weight)
@@ -143,6 +143,12 @@ def _convolution(call: CallAxes) -> Result:
     return (source[0], channels, *same_size)
 
 
+def _library_convolution(call: CallAxes) -> Result:
+    source, weight = call.tensor("self"), call.tensor("weight")
+    kernel = [call.names.size_of(axis) for axis in weight[2:]]
+    return (source[0], weight[0], *call.names.unknown_shape(windows(call, source, kernel)))
+
+
 def _convolution_backward(call: CallAxes) -> Result:
     weight = call.tensor("weight")
     return call.wanted(call.tensor("input"), weight, weight[:1])
@@ -156,6 +162,20 @@ calls(
     priced=False,
     role="convolution",
 )
+# A profiler records these in place of `convolution`, which calls them.
+calls(
+    """
+    cudnn_convolution.default(self, weight, padding, stride, dilation, groups, benchmark, deterministic, allow_tf32)
+    mkldnn_convolution.default(self, weight, bias, padding, stride, dilation, groups)
+    _slow_conv2d_forward.default(self, weight, kernel_size, bias, stride, padding)
+    _conv_depthwise2d.default(self, weight, kernel_size, bias, stride, padding, dilation)
+    """,
+    "compute",
+    arithmetic=Arithmetic(_convolution_flops, nothing),
+    shapes=_library_convolution,
+    dtypes=("self",),
+    role="convolution",
+)
 calls(
     "convolution_backward.default(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, "
     "output_padding, groups, output_mask)",
@@ -163,6 +183,5 @@ calls(
     arithmetic=Arithmetic(_convolution_backward_flops, nothing),
     shapes=_convolution_backward,
     dtypes=("input", "weight", "weight"),
-    priced=False,
     role="convolution backward",
 )

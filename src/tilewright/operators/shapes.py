@@ -179,6 +179,40 @@ def kept(call: CallAxes) -> Result:
     return call.each(call.kept(call.operands[0]))
 
 
+def windows(call: CallAxes, source: Axes, kernel: Sequence[int]) -> list[int]:
+    """How many windows of a convolution or pooling lie along the last axes of `source`, by the call's arguments."""
+    stride, padding, dilation = (
+        _along(call.arguments.get(name), len(kernel), otherwise)
+        for name, otherwise in (("stride", kernel), ("padding", (0,)), ("dilation", (1,)))
+    )
+    counts = []
+    for place, axis in enumerate(source[len(source) - len(kernel) :]):
+        size, step, pad = call.names.size_of(axis), stride[place], padding[place]
+        free = size + 2 * pad - dilation[place] * (kernel[place] - 1) - 1
+        count = free // step + 1
+        if call.arguments.get("ceil_mode") is True and free % step and count * step < size + pad:
+            count += 1
+        counts.append(count)
+    return counts
+
+
+def _along(argument: Any, rank: int, otherwise: Sequence[int]) -> Sequence[int]:
+    """An argument that is one number, one for each axis, or absent."""
+    listed = [argument] if isinstance(argument, int) else argument or otherwise
+    return listed if len(listed) == rank else [listed[0]] * rank
+
+
+def pooled(call: CallAxes) -> Result:
+    """An axis whose size stays keeps its name; of a recorded call the windows along the last two axes follow."""
+    source = call.operands[0]
+    if call.known is not None:
+        return kept(call)
+    kernel = call.arguments.get("output_size") or call.arguments["kernel_size"]
+    along = _along(kernel, 2, ())
+    counts = along if "output_size" in call.arguments else windows(call, source, along)
+    return call.each(source[:-2] + call.names.unknown_shape(counts))
+
+
 def reduction(call: CallAxes) -> Result:
     """Without the axes `dim`, or all of them; with `keepdim` they stay with size 1."""
     source = call.operands[0]

@@ -146,12 +146,15 @@ def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float | 
     if "Pageable" in kind.kernel or "Pinned" in kind.kernel:
         # The bus, of which no ceiling is known here, sets the pace of a copy from or to the host.
         return None, None
-    cost = priced.cost
+    cost, dtype = priced.cost, priced.dtype
+    # PyTorch lets cuDNN round the operands of convolutions to TF32 unless it is told not to.
+    if dtype == "float32" and "convolution" in kind.operator and kind.device is not None:
+        dtype = "tf32"
     return floor_us(
         cost.bytes,
         cost.flops,
         cost.transcendentals,
-        priced.dtype,
+        dtype,
         cost.bytes,
         profile,
         priced.kind,
