@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 
 from tests.trace.loading import Rows, rows
+from tilewright.store.rows import create_tables
 from tilewright.trace import load_traces
 from tilewright.trace.analysis import analyse
 
@@ -132,6 +133,7 @@ class Trace:
 def analysed(traces: Iterable[Trace | Path], *before: str) -> duckdb.DuckDBPyConnection:
     """A run's database in memory with these traces, loaded after the statements `before`, analysed."""
     connection = duckdb.connect()
+    create_tables(connection)
     connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
     for statement in before:
         connection.execute(statement)
