@@ -324,7 +324,7 @@ def interpreted(graph: fx.Graph) -> Boxed:
             )
         inputs = list(args)
         args.clear()
-        results: Sequence[Any] = module()(*inputs)
+        results: Sequence[Any] = module().forward(*inputs)
         return results
 
     return run
