@@ -20,13 +20,13 @@ from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 from tilewright.graph.capture import Boxed, CallableGraph, Compiler, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
-from tilewright.graph.specialise import binding, counted_inputs, has_symbols, sizes_are_given, specialise
+from tilewright.graph.specialise import counted_inputs, has_symbols, size_key, sizes_are_given, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.launch.triton import hash_ahead
@@ -255,7 +255,7 @@ class _Compiler(Compiler):
         def for_sizes_of(args: list[Any]) -> Boxed:
             key = None
             if self.sizes_kept_for is not None:
-                key = kept.key_for_sizes(self.sizes_kept_for, name, binding(args, offsets=True))
+                key = program_cache.key_for_sizes(self.sizes_kept_for, name, size_key(args, offsets=True))
                 if (loaded := self._loaded_for_sizes(key)) is not None:
                     return loaded
             try:
@@ -267,7 +267,7 @@ class _Compiler(Compiler):
             with outcomes.asked() as asked:
                 (run,), graphs = self._try({name: fixed})
             if key is not None and (planned := _bare(graphs)) is not None:
-                kept.keep_plan(key, *planned, asked)
+                program_cache.keep_plan(key, *planned, asked)
             return run
 
         past_limit, run_eagerly = cache(partial(self.past_limit, _place(module.graph))), interpreted(module.graph)
@@ -281,11 +281,11 @@ class _Compiler(Compiler):
     def _loaded_for_sizes(self, key: str) -> Boxed | None:
         """What was planned for the sizes of a call and kept, compiled; None where there is none that can be used."""
         try:
-            plan = kept.load_plan(key)
+            plan = program_cache.load_plan(key)
             return None if plan is None else self._compile_graphs(plan)[0]
         # Whatever it is, the sizes can be planned as if nothing had been kept.
         except Exception as error:
-            kept.discard(key)
+            program_cache.discard(key)
             self.compile_lost(error)
             return None
 

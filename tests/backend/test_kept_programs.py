@@ -24,7 +24,7 @@ from tests.processes import start
 from tests.waiting import HANG_S
 from tilewright.backend import _Compiler
 from tilewright.compile import identity
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 from tilewright.records import eviction, outcomes
 from tilewright.records.errors import CompilerError
 from tilewright.records.outcomes import Outcome
@@ -35,19 +35,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache that keeps programs."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
-    kept.counts.clear()
+    program_cache.counts.clear()
     yield tmp_path / "cache"
-    kept.counts.clear()
+    program_cache.counts.clear()
 
 
 def programs(folder: Path) -> list[Path]:
-    return sorted(folder.rglob(f"*{kept.SUFFIX}"))
+    return sorted(folder.rglob(f"*{program_cache.SUFFIX}"))
 
 
 def again() -> None:
     """Forget what this process compiled."""
     torch._dynamo.reset()
-    kept.counts.clear()
+    program_cache.counts.clear()
 
 
 def run(function: Callable[..., Any], *inputs: Any, backward: bool = False, **options: Any) -> list[Any]:
@@ -64,10 +64,10 @@ def run(function: Callable[..., Any], *inputs: Any, backward: bool = False, **op
 def is_found(function: Callable[..., Any], *inputs: Any, backward: bool = False) -> None:
     """The second compilation loads what the first one kept, and gives the same to the last bit."""
     first = run(function, *inputs, backward=backward)
-    assert kept.counts == {"compiled": 1, "kept": 1}, kept.counts
+    assert program_cache.counts == {"compiled": 1, "kept": 1}, program_cache.counts
     again()
     second = run(function, *inputs, backward=backward)
-    assert kept.counts == {"loaded": 1}, kept.counts
+    assert program_cache.counts == {"loaded": 1}, program_cache.counts
     torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
@@ -120,7 +120,7 @@ def test_a_module_finds_its_own_parameters() -> None:
         again()
         model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU())
         compare_steps(model, [torch.randn(3, 8)], lambda run, x: differentiate(run(x)))
-        assert kept.counts == ({"loaded": 1} if number else {"compiled": 1, "kept": 1})
+        assert program_cache.counts == ({"loaded": 1} if number else {"compiled": 1, "kept": 1})
 
 
 def loss_and_logits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,7 +142,7 @@ def test_backward_of_a_program_that_was_found(function: Callable[..., Any], step
     for _ in range(2):
         again()
         compare_steps(function, [with_grad(40, 50)], step)
-    assert kept.counts == {"loaded": 1}
+    assert program_cache.counts == {"loaded": 1}
 
 
 def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> None:
@@ -151,7 +151,7 @@ def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> 
     again()
     y = twin(x)
     result = compiled(chain)(x)
-    assert kept.counts == {"loaded": 1}
+    assert program_cache.counts == {"loaded": 1}
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         result.sum().backward()
     chain(y).sum().backward()
@@ -175,7 +175,7 @@ def test_another_program_is_not_found(other: str) -> None:
     run(chain, torch.randn(40, 200))
     again()
     OTHERS[other]()
-    assert kept.counts["compiled"] == 1 and not kept.counts["loaded"], kept.counts
+    assert program_cache.counts["compiled"] == 1 and not program_cache.counts["loaded"], program_cache.counts
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def test_other_modes_and_settings_are_other_programs() -> None:
         again()
         with context():
             run(chain, x)
-        assert kept.counts["compiled"] == 1, (number, kept.counts)
+        assert program_cache.counts["compiled"] == 1, (number, program_cache.counts)
 
 
 def test_other_versions_and_other_code_are_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_other_versions_and_other_code_are_other_programs(monkeypatch: pytest.Mo
     fixed = identity._fixed()
     monkeypatch.setattr(identity, "_fixed", lambda: [*fixed[:-1], "other code"])
     run(chain, x)
-    assert kept.counts == {"compiled": 1, "kept": 1}
+    assert program_cache.counts == {"compiled": 1, "kept": 1}
 
 
 def test_another_outcome_of_a_race_plans_anew(folder: Path) -> None:
@@ -222,19 +222,19 @@ def test_another_outcome_of_a_race_plans_anew(folder: Path) -> None:
     x = torch.randn(40, 200)
     run(two_readers, x)
     (path,) = programs(folder)
-    program = kept.load(path.stem)
+    program = program_cache.load(path.stem)
     assert program is not None and program.asked and set(program.asked.values()) == {None}
     races = list(program.asked)
     again()
     run(two_readers, x)
-    assert kept.counts == {"loaded": 1}
+    assert program_cache.counts == {"loaded": 1}
     again()
     outcomes.keep(races[0], Outcome({"fused": 10.0, "apart": 1.0}))
     run(two_readers, x)
-    assert kept.counts == {"compiled": 1, "kept": 1}
+    assert program_cache.counts == {"compiled": 1, "kept": 1}
     again()
     run(two_readers, x)
-    assert kept.counts == {"loaded": 1}
+    assert program_cache.counts == {"loaded": 1}
 
 
 @pytest.mark.parametrize("damage", ["cut off", "changed", "empty"])
@@ -248,7 +248,7 @@ def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
     for expected in ({"compiled": 1, "kept": 1}, {"loaded": 1}):
         again()
         torch.testing.assert_close(run(chain, x), first, rtol=0, atol=0)
-        assert kept.counts == expected
+        assert program_cache.counts == expected
 
 
 def test_a_program_that_a_full_cache_lost_is_compiled_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_a_program_that_a_full_cache_lost_is_compiled_anew(folder: Path, monkeyp
         again()
         x = first[1][0]
         torch.testing.assert_close(run(chain, x)[0], first[0], rtol=0, atol=0)
-        assert kept.counts == expected
+        assert program_cache.counts == expected
 
 
 @pytest.mark.usefixtures("lenient")
@@ -280,7 +280,7 @@ def test_what_cannot_be_used_is_compiled_anew_and_said(
     monkeypatch.setattr(_Compiler, "compile_planned", fails)
     again()
     torch.testing.assert_close(run(chain, x), first, rtol=0, atol=0)
-    assert kept.counts == {"compiled": 1, "kept": 1}
+    assert program_cache.counts == {"compiled": 1, "kept": 1}
     assert "cannot be used, and is compiled anew: no such luck" in capsys.readouterr().err
 
 
@@ -302,7 +302,7 @@ def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
         for reason, (function, inputs) in cases.items():
             again()
             compiled(function)(*inputs)
-            assert any(reason in count for count in kept.counts), kept.counts
+            assert any(reason in count for count in program_cache.counts), program_cache.counts
     assert not programs(folder)
 
 
@@ -317,7 +317,7 @@ import json, sys
 import torch
 from torch.nn import functional as F
 from tilewright.backend import backend
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 
 def loss(x, w):
     logits = F.dropout(F.gelu(x @ w), 0.2)
@@ -328,7 +328,7 @@ x, w = torch.randn(8, 16), torch.randn(16, 10, requires_grad=True)
 run = torch.compile(loss, backend=backend)
 value, logits = run(x, w)
 value.backward()
-print(json.dumps([value.item(), logits.tolist(), w.grad.tolist(), torch.randn(1).item(), dict(kept.counts)]))
+print(json.dumps([value.item(), logits.tolist(), w.grad.tolist(), torch.randn(1).item(), dict(program_cache.counts)]))
 """
 
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from tests.backend.compiling import assert_same, compiled, twin, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache that keeps programs."""
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
-    kept.counts.clear()
+    program_cache.counts.clear()
     yield tmp_path / "cache"
-    kept.counts.clear()
+    program_cache.counts.clear()
 
 
 def again() -> None:
     """Forget what this process compiled."""
     torch._dynamo.reset()
-    kept.counts.clear()
+    program_cache.counts.clear()
 
 
 def run(function: Callable[..., Any], sizes: list[int], *others: Any, backward: bool = False) -> list[Any]:
@@ -76,10 +76,10 @@ def writes(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 def test_training_finds_the_program_and_the_plans_of_its_sizes(function: Callable[..., Any]) -> None:
     w = with_grad(12, 12)
     first = run(function, [5, 8], w, backward=True)
-    assert kept.counts == {"compiled": 1, "kept": 1, "sizes planned": 4, "sizes kept": 4}
+    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 4, "sizes kept": 4}
     again()
     second = run(function, [5, 8], w, backward=True)
-    assert kept.counts == {"loaded": 1, "sizes loaded": 4}
+    assert program_cache.counts == {"loaded": 1, "sizes loaded": 4}
     torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
@@ -87,10 +87,10 @@ def test_training_finds_the_program_and_the_plans_of_its_sizes(function: Callabl
 def test_inference_finds_the_program_and_plans_only_sizes_that_are_new(function: Callable[..., Any]) -> None:
     w = torch.randn(12, 12)
     run(function, [5, 8], w)
-    assert kept.counts == {"compiled": 1, "kept": 1, "sizes planned": 2, "sizes kept": 2}
+    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 2, "sizes kept": 2}
     again()
     run(function, [9, 5], w)  # traced for 5 at first
-    assert kept.counts == {"loaded": 1, "sizes planned": 1, "sizes kept": 1, "sizes loaded": 1}
+    assert program_cache.counts == {"loaded": 1, "sizes planned": 1, "sizes kept": 1, "sizes loaded": 1}
 
 
 def test_a_program_of_two_symbols_is_found() -> None:
@@ -107,7 +107,7 @@ def test_a_program_of_two_symbols_is_found() -> None:
     for sizes in ((9, 4), (6, 6)):
         again()
         call(*sizes)
-        assert kept.counts == {"loaded": 1, "sizes planned": 1, "sizes kept": 1}
+        assert program_cache.counts == {"loaded": 1, "sizes planned": 1, "sizes kept": 1}
 
 
 def test_other_ranges_are_other_programs() -> None:
@@ -118,36 +118,36 @@ def test_other_ranges_are_other_programs() -> None:
         x = torch.randn(7, 12)
         torch._dynamo.mark_dynamic(x, 0, **bounds)
         compiled(mixes)(x, torch.randn(12, 12))
-        assert kept.counts[expected] == 1, (bounds, kept.counts)
+        assert program_cache.counts[expected] == 1, (bounds, program_cache.counts)
 
 
 def test_conditions_on_sizes_are_checked_before_each_call(folder: Path) -> None:
     w = torch.randn(12, 12)
     run(mixes, [5], w)
-    (path,) = (p for p in folder.rglob(f"*{kept.SUFFIX}") if getattr(kept.load(p.stem), "entry", b""))
-    program = kept.load(path.stem)
+    (path,) = (p for p in folder.rglob(f"*{program_cache.SUFFIX}") if getattr(program_cache.load(p.stem), "entry", b""))
+    program = program_cache.load(path.stem)
     assert program is not None
-    kept.discard(path.stem)
+    program_cache.discard(path.stem)
     condition = "L['t0'] % 4 != 3"  # as if a rewrite had asked for it
     guards = f"{program.guards} and {condition}" if program.guards else condition
-    kept.keep(path.stem, dataclasses.replace(program, guards=guards))
+    program_cache.keep(path.stem, dataclasses.replace(program, guards=guards))
     again()
     run(mixes, [5, 6, 7], w)
     # 7 does not meet the condition: Dynamo asks for another program, and the kept one is not it.
-    assert kept.counts["loaded"] == 1 and kept.counts["compiled"] == 1, kept.counts
+    assert program_cache.counts["loaded"] == 1 and program_cache.counts["compiled"] == 1, program_cache.counts
 
 
 @pytest.mark.parametrize("damage", ["cut off", "changed"])
 def test_a_damaged_plan_is_made_again(folder: Path, damage: str) -> None:
     w = torch.randn(12, 12)
     first = run(mixes, [5], w)
-    for path in folder.rglob(f"*{kept.SUFFIX}"):
+    for path in folder.rglob(f"*{program_cache.SUFFIX}"):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content if damage == "changed" else content[: len(content) // 2])
     again()
     torch.testing.assert_close(run(mixes, [5], w), first, rtol=0, atol=0)
-    assert kept.counts == {"compiled": 1, "kept": 1, "sizes planned": 1, "sizes kept": 1}
+    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 1, "sizes kept": 1}
 
 
 PROCESS = """
@@ -155,7 +155,7 @@ import json, sys
 import torch
 from torch.nn import functional as F
 from tilewright.backend import backend
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 
 def loss(x, w):
     return F.cross_entropy(F.gelu(x @ w) * %s, torch.arange(len(x)) %% 10)
@@ -167,7 +167,7 @@ values = []
 for n in (8, 9, 11):  # the second length makes the first dimension a symbol
     run(torch.randn(n, 16), w).backward()
     values.append(w.grad.tolist())
-print(json.dumps([values, dict(kept.counts)]))
+print(json.dumps([values, dict(program_cache.counts)]))
 """
 
 

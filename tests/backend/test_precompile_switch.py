@@ -18,7 +18,7 @@ import json, sys
 import torch
 from torch.nn import functional as F
 from tilewright.backend import backend
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 
 class Net(torch.nn.Module):
     def __init__(self, activation):
@@ -32,7 +32,7 @@ assert torch._dynamo.config.caching_precompile
 x = torch.linspace(-2, 2, 5)
 result = torch.compile(Net(getattr(F, sys.argv[1])), backend=backend)(x)
 torch.compiler.save_cache_artifacts()
-print(json.dumps([result.tolist(), (getattr(F, sys.argv[1])(x) * 2).tolist(), dict(kept.counts)]))
+print(json.dumps([result.tolist(), (getattr(F, sys.argv[1])(x) * 2).tolist(), dict(program_cache.counts)]))
 """
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.backend.compiling import compiled
-from tilewright.graph import kept
+from tilewright.graph import program_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.gpu
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
-    kept.counts.clear()
+    program_cache.counts.clear()
     yield
-    kept.counts.clear()
+    program_cache.counts.clear()
 
 
 class Block(nn.Module):
@@ -65,11 +65,11 @@ def steps(mode: str | None, *, training: bool) -> list[list[torch.Tensor]]:
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_a_program_is_found_again(mode: str | None, training: bool) -> None:
     first = steps(mode, training=training)
-    assert kept.counts == {"compiled": 1, "kept": 1}
+    assert program_cache.counts == {"compiled": 1, "kept": 1}
     torch._dynamo.reset()
-    kept.counts.clear()
+    program_cache.counts.clear()
     second = steps(mode, training=training)
-    assert kept.counts == {"loaded": 1}
+    assert program_cache.counts == {"loaded": 1}
     torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
@@ -77,8 +77,8 @@ def test_a_program_is_found_again(mode: str | None, training: bool) -> None:
 def test_another_device_of_the_kind_finds_it() -> None:
     first = steps(None, training=True)
     torch._dynamo.reset()
-    kept.counts.clear()
+    program_cache.counts.clear()
     with torch.cuda.device(1):
         second = steps(None, training=True)
-    assert kept.counts == {"loaded": 1}
+    assert program_cache.counts == {"loaded": 1}
     torch.testing.assert_close([[x.cpu() for x in step] for step in second], [[x.cpu() for x in s] for s in first])

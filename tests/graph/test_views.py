@@ -10,7 +10,7 @@ from tests.backend.compiling import agrees, compiled
 from tests.emit.triton_programs import nests_of
 from tilewright.backend import Recording
 from tilewright.runtime.executable import CallStep, ViewStep
-from tilewright.runtime.takeover import writes_after_reads
+from tilewright.runtime.storage_reuse import writes_after_reads
 
 
 def steps(record: Recording, kind: type) -> Sequence[str]:

@@ -17,9 +17,9 @@ from tests.passes.graphs import aten, is_view, neighbours
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
-from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.dropout import split_dropout
-from tilewright.passes.fusion import Fusion, apart, fuse
+from tilewright.passes.fusion import Fusion, fuse, split_region
+from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import simplify
 from tilewright.records.program import Decision
 
@@ -210,7 +210,7 @@ def test_empty_and_complex_tensors_stay_with_pytorch() -> None:
 
 def test_apart_gives_each_operator_a_kernel_that_reads_what_the_others_write() -> None:
     _, fusion = fused(naive_softmax, X)
-    parts = apart(fusion.regions[0])
+    parts = split_region(fusion.regions[0])
     assert parts is not None
     assert [[n.name for n in part.members] for part in parts] == [["max_1"], ["sub"], ["exp"], ["sum_1"], ["div"]]
     assert len({part.name for part in parts}) == 5

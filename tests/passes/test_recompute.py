@@ -15,7 +15,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from examples import mlp, transformer_block
 from tests.passes.graphs import is_view
-from tilewright.graph.cut import cut
+from tilewright.graph.partition import cut
 from tilewright.hardware.target import target_named
 from tilewright.passes.dropout import keep_mask
 from tilewright.passes.pipeline import optimise_joint, optimise_module

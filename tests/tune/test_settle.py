@@ -161,7 +161,7 @@ def test_a_race_sees_views_between_its_parts() -> None:
         return (x.exp().t() * 2).sin().t() + 1
 
     (region,) = proposal(16, program).regions
-    parts = settle_module.apart(region)
+    parts = settle_module.split_region(region)
     assert parts is not None and len(parts) > 2
     (outcome,) = race_regions([(region, parts)])
     assert set(outcome.times_us) == {FUSED, APART} and min(outcome.times_us.values()) > 0

@@ -20,7 +20,6 @@ from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
 from tilewright.passes.attention.library import name_attention
 from tilewright.passes.cache_writes import write_caches
-from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.convolution_bias import split_bias
 from tilewright.passes.embeddings import add_sums_in_place
 from tilewright.passes.fusion import Region, fuse
@@ -29,6 +28,7 @@ from tilewright.passes.in_place import write_in_place
 from tilewright.passes.pad_products import write_padded
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
+from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.schedule import schedule
 from tilewright.passes.split_norms import split_norms
 from tilewright.passes.undefined import drop_undefined

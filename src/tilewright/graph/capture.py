@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import fx
 
-from tilewright.graph.cut import cut
+from tilewright.graph.partition import cut
 from tilewright.graph.pytorch_state import compiled_autograd_is_on
 from tilewright.graph.undefined import (
     BackwardByGradients,
@@ -33,7 +33,7 @@ from tilewright.records.errors import CaptureError, TilewrightError
 from tilewright.records.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from tilewright.graph.kept import KeptProgram
+    from tilewright.graph.program_cache import KeptProgram
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -111,20 +111,19 @@ class CallableGraph:
 def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile a captured module with `compiler`; returns a callable with autograd.
 
-    A program that an earlier process kept (`kept.py`) is neither traced nor planned. Raises CaptureError if AOTAutograd
-    or a rewrite cannot handle the module. TilewrightErrors of the compiler and Dynamo's control-flow exceptions pass
-    through.
+    A program in the cache (`program_cache.py`) is neither traced nor planned. Raises CaptureError if AOTAutograd or a
+    rewrite cannot handle the module; TilewrightErrors of the compiler and Dynamo's control-flow errors pass through.
     """
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.utils import flatten_graph_inputs
 
-    from tilewright.graph import kept
+    from tilewright.graph import program_cache
 
     identity = compiler.identity()
     # Compiled autograd passes its tensors in a list.
     is_flat = not any(isinstance(x, (list, tuple, dict)) for x in inputs)
     try:
-        key = kept.key_of(identity, module, inputs) if identity is not None and is_flat else None
+        key = program_cache.key_of(identity, module, inputs) if identity is not None and is_flat else None
         if key is not None and (loaded := _loaded(compiler, key, inputs)) is not None:
             return loaded
         with outcomes.asked() as asked:
@@ -153,9 +152,9 @@ def _traced(
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from tilewright.graph import aot_entry, custom_operators, kept, size_guards
+    from tilewright.graph import aot_entry, custom_operators, program_cache, size_guards
 
-    kept.counts["compiled"] += 1
+    program_cache.counts["compiled"] += 1
     pairs = _Pairs(compiler, is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
     if key is None:
         functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
@@ -175,23 +174,23 @@ def _traced(
     if key is not None:
         try:
             if (program := pairs.program(compiled, asked or {})) is not None:
-                kept.keep(key, program)
+                program_cache.keep(key, program)
                 compiler.keep_sizes(key)
         # The program is compiled all the same.
         except Exception as error:
-            kept.counts[f"not kept: {first_line(error)}"] += 1
+            program_cache.counts[f"not kept: {first_line(error)}"] += 1
     return _finished(compiled, pairs.undefined)
 
 
 def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[..., Any] | None:
     """The program that was kept for `key`; None where there is none that can be used."""
-    from tilewright.graph import aot_entry, kept, packed, size_guards
+    from tilewright.graph import aot_entry, packed, program_cache, size_guards
 
-    program = kept.load(key)
+    program = program_cache.load(key)
     if program is None:
         return None
     if not size_guards.hold(program.guards, inputs):
-        kept.discard(key)
+        program_cache.discard(key)
         return None
     try:
         compiler.keep_sizes(key)
@@ -201,10 +200,10 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
         size_guards.require(program.guards, inputs)
     # Whatever it is, the program can be compiled as if nothing had been kept.
     except Exception as error:
-        kept.discard(key)
+        program_cache.discard(key)
         compiler.compile_lost(error)
         return None
-    kept.counts["loaded"] += 1
+    program_cache.counts["loaded"] += 1
     return _finished(compiled, pairs.undefined)
 
 
@@ -325,7 +324,7 @@ class _Pairs:
     def program(self, compiled: Any, asked: Mapping[str, Outcome | None]) -> KeptProgram | None:
         """What was compiled, to be kept; None where the compiler or AOTAutograd cannot say. Raises CaptureError."""
         from tilewright.graph import aot_entry, packed
-        from tilewright.graph.kept import KeptProgram
+        from tilewright.graph.program_cache import KeptProgram
 
         planned, made = self.compiler.planned(), aot_entry.entry_of(compiled)
         if planned is None or made is None:

@@ -45,7 +45,7 @@ def has_symbols(value: object) -> bool:
     return isinstance(value, (torch.SymInt, SymbolicValue))
 
 
-def binding(
+def size_key(
     args: Sequence[Any], *, offsets: bool, counted: Mapping[int, torch.Tensor | None] | None = None
 ) -> Hashable:
     """The key of the values that a call gives a graph's symbols: its integers, and its tensors' shapes and strides.

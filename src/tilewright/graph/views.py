@@ -25,7 +25,7 @@ class Part(NamedTuple):
     offset: int
 
 
-def lies_as_told(meta: object) -> TypeGuard[torch.Tensor]:
+def has_static_layout(meta: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a strided, non-empty tensor of known sizes on a CPU or GPU."""
     return (
         isinstance(meta, torch.Tensor)
@@ -49,7 +49,7 @@ def base_of(node: fx.Node) -> fx.Node:
 
 def _same_storage(operand: fx.Node, view: fx.Node) -> bool:
     shown, seen = operand.meta.get("val"), view.meta.get("val")
-    return lies_as_told(shown) and lies_as_told(seen) and shown.dtype == seen.dtype
+    return has_static_layout(shown) and has_static_layout(seen) and shown.dtype == seen.dtype
 
 
 def part_of(node: fx.Node) -> Part:
@@ -61,7 +61,9 @@ def part_of(node: fx.Node) -> Part:
         if operand is None or not _same_storage(operand, behind):
             break
         base = operand
-    start, begin = (n.meta["val"].storage_offset() if lies_as_told(n.meta.get("val")) else 0 for n in (behind, node))
+    start, begin = (
+        n.meta["val"].storage_offset() if has_static_layout(n.meta.get("val")) else 0 for n in (behind, node)
+    )
     known = isinstance(start, int) and isinstance(begin, int) and begin >= start
     return Part(behind, begin - start) if known else Part(base_of(node), 0)
 

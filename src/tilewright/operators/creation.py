@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.operators.arithmetic import NOTHING
 from tilewright.operators.language import Scalar, Unfusable, Value, compute_dtype, where
-from tilewright.operators.row import ALL, Call, Says, Traffic, body
+from tilewright.operators.row import ALL, Call, RowFields, Traffic, body
 from tilewright.operators.shapes import CallAxes, Result, factory, same
 
 UNREAD = Traffic(unread=(ALL,))
@@ -21,11 +21,11 @@ def over_self(call: CallAxes) -> Result:
 
 
 # Each is `empty` and a fill, which a profiler records instead of it.
-MADE: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": factory, "traffic": UNREAD, "priced": False}
-LIKE: Says = {**MADE, "shapes": same}
-ZERO: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": same, "dtypes": ("self",), "traffic": UNREAD}
-FILL: Says = {**ZERO, "traffic": Traffic(unread=("self",))}
-COPY: Says = {**FILL, "shapes": over_self, "part": "copy"}
+MADE: RowFields = {"promotion": "none", "arithmetic": NOTHING, "shapes": factory, "traffic": UNREAD, "priced": False}
+LIKE: RowFields = {**MADE, "shapes": same}
+ZERO: RowFields = {"promotion": "none", "arithmetic": NOTHING, "shapes": same, "dtypes": ("self",), "traffic": UNREAD}
+FILL: RowFields = {**ZERO, "traffic": Traffic(unread=("self",))}
+COPY: RowFields = {**FILL, "shapes": over_self, "part": "copy"}
 
 body("full.default(size, fill_value, ...)", **MADE)(lambda c, shape, value, **_: c.trace.full(value, c.dtype, shape))
 body("zeros.default(size, ...)", **MADE)(lambda c, shape, **_: c.trace.full(0, c.dtype, shape))
@@ -47,7 +47,7 @@ body("copy.default(self, src, non_blocking)", **COPY)(
     lambda c, x, source, *_: source.to_compute(c.dtype).expand(c.shape)
 )
 
-RANGE: Says = {"promotion": "none", "arithmetic": NOTHING, "shapes": _filled, "traffic": UNREAD}
+RANGE: RowFields = {"promotion": "none", "arithmetic": NOTHING, "shapes": _filled, "traffic": UNREAD}
 
 
 @body("arange.start_step(start, end, step, ...)", **RANGE)

@@ -8,11 +8,11 @@ from functools import partial
 
 from tilewright.operators.arithmetic import NOTHING, per_result
 from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, call, predicate, where
-from tilewright.operators.row import Call, Row, Says, body, declare, formulas
+from tilewright.operators.row import Call, Row, RowFields, body, declare, formulas
 
 UNARY = "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh erf erfc sigmoid"
-PREDICATE: Says = {"promotion": "none", "discontinuous": True, "dtypes": ("bool",)}
-LOGIC: Says = {**PREDICATE, "arithmetic": NOTHING}
+PREDICATE: RowFields = {"promotion": "none", "discontinuous": True, "dtypes": ("bool",)}
+LOGIC: RowFields = {**PREDICATE, "arithmetic": NOTHING}
 ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_even"}
 
 

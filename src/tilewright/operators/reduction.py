@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 from tilewright.operators.arithmetic import NOTHING, per_operand
 from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
-from tilewright.operators.row import Call, Says, body
+from tilewright.operators.row import Call, RowFields, body
 from tilewright.operators.shapes import reduction
 
 Dims = Sequence[int] | int | None
 FARTHEST = 2**62
 ONE, VARIANCE = per_operand(1), per_operand(4)
-EXTREME: Says = {"arithmetic": ONE, "shapes": reduction, "discontinuous": True}
-WITH_PLACE: Says = {**EXTREME, "promotion": "none", "dtypes": ("self", "int64")}
-PLACE: Says = {**WITH_PLACE, "dtypes": ("int64",)}
-TRUTH: Says = {**PLACE, "arithmetic": NOTHING, "dtypes": ("bool",)}
-BOTH_EXTREMES: Says = {**WITH_PLACE, "arithmetic": per_operand(2), "dtypes": ("self", "self")}
+EXTREME: RowFields = {"arithmetic": ONE, "shapes": reduction, "discontinuous": True}
+WITH_PLACE: RowFields = {**EXTREME, "promotion": "none", "dtypes": ("self", "int64")}
+PLACE: RowFields = {**WITH_PLACE, "dtypes": ("int64",)}
+TRUTH: RowFields = {**PLACE, "arithmetic": NOTHING, "dtypes": ("bool",)}
+BOTH_EXTREMES: RowFields = {**WITH_PLACE, "arithmetic": per_operand(2), "dtypes": ("self", "self")}
 
 reduced = functools.partial(body, operator_class="reduction")
 

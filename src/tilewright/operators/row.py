@@ -147,7 +147,7 @@ def declare(*rows: Row) -> None:
 F = TypeVar("F", bound=Body)
 
 
-class Says(TypedDict, total=False):
+class RowFields(TypedDict, total=False):
     """What a row may say beside its name and its body: fields of `Row`."""
 
     promotion: Promotion
@@ -164,7 +164,7 @@ class Says(TypedDict, total=False):
     part: Literal["", "activation", "copy", "sum"]
 
 
-def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpack[Says]) -> Callable[[F], F]:
+def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpack[RowFields]) -> Callable[[F], F]:
     """Declare rows `aten.<text>` that share the decorated body; `says` is what else they say."""
 
     def register(function: F) -> F:
@@ -174,13 +174,13 @@ def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpac
     return register
 
 
-def formulas(table: Mapping[str, Body], **says: Unpack[Says]) -> None:
+def formulas(table: Mapping[str, Body], **says: Unpack[RowFields]) -> None:
     """Declare pointwise rows `aten.<text>` by the formula of each; operators of one text share it."""
     for texts, formula in table.items():
         body(*_operators(texts), **says)(formula)
 
 
-def calls(texts: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
+def calls(texts: str, operator_class: OperatorClass, **says: Unpack[RowFields]) -> None:
     """Declare rows `aten.<text>`, one after the other, of operators that stay calls of a library."""
     declare(*(_row(f"aten.{text}", operator_class, None, says) for text in _operators(texts)))
 
@@ -189,13 +189,13 @@ def _operators(texts: str) -> list[str]:
     return [" ".join(text.split()) for text in re.findall(r"[^()]+\([^()]*\)", texts)]
 
 
-def own(schema: str, operator_class: OperatorClass, **says: Unpack[Says]) -> None:
+def own(schema: str, operator_class: OperatorClass, **says: Unpack[RowFields]) -> None:
     """Declare the row of one of tilewright's own operators by its schema: `softmax(Tensor x, bool log) -> Tensor`."""
     name, parenthesis, rest = schema.partition("(")
     declare(replace(_row(f"tilewright.{name}.default{parenthesis}{rest}", operator_class, None, says), own=True))
 
 
-def _row(text: str, operator_class: OperatorClass, function: Body | None, says: Says) -> Row:
+def _row(text: str, operator_class: OperatorClass, function: Body | None, says: RowFields) -> Row:
     """A row; by PyTorch's convention an operator whose name ends in an underscore writes to an operand."""
-    said: Says = {"pure": not text.split(".")[1].endswith("_"), **says}
+    said: RowFields = {"pure": not text.split(".")[1].endswith("_"), **says}
     return Row(text, operator_class, function, **said)

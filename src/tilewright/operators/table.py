@@ -17,7 +17,6 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     collectives,
     creation,
     gathers,
-    indexing,
     layout,
     losses,
     normalization,
@@ -29,6 +28,7 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     products,
     random,
     reduction,
+    scatters,
     upsampling,
 )
 from tilewright.operators.row import ROWS, Row

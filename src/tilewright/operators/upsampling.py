@@ -16,7 +16,7 @@ from tilewright.operators.arithmetic import NOTHING, each, of_argument
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call
 from tilewright.operators.pieces import like_the_input
-from tilewright.operators.row import Call, Says, body, calls
+from tilewright.operators.row import Call, RowFields, body, calls
 from tilewright.operators.shapes import kept
 
 MOST_REPEATS = 25
@@ -139,7 +139,7 @@ def _share(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Val
     return reads, 1 - call("abs", ahead)
 
 
-def _gradient(flops: int) -> Says:
+def _gradient(flops: int) -> RowFields:
     """Fields that the rows of gradients share; `flops` for each element of the incoming gradient."""
     return {
         "arithmetic": each(of_argument("grad_output"), flops),

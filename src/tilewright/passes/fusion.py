@@ -34,10 +34,10 @@ from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
     Reachability,
     behind_views,
-    escaping,
     is_elementwise,
     is_fusible,
     is_view,
+    live_out,
     nbytes,
     readers,
     sources,
@@ -120,14 +120,14 @@ def fuse(graph: fx.Graph, graph_name: GraphName, target: Target) -> Fusion:
         return _Fuser(graph, graph_name, target, lower_each=True).run()
 
 
-def apart(region: Region) -> list[Region] | None:
+def split_region(region: Region) -> list[Region] | None:
     """One region an operator; None where an operator cannot stand alone."""
     order = {node: i for i, node in enumerate(region.members[0].graph.nodes)}
     parts: list[Region] = []
     for number, node in enumerate(region.members):
         try:
             name = f"{region.name}_part{number}"
-            lowered = lower(with_results([node], order), escaping([node]), name, region.language)
+            lowered = lower(with_results([node], order), live_out([node]), name, region.language)
         except Unfusable:
             return None
         parts.append(Region([node], lowered))
@@ -189,7 +189,7 @@ class _Fuser:
         return [p for p in dict.fromkeys(sources(node)) if p in self.region]
 
     def _lower(self, members: list[fx.Node]) -> Lowered:
-        name, outputs = kernel_name(members, self.graph_name, 0), escaping(members)
+        name, outputs = kernel_name(members, self.graph_name, 0), live_out(members)
         language = self.target.language_of(outputs[0].meta["val"].device)
         return lower(with_results(members, self.reach.order), outputs, name, language)
 
@@ -308,7 +308,7 @@ class _Fuser:
         """
         members = self.region[producer].members
         read = sum(nbytes(operand) for operand in consumer.all_input_nodes if behind_views(operand) is producer)
-        kept = [value for value in escaping(members) if value in values_of(producer)]
+        kept = [value for value in live_out(members) if value in values_of(producer)]
         inside = {reader for value in values_of(producer) for reader in readers(value)} & set(members)
         is_first = consumer is min(inside, key=self.reach.order.__getitem__)
         unwritten = nbytes(producer) - sum(map(nbytes, kept)) if is_first else 0
@@ -341,7 +341,7 @@ def _may_be_one(members: list[fx.Node]) -> bool:
     entering = {operand for node in members for operand in node.all_input_nodes if operand not in inside}
     if len({(shape_of(node.meta["val"]), node.meta["val"].device) for node in members}) > 1:
         return False
-    return len(entering) + len(escaping(members)) <= MOST_BUFFERS
+    return len(entering) + len(live_out(members)) <= MOST_BUFFERS
 
 
 def _strides(lowered: Lowered) -> bool:

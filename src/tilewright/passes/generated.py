@@ -20,10 +20,10 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.trace import results
 from tilewright.passes.units import (
     behind_views,
-    escaping,
     gradients,
     is_fusible,
     is_view,
+    live_out,
     nbytes,
     readers,
     sources,
@@ -105,7 +105,7 @@ def _is_pointwise(node: fx.Node) -> bool:
 def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
     inside = set(group)
     read = {source for node in group for source in _read(node) if source not in inside}
-    written = escaping(group)
+    written = live_out(group)
     counts = [counted(node) for node in group]
     flops, transcendentals = (sum(count[place] for count in counts) for place in (0, 1))
     moved = sum(map(nbytes, read)), sum(map(nbytes, written))

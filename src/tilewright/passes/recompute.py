@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import class_of, closure, through
-from tilewright.graph.cut import OVERWRITTEN
+from tilewright.graph.partition import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import has_known_sizes, is_fusible, is_view, nbytes, readers
 

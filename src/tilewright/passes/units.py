@@ -122,7 +122,7 @@ def with_results(members: Iterable[fx.Node], order: dict[fx.Node, int]) -> list[
     return sorted(everything, key=order.__getitem__)
 
 
-def escaping(members: Sequence[fx.Node]) -> list[fx.Node]:
+def live_out(members: Sequence[fx.Node]) -> list[fx.Node]:
     """The values of `members` that someone outside reads, and that must be in memory."""
     inside = set(members)
     return [

@@ -19,7 +19,7 @@ from tilewright.graph.calls import class_of, closure, through
 from tilewright.graph.capture import Boxed
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
-from tilewright.graph.views import PIECES, base_of, lies_as_told, part_of
+from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of
 from tilewright.graph.writes import written
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
@@ -46,7 +46,7 @@ from tilewright.runtime.executable import (
 )
 from tilewright.runtime.gpu import TritonStep, kernel_of
 from tilewright.runtime.native import NUMBERS, Native, holds_values
-from tilewright.runtime.takeover import lie_alike, writes_after_reads
+from tilewright.runtime.storage_reuse import same_storage_layout, writes_after_reads
 
 aten = torch.ops.aten
 PRODUCTS: dict[object, Any] = {
@@ -209,7 +209,7 @@ class _Assembler:
         meta = unit.meta.get("val")
         recipe = self._recipe(unit)
         stands_for: Any = None if recipe is None else unit.target
-        if not lies_as_told(meta):
+        if not has_static_layout(meta):
             return CallStep(unit.name, self._slot(unit), target, args, kwargs, recipe=recipe, operator=stands_for)
         spec = layout_of(meta)
         if self._is_restrided(unit):
@@ -288,7 +288,7 @@ class _Assembler:
             meta = node.meta["val"]
             storage = self._storage(node)
             shown_twice = sum(self._storage(n) is storage for n in region.lowered.inputs) > 1
-            if not lie_alike(meta, result) or storage in taken or shown_twice:
+            if not same_storage_layout(meta, result) or storage in taken or shown_twice:
                 continue
             if self._dies(storage, position) and writes_after_reads(nest, index, number, in_order=in_order):
                 return node
@@ -343,4 +343,4 @@ def _is_computed(node: fx.Node) -> bool:
 
 def _input_spec(node: fx.Node) -> Layout | None:
     meta = node.meta.get("val")
-    return layout_of(meta) if lies_as_told(meta) else None
+    return layout_of(meta) if has_static_layout(meta) else None

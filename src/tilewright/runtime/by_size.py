@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from tilewright.graph.capture import Boxed
-from tilewright.graph.specialise import binding, counted_inputs, reads_offsets
+from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 
 AT_ONCE = 4
 """For so many sizes a program is compiled when they first come; for others when they come a second time."""
@@ -40,7 +40,7 @@ class CompiledBySize:
         self.seen: set[Hashable] = set()
 
     def __call__(self, *args: Any) -> Any:
-        sizes = binding([args[place] for place in self.places], offsets=False)
+        sizes = size_key([args[place] for place in self.places], offsets=False)
         if sizes in self.known:
             return self.compiled(*args)
         if len(self.known) >= AT_ONCE and sizes not in self.seen:
@@ -71,7 +71,7 @@ class ExecutableBySize:
         self.known: dict[Hashable, Boxed] = {}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        sizes = binding(args, offsets=self.offsets, counted=self.counted)
+        sizes = size_key(args, offsets=self.offsets, counted=self.counted)
         run = self.known.get(sizes)
         if run is None:
             # Two threads may compile the same sizes; the library they load is one.

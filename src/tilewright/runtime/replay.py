@@ -25,7 +25,7 @@ from torch import fx
 from tilewright.graph.capture import Boxed, CallableGraph
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
 from tilewright.graph.pytorch_state import carries_tangents
-from tilewright.graph.specialise import binding, is_symbolic, reads_offsets
+from tilewright.graph.specialise import is_symbolic, reads_offsets, size_key
 from tilewright.runtime.by_size import MOST_SIZES
 
 ALIGNMENT = 16
@@ -92,7 +92,7 @@ class Replay:
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         known: dict[Hashable, int | Boxed] = self._here.__dict__.setdefault("known", {})
-        sizes = binding(args, offsets=self._offsets) if self._symbolic else None
+        sizes = size_key(args, offsets=self._offsets) if self._symbolic else None
         if self._written:
             sizes = (sizes, *(args[place].data_ptr() for place in self._written))
         so_far = known.get(sizes, 0)

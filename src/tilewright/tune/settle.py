@@ -18,7 +18,7 @@ from tilewright.cost.work import is_fitted, predicted_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import describe, nameless
-from tilewright.passes.fusion import Fusion, Region, apart
+from tilewright.passes.fusion import Fusion, Region, split_region
 from tilewright.records import cache, outcomes
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
@@ -32,7 +32,7 @@ def settle(fusion: Fusion, target: Target, *, measure: bool) -> Fusion:
     """`fusion` with the regions that measurement refuted taken apart."""
     several = [r for r in fusion.regions if len(r.members) > 1 and _is_here(r)]
     if measure:
-        unknown = [(r, parts) for r in several if _kept(r) is None and (parts := apart(r)) is not None]
+        unknown = [(r, parts) for r in several if _kept(r) is None and (parts := split_region(r)) is not None]
         close = _close(unknown, target.profile) if unknown else []
         for (region, _), outcome in zip(close, race_regions(close) if close else [], strict=True):
             outcomes.keep(_key(region), outcome)
@@ -66,7 +66,7 @@ def _close(
 def _follow(region: Region, outcome: Outcome | None) -> Sequence[Region]:
     if outcome is None or outcome.fastest == FUSED:
         return [region]
-    return apart(region) or [region]
+    return split_region(region) or [region]
 
 
 def _annotate(decision: Decision, raced: dict[Region, Outcome]) -> Decision:

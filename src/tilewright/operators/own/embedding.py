@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from tilewright.operators.arithmetic import each, of_argument
-from tilewright.operators.gathers import table_gradient
 from tilewright.operators.row import Traffic, own
+from tilewright.operators.scatters import table_gradient
 
 GRADIENT = partial(table_gradient, "entries", "dout")
 own(

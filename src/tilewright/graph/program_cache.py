@@ -55,7 +55,7 @@ def key_of(identity: Sequence[str], module: fx.GraphModule, inputs: Sequence[Any
 
 
 def key_for_sizes(program: str, graph: str, sizes: Hashable) -> str:
-    """The key of the plan of a program's `graph` (forward, backward) for the sizes of a call (`binding`)."""
+    """The key of the plan of a program's `graph` (forward, backward) for the sizes of a call (`size_key`)."""
     return cache.key_of("sizes", program, graph, repr(sizes))
 
 

@@ -9,7 +9,7 @@ import torch
 from tilewright.loops.nest import Access, Level, Nest, Step
 
 
-def lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_storage_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether both fill the same memory without gaps: contiguous in any shapes, or dense with the same strides."""
     if one.dtype != other.dtype or one.numel() != other.numel():
         return False

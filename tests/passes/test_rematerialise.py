@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.contract import keeps_contract
 from tests.passes.graphs import aten
 from tilewright.hardware.target import target_named
-from tilewright.passes.compute_twice import compute_in_each_reader
 from tilewright.passes.fusion import fuse
+from tilewright.passes.rematerialise import compute_in_each_reader
 
 ROWS, COLUMNS = 1024, 320
 CPU = target_named("cpu")

@@ -19,7 +19,7 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region, computes_again
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import behind_views, escaping, is_view, nbytes, readers, values_of
+from tilewright.passes.units import behind_views, is_view, live_out, nbytes, readers, values_of
 
 MOST_OPERATORS = 24
 """The longest chain that is computed again."""
@@ -35,7 +35,7 @@ def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: 
     region_of.update({member: region for region in regions for member in region.members})
     found = False
     for region in regions:
-        for value in escaping(region.members):
+        for value in live_out(region.members):
             chosen = _readers_that_pay(value, region, region_of, profile)
             for reader in chosen:
                 _copy_for(value, region, reader)

@@ -1,0 +1,122 @@
+"""Scatters, gradients of gathers, sorts and copies: calls of a library."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tilewright.operators.arithmetic import NOTHING, each, of_argument, per_operand
+from tilewright.operators.creation import over_self
+from tilewright.operators.pieces import like_the_input
+from tilewright.operators.row import Traffic, calls
+from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
+
+
+def table_gradient(rows: str, gradient: str, call: CallAxes) -> Result:
+    """The gradient of a table whose number of rows is the argument `rows`."""
+    entries = call.shape[0] if call.known is not None else call.arguments[rows]
+    return call.names.unknown_shape([entries], guess=True) + call.tensor(gradient)[-1:]
+
+
+calls(
+    "embedding_dense_backward.default(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)",
+    "library",
+    arithmetic=per_operand(1),
+    shapes=partial(table_gradient, "num_weights", "grad_output"),
+    dtypes=("grad_output",),
+)
+
+
+at_places = partial(calls, operator_class="library", shapes=same, dtypes=("self",), priced=False)
+at_places(
+    "index_put.default(self, indices, values, accumulate)\nindex_copy.default(self, dim, index, source)",
+    arithmetic=NOTHING,
+)
+# As many elements are written as there are values, unless the values broadcast over the indices.
+at_places(
+    "index_put_.default(self, indices, values, accumulate)",
+    arithmetic=NOTHING,
+    traffic=Traffic(unread=("self",), written=of_argument("values")),
+)
+at_places(
+    "index_copy_.default(self, dim, index, source)",
+    arithmetic=NOTHING,
+    traffic=Traffic(unread=("self",), written=of_argument("source")),
+)
+at_places("scatter_add.default(self, dim, index, src)", arithmetic=each(of_argument("src"), 1))
+at_places("index_add.default(self, dim, index, source, alpha)", arithmetic=each(of_argument("source"), 1))
+
+# How many there are depends on data: what they move has no formula.
+calls("nonzero.default(self)", "library", shapes=None, priced=False)
+calls("masked_select.default(self, mask)", "library", shapes=None, priced=False)
+calls("masked_scatter.default(self, mask, source)", "library", shapes=same, dtypes=("self",), priced=False)
+
+calls(
+    "value_selecting_reduction_backward.default(grad, dim, indices, sizes, keepdim)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=like_the_input,
+    priced=False,
+)
+calls(
+    "cumsum.default(self, dim, dtype)\ncumprod.default(self, dim, dtype)",
+    "library",
+    arithmetic=per_operand(1),
+    shapes=same,
+)
+calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("self", "int64"))
+calls("topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"))
+
+
+# The loss that picks one element of each row, and its gradient.
+
+
+TARGETS = of_argument("target")
+calls(
+    "nll_loss_forward.default(self, target, weight, reduction, ignore_index)",
+    "library",
+    arithmetic=each(TARGETS, 1),
+    shapes=lambda call: [call.tensor("target") if call.arguments.get("reduction") == 0 else (), ()],
+    dtypes=("self", "self"),
+    traffic=Traffic(gathered={"self": TARGETS}),
+)
+calls(
+    "nll_loss_backward.default(grad_output, self, target, weight, reduction, ignore_index, total_weight)",
+    "library",
+    arithmetic=each(TARGETS, 1),
+    shapes=like("self"),
+    dtypes=("self",),
+    traffic=Traffic(unread=("self",)),
+)
+
+
+# Copies, memory without values, and one element read by the host.
+
+
+OVERWRITTEN = Traffic(unread=("self",))
+calls(
+    "copy_.default(self, src, non_blocking)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=over_self,
+    dtypes=("self",),
+    traffic=OVERWRITTEN,
+)
+reserves = partial(
+    calls, operator_class="library", arithmetic=NOTHING, traffic=Traffic(unread=("*",), reserves=True), priced=False
+)
+reserves(
+    """
+    empty.memory_format(size, ...)
+    new_empty.default(self, size, ...)
+    new_empty_strided.default(self, size, stride, ...)
+    """,
+    shapes=factory,
+)
+reserves("empty_like.default(self, ...)", shapes=same)
+calls(
+    "_local_scalar_dense.default(self)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=no_result,
+    traffic=Traffic(gathered={"self": lambda _: 1}),
+)
