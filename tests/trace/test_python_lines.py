@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_without_stacks_nothing_is_followed(tmp_path: Path, stacks: bool) -> Non
 BASE_NS = 1_790_000_000_000_000_000
 
 
-def told(at_us: list[float], which: list[int], thread: int) -> dict[str, Any]:
+def told(at_us: Sequence[float], which: list[int], thread: int) -> dict[str, Any]:
     """As `LineTracer.stop` writes it; times in µs as those of `Trace`, which begins at 1000."""
     times = [BASE_NS + round((1000 + at) * 1000) for at in at_us]
     since = [later - earlier for earlier, later in zip([0, *times], times, strict=False)]
@@ -78,19 +79,19 @@ def told(at_us: list[float], which: list[int], thread: int) -> dict[str, Any]:
     return {"thread": thread, "places": places, "since": since, "which": which}
 
 
-def traced(lines: Any) -> list[Any]:
-    """The line of one operator, 20 to 80 µs, in `train.py(10): step`."""
-    trace = Trace()
-    trace.frame("train.py(10): step", 0, 100)
-    trace.operator("aten::mm", 20, 80)
-    trace.launch(30, 40, 60)
-    trace.header |= {"baseTimeNanoseconds": BASE_NS, "tilewright lines": lines}
-    return trace.rows("SELECT source FROM device_slice")
+def lines_found(*headers: Any) -> list[str]:
+    """Of a process with each of these headers: the line of an operator, 20 to 80 µs, in `train.py(10): step`."""
+    traces = [Trace(pid=4000 + rank, rank=rank) for rank in range(len(headers))]
+    for trace, lines in zip(traces, headers, strict=True):
+        trace.frame("train.py(10): step", 0, 100)
+        trace.operator("aten::mm", 20, 80)
+        trace.launch(30, 40, 60)
+        trace.header |= {"baseTimeNanoseconds": BASE_NS, "tilewright lines": lines}
+    return [line for (line,) in rows(analysed(traces), "SELECT source FROM device_slice ORDER BY file_id")]
 
 
-@pytest.mark.parametrize(
-    ("at", "which", "line"),
-    [
+def test_the_line_reached_last() -> None:
+    reached = [
         ([5, 15, 90], [0, 1, 0], "train.py:13"),
         ([5, 15], [1, 0], "train.py:12"),
         # A line of another file, or none, and the frame says where it is.
@@ -98,36 +99,24 @@ def traced(lines: Any) -> list[Any]:
         ([5, 15], [0, -1], "train.py:10"),
         ([90], [0], "train.py:10"),
         ([], [], "train.py:10"),
-    ],
-)
-def test_the_line_reached_last(at: list[float], which: list[int], line: str) -> None:
-    assert traced(told(at, which, HOST)) == [(line,)]
+    ]
+    assert lines_found(*(told(at, which, HOST) for at, which, _ in reached)) == [line for _, _, line in reached]
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        None,
-        7,
-        "lines",
-        [],
-        {},
-        {"thread": 1},
+def test_a_header_made_to_mislead_adds_nothing() -> None:
+    good = told([5], [0], HOST)
+    misleading = [
+        *(None, 7, "lines", [], {}, {"thread": 1}),
         told([5], [9], HOST),
         told([5], [0, 0], HOST),
         told([1e15], [0], HOST),
-        told([5], [0], 12345),
-        told([5], [0], 2**70),
-        told([5], [0], 2**300),
-        told([5], [0], -1),
-        told([5], [0], HOST) | {"places": [["a"]]},
-        told([5], [0], HOST) | {"places": [["\x00", None, 2**70]]},
-        told([5], [0], HOST) | {"since": ["soon"]},
-        told([5], [0], HOST) | {"since": [float("nan")]},
-    ],
-)
-def test_a_header_made_to_mislead_adds_nothing(lines: Any) -> None:
-    assert traced(lines) == [("train.py:10",)]
+        *(told([5], [0], thread) for thread in (12345, 2**70, 2**300, -1)),
+        good | {"places": [["a"]]},
+        good | {"places": [["\x00", None, 2**70]]},
+        good | {"since": ["soon"]},
+        good | {"since": [float("nan")]},
+    ]
+    assert lines_found(*misleading) == ["train.py:10"] * len(misleading)
 
 
 @pytest.mark.parametrize(
