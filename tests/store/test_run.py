@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import stat
-import subprocess
 import time
 from pathlib import Path
 from types import NoneType, UnionType
@@ -168,37 +167,16 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-KILLED = """
-import sys, time
-from pathlib import Path
-from tilewright.store import Run
-run = Run.create(Path(sys.argv[1]), command="c", target="t", case="block")
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    def start(name: str) -> subprocess.Popen[str]:
-        process = processes.start(["-c", KILLED, str(tmp_path / name)])
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        return process
-
-    killed = start("killed.duckdb")
-    (left,) = tmp_path.iterdir()
-    killed.kill()
-    killed.communicate()
-    assert left.is_dir()
-    living = start("living.duckdb")
-    try:
-        (its_own,) = tmp_path.iterdir()
-        assert its_own != left
-        with create(tmp_path / "run.duckdb"):
-            assert its_own.is_dir()
-        assert sorted(tmp_path.iterdir()) == [its_own, tmp_path / "run.duckdb"]
-    finally:
-        living.kill()
-        living.communicate()
+def test_what_a_killed_process_left_is_swept_after_a_day_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    left, its_own = tmp_path / ".run-killed.partial", tmp_path / ".run-living.partial"
+    for folder in (left, its_own):
+        folder.mkdir()
+        (folder / "run.duckdb").write_bytes(b"")
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(left, (two_days_ago, two_days_ago))
+    with create(tmp_path / "run.duckdb"):
+        assert its_own.is_dir() and not left.exists()
+    assert sorted(tmp_path.iterdir()) == [its_own, tmp_path / "run.duckdb"]
 
 
 def test_a_run_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
-from tilewright.store.partial import PartialFolder
 from tilewright.store.query import first_line, reading
 from tilewright.store.rows import Row, create_tables, insert, select, storable
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _PARTIAL = "run.duckdb"
+_PREFIX, _SUFFIX = ".run-", ".partial"
+_ABANDONED_S = 86_400.0
+"""A folder of an unfinished run that is older than a day is a killed process's: no run is written for so long."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,11 @@ class Run:
             run.add_program(program)
 
     The database is written in a temporary folder beside `path`, readable by its owner only, and then
-    renamed to `path`. A killed process leaves that folder; the next run removes it.
+    renamed to `path`. A killed process leaves that folder; a run of a later day removes it.
     `SavedRun` reads a finished run.
     """
 
-    def __init__(self, path: Path, folder: PartialFolder, connection: DuckDBPyConnection) -> None:
+    def __init__(self, path: Path, folder: TemporaryDirectory[str], connection: DuckDBPyConnection) -> None:
         self.path = path
         self._folder = folder
         self._connection = connection
@@ -77,8 +82,9 @@ class Run:
         path = path.absolute()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder = PartialFolder(path.parent)
-            connection = duckdb.connect(str(folder.path / _PARTIAL))
+            _sweep(path.parent)
+            folder = TemporaryDirectory(prefix=_PREFIX, suffix=_SUFFIX, dir=path.parent)
+            connection = duckdb.connect(f"{folder.name}/{_PARTIAL}")
         except OSError as error:
             raise StoreError(
                 f"cannot write a run in {path.parent}: {error.strerror}; "
@@ -128,7 +134,7 @@ class Run:
 
     def commit(self) -> Path:
         """Finish the file, rename it and return its path. Nothing can be added afterwards."""
-        partial = self._folder.path / _PARTIAL
+        partial = Path(self._folder.name) / _PARTIAL
         with self._discard_on_error():
             self._connection.execute("CHECKPOINT")
             self._connection.close()
@@ -231,6 +237,15 @@ class SavedRun:
             cast("dict[str, str]", machine),
             version,
         )
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders that killed processes left in `parent`."""
+    for folder in parent.glob(f"{_PREFIX}*{_SUFFIX}"):
+        # It may belong to another user, or another process may be removing it.
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:
