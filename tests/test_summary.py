@@ -51,18 +51,6 @@ def test_the_best_peer_of_the_same_race_counts() -> None:
     assert judged.figure == pytest.approx(0.9 / 0.95) and judged.rows == 1 and not judged.reached
 
 
-def test_dropout_has_a_bar_of_its_own_where_k_is_small() -> None:
-    rows = []
-    for case, share in (("8192x16384x4096 bf16", 0.98), ("16384x3072x768 bf16", 0.86)):
-        rows += [
-            row("linear_dropout_add", case, "fwd", share),
-            row("linear_dropout_add", case, "fwd", 1, "cublas-bare"),
-        ]
-    judged = found(*rows)
-    assert judged["GEMM+bias+dropout+residual, × bare cuBLAS"].figure == pytest.approx(0.98)
-    assert judged["… with K = 768"].figure == pytest.approx(0.86) and judged["… with K = 768"].reached
-
-
 def test_memory_beyond_inputs_and_gradients() -> None:
     gradients = 2 * (8192 * 4096 + 131072 * 4096)
     case = ("linear_cross_entropy", "8192x4096x131072 16-bit", "fwd+bwd", 0.7)
@@ -79,17 +67,3 @@ def test_every_bar_is_printed_and_missed_without_rows(tmp_path: Path, capsys: py
     printed = capsys.readouterr().out
     assert "copy 4,000 GB/s" in printed and printed.count("no row") == len(BARS) - 2
     assert all(bar.what in printed for bar in BARS)
-
-
-def test_a_peer_that_is_known_by_its_ratio_counts_where_it_is_the_faster() -> None:
-    slower, faster = ("attention", "d64 S1024 causal", "fwd"), ("attention", "d64 S1024 causal", "bwd")
-    rows = [row(*case, share, impl) for case in (slower, faster) for impl, share in (("tilewright", 1), ("cudnn", 0.5))]
-    judged = found(*rows)
-    assert judged["forward, × best peer"].figure == pytest.approx(2)
-    assert judged["backward, × best peer"].figure == pytest.approx(2 / 1.297)
-
-
-def test_portable_attention_is_held_against_flash_attention() -> None:
-    case = ("attention", "d64 S1024 full", "fwd")
-    rows = [row(*case, 0.9), row(*case, 0.6, "tilewright-triton"), row(*case, 0.4, "flash2")]
-    assert found(*rows)["portable forward, × FlashAttention-2, together"].figure == pytest.approx(1.5)

@@ -53,28 +53,6 @@ def test_shards_are_the_whole() -> None:
     assert [len(part) for part in parts] == [2, 2, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shapes": "4y8"}, "'4y8' is not of the form 100x5000"),
-        ({"dtype": "fp31"}, "no dtype fp31; known: fp32"),
-        ({"direction": "up"}, r"no direction up; known: fwd, bwd, fwd\+bwd"),
-        ({"shard": "3/2"}, "'3/2' is not of the form I/N"),
-        ({"shard": "0/2"}, "'0/2' is not of the form I/N"),
-    ],
-)
-def test_a_malformed_choice_is_named(options: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        SuiteFilter.parse(**options)
-
-
-def test_what_the_suite_has_not_is_named() -> None:
-    with pytest.raises(UsageError, match="no implementation jax of ramp; known: suspect, eager"):
-        races(suite(reference), SuiteFilter(impls=["jax"]))
-    with pytest.raises(UsageError, match="ramp has no sweep 'rows'; known: none"):
-        races(suite(reference), SuiteFilter(sweep="rows"))
-
-
 def run(choice: SuiteFilter, *others: Variant) -> list[RaceResult]:
     return bench_suite(suite(reference, *others), choice, seconds=0.05)
 
@@ -182,16 +160,6 @@ def test_the_most_that_l2_gives(monkeypatch: pytest.MonkeyPatch, limit: Limit, G
     assert bench._l2_GBps("cuda", limit) == GBps
     monkeypatch.setattr("tilewright.hardware.ceilings.kept_ceilings", lambda _: kept[:1])
     assert bench._l2_GBps("cuda", limit) == 8000.0
-
-
-def test_the_catalogue_and_a_users_file_give_suites(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("from tests.measure.racing.cheats import suite, reference\nmine = suite(reference)\nnumber = 3\n")
-    found = bench.suite_named(f"{path}:mine")
-    assert found is not None and found.name == "ramp"
-    assert bench.suite_named(f"{path}:number") is None
-    with pytest.raises(UsageError, match="no operator named 'softmin' in the bench; known: softmax"):
-        bench.suite_named("softmin")
 
 
 def test_functions_race_on_inputs_like_these() -> None:

@@ -47,10 +47,8 @@ def test_a_table_of_every_way(tilewright: Tilewright, own: str) -> None:
     ended = tilewright("bench", f"{own}:honest", "--shapes", "40x8", "--direction", "fwd", "--seconds", "0.05")
     assert ended.code == 0 and ended.err == ""
     assert ended.lines[0].startswith("ramp 40x8 float32 fwd · copy ")
-    assert "× eager" in ended.out and "× suspect" in ended.out
     rows = {row[0]: row for row in (re.split(r"\s{2,}", line) for line in ended.lines[2:4])}
     assert sorted(rows) == ["eager", "suspect"]
-    assert rows["eager"][7] == rows["eager"][8] == rows["suspect"][7]
     # On a busy machine the spread of its times may leave the ratio open.
     assert {"1.00×", "noisy"} & set(rows["eager"][9:])
 
@@ -58,12 +56,8 @@ def test_a_table_of_every_way(tilewright: Tilewright, own: str) -> None:
 def test_json_lines_have_the_documented_fields(tilewright: Tilewright, own: str) -> None:
     ended = tilewright("bench", f"{own}:honest", "--shapes", "40x8", "--seconds", "0.05", "--json")
     rows = [json.loads(line) for line in ended.out.splitlines()]
-    assert [(row["impl"], row["direction"]) for row in rows] == [
-        ("suspect", "fwd"),
-        ("eager", "fwd"),
-        ("suspect", "bwd"),
-        ("eager", "bwd"),
-    ]
+    ways = [(row["impl"], row["direction"]) for row in rows]
+    assert ways == [(impl, direction) for direction in ("fwd", "bwd") for impl in ("suspect", "eager")]
     assert all(set(row) - {"note"} == FIELDS for row in rows)
 
 
@@ -78,24 +72,21 @@ def test_a_second_run_rewrites_its_rows(tilewright: Tilewright, own: str, tmp_pa
     assert [row != other for row, other in zip(first, second, strict=True)] == [False, False, True, False]
 
 
-def test_a_cheat_ends_with_the_code_of_a_broken_contract(tilewright: Tilewright, own: str) -> None:
-    ended = tilewright("bench", f"{own}:cheat", "--shapes", "40x8", "--direction", "fwd", "--seconds", "0.05", "--json")
-    assert ended.code == 8
-    assert [json.loads(line)["impl"] for line in ended.out.splitlines()] == ["eager"]
-    assert "suspect refused: fwd output 0 is wrong" in ended.err
-
-
 @pytest.mark.parametrize(
     ("name", "code", "impls", "wrong"),
-    [("wrong_peer", 0, ["eager", "tilewright"], "suspect"), ("wrong_own", 8, ["eager", "suspect"], "tilewright")],
+    [
+        ("cheat", 8, ["eager"], "suspect"),
+        ("wrong_peer", 0, ["eager", "tilewright"], "suspect"),
+        ("wrong_own", 8, ["eager", "suspect"], "tilewright"),
+    ],
 )
-def test_the_code_tells_about_tilewrights_own(
+def test_a_cheat_breaks_the_contract_unless_it_is_tilewrights_peer(
     tilewright: Tilewright, own: str, name: str, code: int, impls: list[str], wrong: str
 ) -> None:
     arguments = ["--shapes", "40x8", "--direction", "fwd", "--seconds", "0.05"]
     ended = tilewright("bench", f"{own}:{name}", *arguments)
     assert ended.code == code
-    assert sorted(line.split()[0] for line in ended.lines[2:4]) == impls
+    assert sorted(line.split()[0] for line in ended.lines[2 : 2 + len(impls)]) == impls
     refusal = f"{wrong} refused: fwd output 0 is wrong"
     assert (refusal in ended.out, refusal in ended.err) == (True, code == 8)
 
@@ -121,6 +112,11 @@ def test_an_own_case_takes_sizes_by_name_and_is_drawn(tilewright: Tilewright, ow
         (["bench", "softmax", "--device", "gpu"], "no device 'gpu' here, only cpu and "),
         (["bench", "OWN:honest", "--impl", "jax"], "no implementation jax of ramp; known: suspect, eager"),
         (["bench", "OWN:honest", "--shapes", "4y5"], "shape '4y5' is not of the form 100x5000"),
+        (["bench", "OWN:honest", "--dtype", "fp31"], "no dtype fp31; known: fp32"),
+        (["bench", "OWN:honest", "--direction", "up"], "no direction up; known: fwd, bwd, fwd+bwd"),
+        (["bench", "OWN:honest", "--shard", "3/2"], "'3/2' is not of the form I/N"),
+        (["bench", "OWN:honest", "--shard", "0/2"], "'0/2' is not of the form I/N"),
+        (["bench", "OWN:honest", "--sweep", "rows"], "ramp has no sweep 'rows'; known: none"),
         (["bench", "OWN:honest", "--plot", "rates.gif"], "the name of a plot ends with .png, .svg"),
         (["bench", "OWN:honest", "--inference"], "leave --training out"),
         (["bench", "OWN:case", "--shapes", "4", "--sweep", "x"], "is a case: leave --shapes, --sweep out"),

@@ -13,7 +13,6 @@ import pytest
 
 from tests.cli.commands import MODELS, OWN_PATH, WITHOUT_MEASURED_CEILINGS, Tilewright
 from tests.waiting import HANG_S, until
-from tilewright.records.errors import StoreError
 from tilewright.store.run import SavedRun
 
 
@@ -78,27 +77,6 @@ def test_sql_and_report_work_on_it(with_run: Path, tilewright: Tilewright, tmp_p
     assert (written.code, written.out) == (0, f"page  {tmp_path / 'page.html'}\n")
     assert (tmp_path / "page.html").stat().st_size > 10_000
     assert tilewright("report", "--run", str(with_run)).lines == [f"page  {with_run.with_suffix('.html')}"]
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("SELEC 1", "syntax error"),
-        ("DROP TABLE run", "read-only"),
-        ("SELECT * FROM read_csv('/etc/passwd')", "disabled"),
-    ],
-)
-def test_a_query_may_only_read(query: str, message: str, with_run: Path, tilewright: Tilewright) -> None:
-    before = with_run.read_bytes()
-    ended = tilewright("sql", query)
-    assert (ended.code, ended.out) == (9, "")
-    assert message in ended.err and "Traceback" not in ended.err
-    assert with_run.read_bytes() == before
-
-
-def test_a_page_that_cannot_be_written(with_run: Path, tilewright: Tilewright, tmp_path: Path) -> None:
-    ended = tilewright("report", "--out", str(tmp_path / "no" / "page.html"))
-    assert ended.code == StoreError.exit_code and "cannot write the page" in ended.err
 
 
 def test_an_interrupted_optimize_leaves_nothing(tmp_path: Path) -> None:

@@ -31,10 +31,3 @@ def test_flame_graphs_are_files_of_their_own(tilewright: Tilewright, run: Path, 
     assert (ended.code, ended.out) == (0, f"flame graph  {svg}\nspeedscope  {scope}\n")
     assert svg.read_text("utf-8").startswith("<svg ") and len(json.loads(scope.read_text())["profiles"]) == 2
     assert not run.with_suffix(".html").exists()
-
-
-def test_a_run_without_a_timeline_has_no_flame_graph(tilewright: Tilewright, models: str, tmp_path: Path) -> None:
-    assert tilewright("optimize", f"{models}:small", "--quiet").code == 0
-    ended = tilewright("report", "--flame", str(tmp_path / "flame.svg"))
-    assert ended.code == 9 and "has no timeline" in ended.err
-    assert not (tmp_path / "flame.svg").exists()

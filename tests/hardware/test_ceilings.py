@@ -50,9 +50,12 @@ def test_a_figure_that_cannot_be_is_not_believed(value: str) -> None:
     assert kept_ceilings(COPY.device) is None
 
 
-def test_figures_of_an_older_format_are_measured_again() -> None:
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"ceilings": []}', '{"ceilings": [{"kind": "copy"}]}', "another format"]
+)
+def test_damaged_files_and_those_of_another_format_are_measured_again(content: str) -> None:
     path = keep_ceilings([COPY])
-    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 3', '"format": 2') if "format" in content else content)
     assert kept_ceilings(COPY.device) is None
 
 

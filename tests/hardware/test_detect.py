@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,96 +99,68 @@ def test_this_machine_agrees_with_the_operating_system() -> None:
     assert len(here.gpus) >= torch.cuda.device_count()
 
 
-class FakeNvml(ModuleType):
-    """A driver that knows one card, or fails at every question."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *, works: bool = True) -> None:
-        super().__init__("pynvml")
-        self._works = works
-
-    def nvmlInit(self) -> None: ...
-
-    def nvmlShutdown(self) -> None: ...
-
-    def _answer(self, value: object) -> object:
-        if not self._works:
-            raise self.NVMLError("driver/library version mismatch")
-        return value
-
-    def nvmlSystemGetCudaDriverVersion(self) -> object:
-        return self._answer(13010)
-
-    def nvmlSystemGetDriverVersion(self) -> object:
-        return self._answer("580.65.06")
-
-    def nvmlDeviceGetCount(self) -> object:
-        return self._answer(1)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
-        return self._answer(index)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
-        return self._answer(uuid)
-
-    def nvmlDeviceGetUUID(self, handle: object) -> object:
-        return self._answer("GPU-1234")
-
-    def nvmlDeviceGetName(self, handle: object) -> object:
-        return self._answer("NVIDIA H200")
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: object) -> object:
-        return self._answer((9, 0))
-
-    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:
-        return SimpleNamespace(total=self._answer(141 * 10**9))
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: object) -> object:
-        return self._answer(5)
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: object) -> object:
-        return self._answer(16)
+CARD = SimpleNamespace(
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    total_memory=150 * 10**9,
+    L2_cache_size=60 * 1024**2,
+    multi_processor_count=132,
+    max_threads_per_multi_processor=2048,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_multiprocessor=228 * 1024,
+    shared_memory_per_block_optin=227 * 1024,
+    max_threads_per_block=1024,
+    warp_size=32,
+    uuid="1234",
+)
+ANSWERS = {
+    "SystemGetCudaDriverVersion": 13010,
+    "SystemGetDriverVersion": "580.65.06",
+    "DeviceGetCount": 1,
+    "DeviceGetHandleByIndex": "handle",
+    "DeviceGetHandleByUUID": "handle",
+    "DeviceGetUUID": "GPU-1234",
+    "DeviceGetName": "NVIDIA H200",
+    "DeviceGetCudaComputeCapability": (9, 0),
+    "DeviceGetMemoryInfo": SimpleNamespace(total=141 * 10**9),
+    "DeviceGetMaxPcieLinkGeneration": 5,
+    "DeviceGetMaxPcieLinkWidth": 16,
+}
 
 
-def fake_torch(*, broken: bool = False) -> ModuleType:
-    """A PyTorch that sees one card."""
-    properties = SimpleNamespace(
-        name="NVIDIA H200",
-        major=9,
-        minor=0,
-        total_memory=150 * 10**9,
-        L2_cache_size=60 * 1024**2,
-        multi_processor_count=132,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_multiprocessor=228 * 1024,
-        shared_memory_per_block_optin=227 * 1024,
-        max_threads_per_block=1024,
-        warp_size=32,
-        uuid="1234",
-    )
-
-    def get_device_properties(index: int) -> SimpleNamespace:
-        if broken:
-            raise RuntimeError("CUDA unknown error")
-        return properties
-
-    module = ModuleType("torch")
-    module.cuda = SimpleNamespace(  # type: ignore[attr-defined]
-        is_available=lambda: True, device_count=lambda: 1, get_device_properties=get_device_properties
-    )
-    module.version = SimpleNamespace(cuda="13.0")  # type: ignore[attr-defined]
-    return module
-
-
-def with_modules(monkeypatch: pytest.MonkeyPatch, **modules: ModuleType) -> None:
+def with_modules(
+    monkeypatch: pytest.MonkeyPatch, torch_sees: object = None, driver: Mapping[str, object] | None = None
+) -> None:
+    """A PyTorch and a driver that know one card; either is missing, or fails, if an exception is what it knows."""
+    modules = {}
+    if torch_sees is not None:
+        cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 1)
+        cuda.get_device_properties = lambda _: answer(torch_sees)
+        modules["torch"] = SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="13.0"))
+    if driver is not None:
+        questions = {f"nvml{name}": partial(answer, value) for name, value in driver.items()}
+        modules["pynvml"] = SimpleNamespace(
+            NVMLError=NVMLError, nvmlInit=lambda: None, nvmlShutdown=lambda: None, **questions
+        )
     monkeypatch.setattr(room, "_module", modules.get)
 
 
+class NVMLError(Exception):
+    pass
+
+
+def answer(value: object, *_: object) -> object:
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+BROKEN = dict.fromkeys(ANSWERS, NVMLError("driver/library version mismatch"))
+
+
 def test_a_card_seen_by_pytorch_and_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_modules(monkeypatch, torch=fake_torch(), pynvml=FakeNvml())
+    with_modules(monkeypatch, CARD, ANSWERS)
     here = detect()
     assert here.gpus == (
         Gpu(
@@ -206,21 +180,18 @@ def test_a_card_seen_by_pytorch_and_the_driver(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_card_only_the_driver_sees(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_modules(monkeypatch, pynvml=FakeNvml())
+    with_modules(monkeypatch, None, ANSWERS)
     here = detect()
     assert here.gpus == (Gpu("NVIDIA H200", "9.0", memory_bytes=141 * 10**9, pcie="PCIe 5 x16", uuid="GPU-1234"),)
     assert here.cuda is None
 
 
 def test_a_driver_that_fails_hides_only_what_it_alone_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_modules(monkeypatch, torch=fake_torch(), pynvml=FakeNvml(works=False))
+    with_modules(monkeypatch, CARD, BROKEN)
     here = detect()
     assert here.gpus[0].sms == 132 and here.gpus[0].pcie is None
     assert (here.driver, here.driver_cuda) == (None, None)
-
-
-def test_neither_pytorch_nor_the_driver_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_modules(monkeypatch, torch=fake_torch(broken=True), pynvml=FakeNvml(works=False))
+    with_modules(monkeypatch, RuntimeError("CUDA unknown error"), BROKEN)
     assert detect().gpus == ()
     with_modules(monkeypatch)
     assert detect().gpus == ()

@@ -24,7 +24,6 @@ from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("h200", "a100", "rtx4090", "2080ti", "cpu")
 MACHINE = Machine(
     cpu=Cpu("Toy CPU", 4, 8, ("avx2",), 32 * 1024, 1024**2, 16 * 1024**2),
     gpus=(),
@@ -57,21 +56,28 @@ def toy_ceilings(device: str = "Toy CPU") -> list[Ceiling]:
 
 
 @pytest.mark.parametrize(
-    ("name", "sms", "fp32_lanes", "boost_GHz", "pins", "Gbps"),
+    ("name", "driver_name", "sms", "fp32_lanes", "boost_GHz", "pins", "Gbps"),
     [
-        ("a100", 108, 64, 1.41, 5120, 3.186),
-        ("rtx4090", 128, 128, 2.52, 384, 21.0),
-        ("2080ti", 68, 64, 1.545, 352, 14.0),
+        ("h200", "NVIDIA H200", 132, 128, 1.98, 6144, 6.25),
+        ("a100", "NVIDIA A100-SXM4-80GB", 108, 64, 1.41, 5120, 3.186),
+        ("rtx4090", "NVIDIA GeForce RTX 4090", 128, 128, 2.52, 384, 21.0),
+        ("2080ti", "NVIDIA GeForce RTX 2080 Ti", 68, 64, 1.545, 352, 14.0),
     ],
 )
 def test_datasheets_agree_with_clocks_and_widths(
-    name: str, sms: int, fp32_lanes: int, boost_GHz: float, pins: int, Gbps: float
+    name: str, driver_name: str, sms: int, fp32_lanes: int, boost_GHz: float, pins: int, Gbps: float
 ) -> None:
+    sheet = datasheet_of(driver_name)
+    assert sheet is not None
+    assert sheet.vector_TFLOPs == pytest.approx(2 * sms * fp32_lanes * boost_GHz / 1e3, rel=0.01)
+    # Nobody states it for Turing.
+    assert name == "2080ti" or sheet.shared_GBps == pytest.approx(sms * 128 * boost_GHz, rel=0.001)
+    assert sheet.dram_GBps == pytest.approx(pins / 8 * Gbps, rel=0.01)
     profile = profile_for(name)
-    assert profile.sms == sms and profile.origin == "datasheet"
-    assert profile.vector_TFLOPs == pytest.approx(2 * sms * fp32_lanes * boost_GHz / 1e3, rel=0.01)
-    assert profile.copy_GBps == pytest.approx(pins / 8 * Gbps, rel=0.01)
-    assert profile.flops_per_transcendental == 2 * fp32_lanes // 16
+    assert profile.sms == sms
+    if profile.origin == "datasheet":
+        assert (profile.vector_TFLOPs, profile.copy_GBps) == (sheet.vector_TFLOPs, sheet.dram_GBps)
+        assert profile.flops_per_transcendental == 2 * fp32_lanes // 16
 
 
 def test_the_h200_is_as_it_was_measured() -> None:
@@ -101,26 +107,8 @@ def test_an_unknown_name_lists_the_known() -> None:
         profile_for("h100")
 
 
-def test_a_driver_name_finds_its_datasheet_and_no_other() -> None:
-    found = datasheet_of("NVIDIA A100-SXM4-80GB")
-    assert found is not None and found.dram_GBps == profile_for("a100").copy_GBps
+def test_a_driver_name_finds_no_other_datasheet() -> None:
     assert datasheet_of("NVIDIA A100-SXM4-40GB") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "sms", "fp32_lanes", "boost_GHz"),
-    [
-        ("NVIDIA H200", 132, 128, 1.98),
-        ("NVIDIA A100-SXM4-80GB", 108, 64, 1.41),
-        ("NVIDIA GeForce RTX 4090", 128, 128, 2.52),
-    ],
-)
-def test_a_datasheet_agrees_with_its_clock(name: str, sms: int, fp32_lanes: int, boost_GHz: float) -> None:
-    found = datasheet_of(name)
-    assert found is not None and found.shared_GBps is not None
-    assert found.vector_TFLOPs == pytest.approx(2 * sms * fp32_lanes * boost_GHz / 1e3, rel=0.01)
-    assert found.shared_GBps == pytest.approx(sms * 128 * boost_GHz, rel=0.001)
-    assert found.matmul_TFLOPs["bfloat16"] == pytest.approx(2 * found.matmul_TFLOPs["tf32"], rel=0.001)
 
 
 def test_links() -> None:
@@ -140,17 +128,12 @@ def test_a_measured_cpu_profile() -> None:
     assert (profile.sms, profile.limits) == (8, None)
 
 
-def test_a_measured_gpu_profile_reads_and_writes_its_cache_apart() -> None:
+def test_a_measured_gpu_profile() -> None:
+    """Its shape is the card's, and its cache may have rates of its own for reading and writing."""
     rates = (("cache read", 2000.0), ("cache write", 1000.0))
     ways = [Ceiling(GPU.name, kind, "float32", value, "GB/s", "measured") for kind, value in rates]
     profile = measured_profile(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name) + ways)
     assert (profile.l2_GBps, profile.l2_read_GBps, profile.l2_write_GBps) == (200.0, 2000.0, 1000.0)
-    without = measured_profile(MACHINE, toy_ceilings())
-    assert (without.l2_read_GBps, without.l2_write_GBps) == (None, None)
-
-
-def test_a_measured_gpu_profile_takes_its_shape_from_the_card() -> None:
-    profile = measured_profile(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name))
     assert (profile.device, profile.sms, profile.l2_bytes) == ("cuda", 68, 5632 * 1024)
     limits = profile.limits
     assert limits is not None and (limits.max_threads, limits.registers) == (1024, 65536)
@@ -223,14 +206,10 @@ def test_ceilings_in_question_are_measured_again_and_the_faster_figures_kept(
     assert local_profile(device="cpu") == better
 
 
-DAMAGES = ["", "{", "[]", "null", '{"ceilings": []}', '{"ceilings": [{"kind": "copy"}]}']
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_ceilings_are_measured_again(home: Path, damage: str) -> None:
+def test_damaged_ceilings_are_measured_again(home: Path) -> None:
     local_profile(device="cpu")
     (kept,) = (home / "machine").iterdir()
-    kept.write_text(damage)
+    kept.write_text("{")
     assert local_profile(device="cpu").copy_GBps == 80.0
     assert len(json.loads(kept.read_text())["ceilings"]) == 9
 
@@ -241,33 +220,25 @@ def test_a_home_that_cannot_be_written_is_told_and_not_fatal(home: Path) -> None
         assert local_profile(device="cpu").copy_GBps == 40.0
 
 
-def test_the_report_shows_the_machine_and_both_figures() -> None:
+def test_the_report_and_the_record_show_both_figures() -> None:
     machine = replace(MACHINE, gpus=(GPU,), driver="580", driver_cuda="13.0", cuda="13.0")
     link = Ceiling(GPU.name, "host to device", "", 12.0, "GB/s", "measured")
-    rows = machine_report(machine, [*toy_ceilings(GPU.name), link])
-    told = dict(rows)
-    assert told["CPU"] == "Toy CPU"
-    assert told["cores"] == "4 (8 threads)"
-    assert told["memory"] == "32 GiB"
-    assert told["OS"] == "unknown"
-    assert told["GPU memory"] == "11 GiB, L2 5.5 MiB"
-    assert told["driver"] == "580, up to CUDA 13.0"
-    assert told["copy float32"] == "40 GB/s measured, 6.5% of the datasheet's 616"
-    assert told["matmul float32"] == "0.5 TFLOP/s measured, 3.7% of the datasheet's 13.4"
-    # Turing has no matrix unit for bf16, so nothing is stated; and nobody states a launch.
-    assert told["matmul bfloat16"] == "1.5 TFLOP/s measured"
-    assert told["launch"] == "1.25 µs measured"
-    assert told["host to device"] == "12 GB/s measured, 76.2% of the datasheet's 15.75"
-    assert [label for label, _ in rows[-10:-1]] == [f"{c.kind} {c.dtype}".strip() for c in toy_ceilings()]
+    ceilings = [*toy_ceilings(GPU.name), link]
+    told = dict(machine_report(machine, ceilings))
+    for label, text in {
+        "cores": "4 (8 threads)",
+        "OS": "unknown",
+        "GPU memory": "11 GiB, L2 5.5 MiB",
+        "driver": "580, up to CUDA 13.0",
+        "copy float32": "40 GB/s measured, 6.5% of the datasheet's 616",
+        # Turing has no matrix unit for bf16, so nothing is stated; and nobody states a launch.
+        "matmul bfloat16": "1.5 TFLOP/s measured",
+        "launch": "1.25 µs measured",
+        "host to device": "12 GB/s measured, 76.2% of the datasheet's 15.75",
+    }.items():
+        assert told[label] == text
     assert dict(machine_report(MACHINE))["GPU"] == "none"
-
-
-def test_the_record_has_every_field_as_json() -> None:
-    record = machine_record(replace(MACHINE, gpus=(GPU,)), toy_ceilings(GPU.name))
-    (gpu,) = json.loads(json.dumps(record))["machine"]["gpus"]
-    assert gpu["name"] == GPU.name
-    copy = json.loads(json.dumps(record))["ceilings"][0]
-    assert (copy["kind"], copy["value"], copy["stated"]) == ("copy", 40.0, 616.0)
-    assert copy["of_stated"] == pytest.approx(40 / 616)
-    launch = json.loads(json.dumps(record))["ceilings"][7]
-    assert (launch["kind"], launch["stated"], launch["of_stated"]) == ("launch", None, None)
+    record = json.loads(json.dumps(machine_record(machine, ceilings)))
+    assert [gpu["name"] for gpu in record["machine"]["gpus"]] == [GPU.name]
+    stated = {row["kind"]: (row["value"], row["stated"], row["of_stated"]) for row in record["ceilings"]}
+    assert stated["copy"] == (40.0, 616.0, pytest.approx(40 / 616)) and stated["launch"] == (1.25, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
 
 
-def shown(paths: list[Path]) -> str:
-    run, _ = trace_run(paths, command="test", tell=lambda _: None)
-    return text_of(run)
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[..., str]:
+    """The view of these traces."""
+
+    def show(*traces: Trace) -> str:
+        paths = [trace.write(tmp_path, f"trace{number}") for number, trace in enumerate(traces)]
+        run, _ = trace_run(paths, command="test", tell=lambda _: None)
+        return printed(show_accounting(run), 160)
+
+    return show
 
 
-def text_of(run: Path) -> str:
-    return printed(show_accounting(run), 160)
+def one_operator(name: str, dims: list[list[int]] | None) -> Trace:
+    """A step with a kernel of 80 µs."""
+    trace = Trace()
+    trace.step(0, 0, 400)
+    trace.operator(name, 1, 30, dims=dims)
+    trace.launch(2, 10, 90)
+    return trace
 
 
 def waiting(name: str) -> Trace:
@@ -45,61 +58,54 @@ def waiting(name: str) -> Trace:
 
 
 @pytest.mark.parametrize(("elements", "is_below"), [(1 << 20, False), (1 << 28, True)])
-def test_operators_that_beat_their_floors_question_the_ceilings(tmp_path: Path, elements: int, is_below: bool) -> None:
+def test_operators_that_beat_their_floors_question_the_ceilings(
+    shown: Callable[..., str], elements: int, is_below: bool
+) -> None:
     """80 µs for 8 MiB, and for 2 GiB, which take an H200 half a millisecond."""
-    trace = Trace()
-    trace.step(0, 0, 400)
-    trace.operator("aten::exp", 1, 30, dims=[[elements]])
-    trace.launch(2, 10, 90)
-    assert ("took 80.0 µs, less than their floors of" in shown([trace.write(tmp_path)])) == is_below
+    text = shown(one_operator("aten::exp", [[elements]]))
+    assert ("took 80.0 µs, less than their floors of" in text) == is_below
 
 
 @pytest.mark.parametrize("dims", [None, [[8, 8], [8, 8]]])
-def test_a_trace_without_shapes_is_said_to_have_none(tmp_path: Path, dims: list[list[int]] | None) -> None:
-    trace = Trace()
-    trace.step(0, 0, 400)
-    trace.operator("aten::mm", 1, 30, dims=dims)
-    trace.launch(2, 10, 90)
-    assert ("no operator has shapes" in shown([trace.write(tmp_path)])) == (dims is None)
+def test_a_trace_without_shapes_is_said_to_have_none(shown: Callable[..., str], dims: list[list[int]] | None) -> None:
+    assert ("no operator has shapes" in shown(one_operator("aten::mm", dims))) == (dims is None)
 
 
-def test_classes_waits_and_wins(tmp_path: Path) -> None:
-    text = shown([waiting("step").write(tmp_path)])
-    for line in (
+def test_classes_waits_and_wins(shown: Callable[..., str]) -> None:
+    text = shown(waiting("step"))
+    for words in (
         "GPU 0   kernel            315 µs   78.8 %",
         "synchronisation  50.0 µs   12.5 %",
         "train.py:10 in step",
+        "no synchronisation",
+        "at its floor",
+        "is known: bytes 100.0 %",
     ):
-        assert line in text, line
-    assert "no synchronisation" in text and "at its floor" in text
-    assert "is known: bytes 100.0 %" in text
+        assert words in text, words
 
 
-def test_names_of_a_trace_move_no_cursor(tmp_path: Path) -> None:
-    text = shown([waiting("\x1b[2J\x1b]0;mine\x07[bold]step").write(tmp_path)])
+def test_names_of_a_trace_move_no_cursor(shown: Callable[..., str]) -> None:
+    text = shown(waiting("\x1b[2J\x1b]0;mine\x07[bold]step"))
     assert "\x1b" not in text and "\x07" not in text and "[bold]step" in text
 
 
-def test_several_ranks_stand_apart(tmp_path: Path) -> None:
-    paths = [rank(number, [100, 300], [200, 400]).write(tmp_path, f"rank{number}") for number in range(2)]
-    text = shown(paths)
-    assert {("0", "GPU 0"), ("1", "GPU 0")} <= {
-        tuple(re.split(r"\s{2,}", line.strip())[:2]) for line in text.splitlines()
-    }
+def test_several_ranks_stand_apart(shown: Callable[..., str]) -> None:
+    text = shown(*(rank(number, [100, 300], [200, 400]) for number in range(2)))
+    columns = {tuple(re.split(r"\s{2,}", line.strip())[:2]) for line in text.splitlines()}
+    assert {("0", "GPU 0"), ("1", "GPU 0")} <= columns
     assert "Communication" in text and "Who kept the others waiting" in text
 
 
-def test_a_host_alone(tmp_path: Path) -> None:
+def test_a_host_alone(shown: Callable[..., str]) -> None:
     trace = Trace()
     trace.step(0, 0, 400)
     trace.operator("aten::exp", 1, 300, dims=[[1 << 20]])
-    text = shown([trace.write(tmp_path)])
-    assert "of the operators' own time is known: bytes 100.0 %" in text
+    assert "of the operators' own time is known: bytes 100.0 %" in shown(trace)
 
 
 def test_a_run_without_a_timeline(tmp_path: Path) -> None:
     with Run.create(tmp_path / "plain.duckdb", command="x", target="x", case="x") as made:
         pass
-    assert "nothing in this trace" in text_of(made.path)
+    assert "nothing in this trace" in printed(show_accounting(made.path))
     with pytest.raises(StoreError, match="no run"):
         show_accounting(tmp_path / "missing.duckdb")

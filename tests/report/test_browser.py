@@ -16,7 +16,6 @@ from tests.report.test_page import HOSTILE, write_hostile
 from tests.waiting import until
 from tilewright.records.measurement import Ceiling
 from tilewright.report.page import write_page
-from tilewright.store import Run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 
@@ -80,42 +79,30 @@ def test_a_header_sorts_down_then_up(browser: Browser, sample: Path) -> None:
     assert browser.evaluate(f"document.querySelector('{header}').getAttribute('aria-sort')") == "ascending"
 
 
-def test_text_and_class_filter_together(browser: Browser, sample: Path) -> None:
-    browser.open(sample)
-    browser.write("#operators input[type=search]", "ATTENTION b,")
-    wanted = [op.name for op in BEFORE if "attention" in (op.region or "") and op.operator_class == "compute"]
+def choose(browser: Browser, selector: str, value: str) -> None:
+    """What a user does who picks from a list, or writes anew."""
     browser.evaluate(
-        "(() => { const select = document.querySelector('#operators select[data-key=class]');"
-        "select.value = 'compute'; select.dispatchEvent(new Event('change')); })()"
+        f"(() => {{ const field = document.querySelector({selector!r}); field.value = {value!r};"
+        "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind)); })()"
     )
-    browser.evaluate(
-        "(() => { const box = document.querySelector('#operators input[type=search]');"
-        "box.value = 'attention'; box.dispatchEvent(new Event('input')); })()"
-    )
-    assert browser.evaluate(COLUMN.format(1)) == wanted
-    assert text(browser, "#operators .tally") == f"{len(wanted)} of {len(program().operators)} rows"
 
 
-def test_typing_filters_and_no_match_says_so(browser: Browser, sample: Path) -> None:
+def test_tables_filter_by_text_and_class(browser: Browser, sample: Path) -> None:
     browser.open(sample)
     browser.write("#operators input[type=search]", "softmax")
     names = browser.evaluate(COLUMN.format(1))
     assert "softmax" in names and len(names) < len(BEFORE)
     browser.write("#operators input[type=search]", "no such operator")
     assert text(browser, "#operators tbody") == "No row matches."
-
-
-def test_decisions_filter_by_verdict(browser: Browser, sample: Path) -> None:
-    browser.open(sample)
-    browser.evaluate(
-        "(() => { const select = document.querySelector('#decisions select[data-key=verdict]');"
-        "select.value = 'tried and lost'; select.dispatchEvent(new Event('change')); })()"
-    )
+    choose(browser, "#operators input[type=search]", "ATTENTION")
+    choose(browser, "#operators select[data-key=class]", "compute")
+    wanted = [op.name for op in BEFORE if "attention" in (op.region or "") and op.operator_class == "compute"]
+    assert browser.evaluate(COLUMN.format(1)) == wanted
+    assert text(browser, "#operators .tally") == f"{len(wanted)} of {len(program().operators)} rows"
+    choose(browser, "#decisions select[data-key=verdict]", "tried and lost")
     lost = [decision for decision in program().decisions if decision.verdict == "tried and lost"]
-    verdicts = browser.evaluate(
-        "[...document.querySelectorAll('#decisions tbody tr')].map((row) => row.cells[0].innerText)"
-    )
-    assert verdicts == ["tried and lost"] * len(lost)
+    verdicts = "[...document.querySelectorAll('#decisions tbody tr')].map((row) => row.cells[0].innerText)"
+    assert browser.evaluate(verdicts) == ["tried and lost"] * len(lost)
 
 
 def test_hovering_an_operator_tells_its_cost_and_lights_its_region(browser: Browser, sample: Path) -> None:
@@ -194,13 +181,6 @@ def test_hostile_text_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     browser.hover("#graph-panels .row")
     assert "<img src=x" in text(browser, "#tip")
     assert browser.evaluate("document.querySelectorAll('script').length") == 4
-
-
-def test_a_run_of_nothing(browser: Browser, tmp_path: Path) -> None:
-    with Run.create(tmp_path / "run.duckdb", command="c", target="t", case="nothing"):
-        pass
-    browser.open(write_page(tmp_path / "run.duckdb", tmp_path / "run.html"))
-    assert browser.problems == []
 
 
 def test_two_thousand_operators(browser: Browser, tmp_path: Path) -> None:

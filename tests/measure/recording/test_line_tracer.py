@@ -87,14 +87,6 @@ def test_a_line_goes_on_after_an_exception_and_a_generator() -> None:
     assert ways[-1] == "return total + sum(counts())" and "total = 0" in ways
 
 
-def test_there_is_no_line_where_nobody_of_the_users_is_left() -> None:
-    given = LineTracer()
-    given.start()
-    given._return_to(None)
-    text = given.stop()
-    assert text is not None and -1 in json.loads(text)["which"]
-
-
 def test_another_thread_may_stop_it() -> None:
     given = LineTracer()
     given.start()

@@ -16,7 +16,6 @@ import torch
 
 from tilewright.measure.racing.results import (
     Environment,
-    append_results,
     environment,
     measurement,
     read_results,
@@ -247,17 +246,6 @@ def test_results_are_one_sorted_object_a_line_and_come_back(tmp_path: Path) -> N
     before = path.read_bytes()
     write_results(path, reversed(rows))
     assert path.read_bytes() == before
-
-
-def test_appending_replaces_what_was_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "softmax.jsonl"
-    append_results(path, [row(), row(threads=1)])
-    append_results(path, [row(median_us=7.0), row(impl="liger")])
-    assert [(r.impl, r.threads, r.median_us) for r in read_results(path)] == [
-        ("eager", 1, 20.0),
-        ("eager", 2, 7.0),
-        ("liger", 2, 20.0),
-    ]
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
