@@ -88,6 +88,12 @@ def test_an_empty_tensor_draws_nothing() -> None:
     like_eager(lambda x, y: (F.dropout(x, 0.5), F.dropout(y, 0.5)), [ones(0, 5), ones(N, M)], draws=1)
 
 
+def test_what_keeps_nothing_draws_nothing() -> None:
+    """Eager's function multiplies by zero; the operator that it is captured as would draw a mask."""
+    x = torch.randn(N, M, requires_grad=True)
+    like_eager(lambda x: (F.dropout(x, 1.0) + 1, F.dropout(x, 0.5)), [x], draws=1)
+
+
 def test_backward_draws_again_and_only_the_state_is_kept() -> None:
     record = like_eager(lambda x, r: F.dropout(F.gelu(x), 0.1) + r, [ones(N, M), ones(N, M)], draws=1)
     assert drawn(record, "backward") == 1

@@ -16,7 +16,8 @@ share a state, with the sum of their advances:
 
 A small mask on a CPU, one in fp64 or of a changing size on a GPU, and one by a PyTorch that draws otherwise is drawn
 by PyTorch itself (`keep_mask`), and kept. Such a draw waits for no computed value, or x's kernel could not be the one
-that applies the mask. A dropout with p = 0, or not in training, is the identity and draws nothing.
+that applies the mask. A dropout with p = 0, or not in training, is the identity and draws nothing;
+one with p = 1 multiplies by zero and draws nothing.
 """
 
 from __future__ import annotations
@@ -175,6 +176,16 @@ def _scale(kept: torch.Tensor, p: float) -> float:
     return round(scale / step) * step if step else scale
 
 
+def _nothing_kept(node: fx.Node, x: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Result and mask of dropout `node` with p = 1: eager's function, unlike the operator, multiplies by zero."""
+    aten, (value, mask_meta) = torch.ops.aten, node.meta["val"]
+    with node.graph.inserting_before(node):
+        zero = node.graph.call_function(aten.mul.Tensor, (x, 0))
+        mask = node.graph.call_function(aten.full_like.default, (x, False), {"dtype": torch.bool})
+    zero.meta, mask.meta = {**node.meta, "val": value}, {**node.meta, "val": mask_meta}
+    return zero, mask
+
+
 def split_dropout(graph: fx.Graph, target: Target) -> None:
     """Rewrite every `native_dropout` of `graph`, which is planned for `target`, in place."""
     philox = _philox_draws(graph, target)
@@ -185,9 +196,12 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
             continue
         x, p, train = node.args[0], float(node.args[1]), node.args[2]
         assert isinstance(x, fx.Node)
-        if train is False or p in (0.0, 1.0):
+        if train is False or p == 0.0:
             continue
         value, mask_meta = node.meta["val"]
+        if p == 1.0:
+            replace_results(node, _nothing_kept(node, x))
+            continue
         with graph.inserting_before(node):
             mask = _drawn_in_the_kernel(node, x, p, target, philox)
             if mask is None:
