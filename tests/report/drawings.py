@@ -34,7 +34,7 @@ def marks(browser: Browser, selector: str, kind: str) -> list[dict[str, Any]]:
 
 def point_at(browser: Browser, selector: str, mark: dict[str, Any], click: bool = False) -> str:
     """What the tooltip says where the pointer is on a mark."""
-    canvas = f"document.querySelector({json.dumps(selector + ' canvas')})"
+    canvas = f"document.querySelector({json.dumps(f'{selector} :is(canvas, svg)')})"
     browser.evaluate(f"{canvas}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     box = browser.evaluate(f"{canvas}.getBoundingClientRect().toJSON()")
     place = {"x": box["x"] + mark["x"], "y": box["y"] + mark["y"]}

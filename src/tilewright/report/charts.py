@@ -54,7 +54,7 @@ def boxes(rows: int, seconds: float, what: str, kinds: Sequence[str], curves: bo
     layers: list[Any] = [
         base.transform_filter(f"!isValid(zoom.begin) || {_IN_VIEW.format(_WIDE.format(_NARROWEST))}")
         .mark_rect(clip=True, tooltip={"content": "data"})
-        .encode(x2="end:Q", y=row, y2="foot:Q", color=_colour(kinds), opacity=opacity)
+        .encode(x2="end:Q", y=row, y2="foot:Q", color=class_colour(kinds), opacity=opacity)
         .add_params(zoom, find),
         base.transform_filter(
             f"isValid(zoom.begin) ? {_IN_VIEW.format(_WIDE.format(_NAMED))} : datum.end - datum.begin >= {named}"
@@ -76,7 +76,7 @@ def boxes(rows: int, seconds: float, what: str, kinds: Sequence[str], curves: bo
         )
         rules = arrows.mark_rule(clip=True, strokeWidth=1.5)
         layers.append(rules.encode(x=time, x2="end:Q", y=middle, y2="foot:Q"))
-    return _spec(alt.layer(*layers), height=min(max(rows, 4) * _ROW_PIXELS, _TALLEST))
+    return spec_of(alt.layer(*layers), height=min(max(rows, 4) * _ROW_PIXELS, _TALLEST))
 
 
 def roofline(points: Rows, ceilings: Rows) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def roofline(points: Rows, ceilings: Rows) -> dict[str, Any]:
         )
         .encode(x=x)
     )
-    colour = _colour([str(point["operator_class"]) for point in shown], "operator_class")
+    colour = class_colour([str(point["operator_class"]) for point in shown], "operator_class")
     tips = ("name:N", "operator_class:N", "graph:N", "intensity:Q", "TFLOPs:Q", "GBps:Q")
     marks = base.mark_point(filled=True).encode(
         y=y,
@@ -114,7 +114,7 @@ def roofline(points: Rows, ceilings: Rows) -> dict[str, Any]:
     )
     stems = base.transform_filter("datum.is_measured").mark_rule(opacity=0.5)
     stems = stems.encode(y=y, y2="allowed:Q", color=colour)
-    return _spec(alt.layer(*_roofs(shown, ceilings, x, y), stems, marks).add_params(stage), height=_HEIGHT)
+    return spec_of(alt.layer(*_roofs(shown, ceilings, x, y), stems, marks).add_params(stage), height=_HEIGHT)
 
 
 def _roofs(points: Rows, ceilings: Rows, x: altair.X, y: altair.Y) -> list[Any]:
@@ -201,7 +201,7 @@ def live_memory(points: Rows) -> dict[str, Any]:
     labels = base.transform_filter(at_peak).transform_calculate(
         peak="datum.stage + ' fusion: peak ' + format(datum.live_bytes, '.3s') + 'B'"
     )
-    return _spec(alt.layer(curves, points_, labels.mark_text(dy=-10).encode(text="peak:N")), height=280)
+    return spec_of(alt.layer(curves, points_, labels.mark_text(dy=-10).encode(text="peak:N")), height=280)
 
 
 def allocated() -> dict[str, Any]:
@@ -216,7 +216,7 @@ def allocated() -> dict[str, Any]:
     peak = base.transform_filter("datum.is_peak").transform_calculate(
         label="'peak ' + format(datum.bytes, '.3s') + 'B'"
     )
-    return _spec(
+    return spec_of(
         alt.layer(
             base.mark_area(interpolate="step-after", opacity=0.12, line=True),
             base.mark_point(opacity=0, size=40).encode(tooltip=["what:N", "bytes:Q"]),
@@ -226,7 +226,7 @@ def allocated() -> dict[str, Any]:
     )
 
 
-def _colour(kinds: Sequence[str], field: str = "kind") -> Any:
+def class_colour(kinds: Sequence[str], field: str = "kind") -> Any:
     """The colour of a kind, and a legend of the given ones."""
     import altair as alt
 
@@ -250,7 +250,7 @@ def _decades(title: str) -> Any:
     return alt.Axis(title=title, labelExpr=f"abs({power} - round({power})) < 1e-6 ? format(datum.value, '~s') : ''")
 
 
-def _spec(chart: Any, height: int) -> dict[str, Any]:
+def spec_of(chart: Any, height: int) -> dict[str, Any]:
     """As JSON; the page sets the width, padding included."""
     made: dict[str, Any] = chart.properties(height=height).to_dict()
     return made | {"autosize": {"type": "fit-x", "contains": "padding"}, "config": {}}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tilewright.records.cache import build, key_of
 from tilewright.records.errors import CacheError
 from tilewright.report.charts import live_memory, roofline
+from tilewright.report.graph_chart import graph_charts
 from tilewright.report.optimised_findings import findings
 from tilewright.report.output import write_document
 from tilewright.report.page_budget import harmless_json
@@ -102,6 +103,7 @@ def render_page(
             harmless_json({name: asdict(answers[name]) for name in [*DRAWN, *(view.id for view in PROGRAM)]})
         ),
         charts=Markup(harmless_json(_charts(answers))),
+        graphs=Markup(harmless_json(graph_charts(answers["operators"].records()))),
     )
 
 

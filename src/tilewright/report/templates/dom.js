@@ -1,16 +1,11 @@
 // Elements, numbers with units, and the one tooltip. Text enters the page only as text nodes.
 
-const SVG = "http://www.w3.org/2000/svg";
-const CLASSES = ["compute", "pointwise", "reduction", "layout", "random", "library", "unknown"];
-
-function fill(node, attributes, children) {
+function html(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
   return node;
 }
-
-const html = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
 // The rows of one query, as objects.
 function records(answer) {
@@ -54,45 +49,6 @@ function showTip(info, x, y) {
 
 function hideTip() { tip.hidden = true; }
 
-// Hovering a mark shows its tooltip. The drawing is one tab stop; arrows walk its marks, Escape leaves.
-function interactive(drawing, marks, lit = () => {}) {
-  let current = -1;
-  function leave() {
-    if (current >= 0) { marks[current].node.classList.remove("on"); lit(null); }
-    current = -1;
-    hideTip();
-  }
-  function enter(index, x, y) {
-    leave();
-    current = index;
-    marks[index].node.classList.add("on");
-    lit(marks[index]);
-    showTip(marks[index].info(), x, y);
-  }
-  const indexOf = new Map(marks.map((mark, index) => [mark.node, index]));
-  drawing.addEventListener("pointermove", (event) => {
-    const node = event.target.closest("[data-mark]");
-    if (!node) { leave(); return; }
-    const index = indexOf.get(node);
-    if (index === current) showTip(marks[index].info(), event.clientX, event.clientY);
-    else enter(index, event.clientX, event.clientY);
-  });
-  drawing.addEventListener("pointerleave", leave);
-  drawing.addEventListener("blur", leave);
-  drawing.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (event.key === "Escape") leave();
-    if (!step || !marks.length) return;
-    event.preventDefault();
-    const next = current < 0 ? (step > 0 ? 0 : marks.length - 1) : (current + step + marks.length) % marks.length;
-    marks[next].node.scrollIntoView({ block: "nearest" });
-    const box = marks[next].node.getBoundingClientRect();
-    enter(next, box.left + Math.min(box.width, 300) / 2, box.top + box.height / 2);
-  });
-  drawing.setAttribute("tabindex", "0");
-  drawing.setAttribute("role", "group");
-}
-
 // Redraws when the width that a drawing may take has changed.
 function fitted(host, draw) {
   let width = 0;
@@ -115,13 +71,4 @@ function choice(label, options, pressed, pick) {
     group.append(button);
   }
   return group;
-}
-
-function legend(kinds) {
-  const list = html("div", { class: "legend" });
-  for (const kind of kinds) {
-    const shape = svg("circle", { class: `ink c-${kind}`, cx: 5.5, cy: 5.5, r: 4 });
-    list.append(html("span", {}, svg("svg", { width: 11, height: 11, "aria-hidden": "true" }, shape), kind));
-  }
-  return list;
 }

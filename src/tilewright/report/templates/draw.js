@@ -2,7 +2,7 @@
 
 const ERRORS = 1;
 // In the order of charts.py's KINDS.
-const KINDS = ["compute", "pointwise", "reduction", "layout", "random", "library", "unknown", "region", "tint-5", "bad", "accent", "faint"];
+const KINDS = ["compute", "pointwise", "reduction", "layout", "random", "library", "unknown", "region", "launch", "bad", "accent", "faint"];
 
 // How a figure is written follows from the end of its name.
 const UNITS = [
@@ -33,11 +33,12 @@ function look() {
 }
 
 // Draws `spec` into the element `id` with `data`, which has the rows of each dataset. `tell` makes a tooltip of a mark's row.
-function chart(id, spec, data, tell) {
+// A canvas is the faster renderer, and has at most 32,767 pixels.
+function chart(id, spec, data, tell, renderer = "canvas") {
   const redraw = fitted(host(id), (width) => {
     const box = html("div");
     vegaEmbed(box, { ...spec, width, datasets: { ...spec.datasets, ...data } }, {
-      ast: true, actions: false, defaultStyle: false, logLevel: ERRORS, renderer: "canvas", config: look(), tooltip: (_, event, item, value) => {
+      ast: true, actions: false, defaultStyle: false, logLevel: ERRORS, renderer, config: look(), tooltip: (_, event, item, value) => {
         if (value) showTip(tell ? tell(item.datum) : told(value), event.clientX, event.clientY); else hideTip();
       },
     }).then(({ view }) => { box.view = view; });

@@ -20,33 +20,6 @@ function unusedNote(row) {
   return [html("small", { class: "unused" }, `and ${row.unused_symbolic ? formula(row.unused_symbolic) : count(row.unused)} unused`)];
 }
 
-function graph() {
-  const graphs = [...new Set(rowsOf.operators.map((op) => op.graph))];
-  const panels = host("graph-panels");
-  function show(name) {
-    const [before, after] = ["before", "after"].map((stage) => rowsOf.operators.filter((op) => op.graph === name && op.stage === stage));
-    const regions = [...new Set(after.map((op) => op.region).filter(Boolean))];
-    const tintOf = (region) => Math.max(regions.indexOf(region), 0) % 6;
-    const lit = (region) => {
-      for (const band of panels.querySelectorAll(".band")) band.classList.toggle("lit", region !== null && band.dataset.region === region);
-    };
-    panels.replaceChildren(
-      panel("Before fusion", before, tintOf, lit),
-      panel("After fusion", after, tintOf, lit));
-  }
-  if (graphs.length > 1) host("graph-pick").append(choice("Graph", graphs, graphs[0], show));
-  host("graph-pick").append(legend(CLASSES.filter((name) => rowsOf.operators.some((op) => op.class === name))));
-  if (graphs.length) show(graphs[0]);
-}
-
-function panel(title, operators, tintOf, lit) {
-  const scroll = html("div", { class: "scroll" });
-  const moved = operators.reduce((sum, op) => sum + op.bytes, 0);
-  const floor = operators.reduce((sum, op) => sum + (op.floor_us ?? 0), 0);
-  fitted(scroll, (width) => drawGraph(width, operators, tintOf, lit));
-  return html("div", { class: "panel" }, html("h3", {}, title, html("span", {}, `${operators.length} operators, ${bytes(moved)} moved, floor ${time(floor)}`)), scroll);
-}
-
 function operators() {
   const known = (row) => row.provenance === "formula";
   sortable(host("operators-table"), [
@@ -100,5 +73,6 @@ function viewTable(id, answer) {
 
 for (const [id, answer] of Object.entries(run)) if (document.querySelector(`[data-view=${id}]`)) viewTable(id, answer);
 for (const [name, spec] of Object.entries(JSON.parse(host("charts-data").textContent))) chart(`${name}-chart`, spec, { [name]: rowsOf[name] });
-if (host("graph")) graph();
+const graphs = JSON.parse(host("graphs-data").textContent);
+if (graphs.length) graph(graphs);
 if (host("operators")) operators();
