@@ -82,6 +82,20 @@ def test_the_numbers_contract_of_each_step(dtype: torch.dtype, training: bool, r
     assert {d.verdict for d in record.decisions if d.passed_by == "replay"} == {"taken"}
 
 
+def bucketed(x: Tensor) -> Tensor:
+    """As a model's relative positions, which it makes on the CPU."""
+    distance = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+    return x * (distance.abs() + 1).log().mul(3).long().to(x.device)
+
+
+def test_a_table_made_on_the_cpu_is_no_obstacle(replays: list[object]) -> None:
+    call, record = replaying(bucketed)
+    for _ in range(STEPS):
+        x = torch.randn(4, 64, 64, device=GPU)
+        assert torch.equal(call(x), bucketed(x))
+    assert len(replays) == STEPS - 2 and record.fallbacks == []
+
+
 def dropped(x: Tensor, residual: Tensor) -> Tensor:
     return F.dropout(F.gelu(x), 0.3) + residual + F.dropout(residual, 0.5)
 

@@ -15,6 +15,7 @@ from tilewright.passes.attention.shift import settle_shifts
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
+from tilewright.passes.constant_copies import copy_constants_once
 from tilewright.passes.contractions import contract
 from tilewright.passes.convolution_gradients import lighten_gradients
 from tilewright.passes.copies import drop_copies
@@ -58,6 +59,7 @@ def optimise_joint(
     """
     as_aten(graph)
     fold_constants(graph)
+    copy_constants_once(graph)
     drop_copies(graph)
     contracted = contract(graph)
     simplify(graph)

@@ -1,0 +1,86 @@
+"""A tensor that the program makes of nothing on the CPU and copies to the GPU is made and copied once.
+
+    p = arange(512); d = p[None] - p[:, None]; b = _to_copy(d, device="cuda")     →     b = get_attr[_made_on_cpu]
+
+Each call would compute it on the CPU again and wait for the copy, and no graph with tensors on the CPU can be replayed.
+The CPU computes the numbers, as it does for eager: a GPU's logarithm may round a position into another bucket.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import torch
+from torch import fx
+
+from tilewright.graph.calls import closure, is_view
+from tilewright.graph.pytorch_state import in_real_tensors
+from tilewright.graph.specialise import has_symbols
+from tilewright.graph.writes import written
+from tilewright.passes.simplify import drop_unread, is_pure
+
+aten = torch.ops.aten
+MOST_BYTES = 2**24
+"""Of one tensor that the program then holds as long as it lives."""
+NAME = "_made_on_cpu"
+
+
+def copy_constants_once(graph: fx.Graph) -> int:
+    """Rewrite `graph` in place; gives the number of copies that are gone."""
+    found = [node for node in graph.nodes if node.target is aten._to_copy.default and _is_constant(node)]
+    for node in found:
+        value, module = _computed(node), graph.owning_module
+        assert module is not None
+        name = next(f"{NAME}{i}" for i in range(len(graph.nodes)) if not hasattr(module, f"{NAME}{i}"))
+        module.register_buffer(name, value, persistent=False)
+        with graph.inserting_before(node):
+            held = graph.get_attr(name)
+        held.meta = dict(node.meta)
+        node.replace_all_uses_with(held)
+    if found:
+        drop_unread(graph)
+    return len(found)
+
+
+def _is_constant(copy: fx.Node) -> bool:
+    """Whether a copy to a GPU is of what pure calls on the CPU make of nothing, and nobody can write to the result."""
+    value, source = copy.meta["val"], copy.all_input_nodes[0].meta["val"]
+    if copy.graph.owning_module is None or (value.device.type, source.device.type) != ("cuda", "cpu"):
+        return False
+    if has_symbols(value) or value.numel() * value.element_size() > MOST_BYTES or not value.dim():
+        return False
+    shown = closure([copy], lambda node: filter(is_view, node.users))
+    if any(user.op == "output" or node in written(user) for node in shown for user in node.users):
+        return False
+    return all(_is_repeatable(node) for node in _behind(copy))
+
+
+def _behind(copy: fx.Node) -> list[fx.Node]:
+    return [node for node in closure([copy], lambda node: node.all_input_nodes) if node is not copy]
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    if any(node in written(user) for user in node.users):
+        return False
+    if node.op == "get_attr":
+        return type(attrgetter(str(node.target))(node.graph.owning_module)) is torch.Tensor
+    value = node.meta.get("val")
+    is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu" and not has_symbols(value)
+    return is_tensor and is_pure(node) and isinstance(node.target, torch._ops.OpOverload)
+
+
+def _computed(copy: fx.Node) -> torch.Tensor:
+    """The copy's value, on its device where that is here, else on the CPU: a plan for an absent GPU runs nowhere."""
+    order = {node: place for place, node in enumerate(copy.graph.nodes)}
+    known: dict[fx.Node, torch.Tensor] = {}
+    with in_real_tensors(), torch.no_grad():
+        for node in sorted(_behind(copy), key=order.__getitem__):
+            if node.op == "get_attr":
+                known[node] = attrgetter(str(node.target))(node.graph.owning_module)
+            else:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        fake = copy.meta["val"]
+        device = fake.device if torch.cuda.is_available() else "cpu"
+        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=device)
+        return made.copy_(known[copy.all_input_nodes[0]])
