@@ -306,12 +306,6 @@ def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
     assert not programs(folder)
 
 
-def test_an_entry_is_readable_by_its_owner_only(folder: Path) -> None:
-    run(chain, torch.randn(40, 200))
-    (path,) = programs(folder)
-    assert path.stat().st_mode & 0o077 == 0
-
-
 PROCESS = """
 import json, sys
 import torch

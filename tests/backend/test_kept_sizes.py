@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ import torch
 from torch.nn import functional as F
 
 from tests.backend.compiling import assert_same, compiled, twin, with_grad
-from tests.processes import start
-from tests.waiting import HANG_S
 from tilewright.graph import program_cache
 
 
@@ -135,54 +132,3 @@ def test_conditions_on_sizes_are_checked_before_each_call(folder: Path) -> None:
     run(mixes, [5, 6, 7], w)
     # 7 does not meet the condition: Dynamo asks for another program, and the kept one is not it.
     assert program_cache.counts["loaded"] == 1 and program_cache.counts["compiled"] == 1, program_cache.counts
-
-
-@pytest.mark.parametrize("damage", ["cut off", "changed"])
-def test_a_damaged_plan_is_made_again(folder: Path, damage: str) -> None:
-    w = torch.randn(12, 12)
-    first = run(mixes, [5], w)
-    for path in folder.rglob(f"*{program_cache.SUFFIX}"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content if damage == "changed" else content[: len(content) // 2])
-    again()
-    torch.testing.assert_close(run(mixes, [5], w), first, rtol=0, atol=0)
-    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 1, "sizes kept": 1}
-
-
-PROCESS = """
-import json, sys
-import torch
-from torch.nn import functional as F
-from tilewright.backend import backend
-from tilewright.graph import program_cache
-
-def loss(x, w):
-    return F.cross_entropy(F.gelu(x @ w) * %s, torch.arange(len(x)) %% 10)
-
-torch.manual_seed(1)
-w = torch.randn(16, 10, requires_grad=True)
-run = torch.compile(loss, backend=backend)
-values = []
-for n in (8, 9, 11):  # the second length makes the first dimension a symbol
-    run(torch.randn(n, 16), w).backward()
-    values.append(w.grad.tolist())
-print(json.dumps([values, dict(program_cache.counts)]))
-"""
-
-
-def test_processes_find_lengths_that_others_compiled(tmp_path: Path) -> None:
-    def counts_and_values(scale: int) -> tuple[Any, Any]:
-        script = tmp_path / "train.py"
-        script.write_text(PROCESS % scale)
-        output, errors = start([str(script)]).communicate(timeout=HANG_S)
-        assert output, errors
-        values, counts = json.loads(output)
-        return counts, values
-
-    first, values = counts_and_values(2)
-    assert first == {"compiled": 2, "kept": 2, "sizes planned": 4, "sizes kept": 4}
-    second, same = counts_and_values(2)
-    assert second == {"loaded": 2, "sizes loaded": 4} and same == values
-    changed, others = counts_and_values(3)
-    assert changed == first and others != values

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tilewright.cost.fit import ARITHMETIC, Timed, errors, fit
-from tilewright.cost.tiles import ATTENTION_ROWS, FILL, SUMMING_US, attention_tiles_us, product_us
+from tilewright.cost.fit import Timed, errors, fit
 from tilewright.cost.work import Work, predicted_us, terms
 from tilewright.hardware.profiles import profile_for
 
@@ -60,41 +59,3 @@ def test_a_kernel_that_reads_across_takes_longer_and_so_do_more_passes() -> None
     along, across = (predicted_us(Work(f"rows, three passes{how}", MIB, MIB), H200) for how in ("", ", transposed"))
     short, long = (predicted_us(Work(f"{how}rows, three passes", 512 * MIB, MIB), H200) for how in ("", "long "))
     assert along < across and short < long
-
-
-def test_the_time_of_a_reduction_is_that_of_its_bytes() -> None:
-    found = [
-        replace(one, work=replace(one.work, kind="columns")) for one in timed((3.0, 0.0, 1.7, 1.2, 0.0, 1.0, 1.0, 1.0))
-    ]
-    assert fit(found, H200)["columns"][ARITHMETIC] == 0.0
-
-
-def test_a_tile_that_is_not_full_takes_as_long_as_one_that_is() -> None:
-    one_row, full = (product_us(1, rows, 4096, 4096, 800.0, 132) for rows in (1, 64))
-    assert one_row == full
-    # Two products in one call share waves.
-    assert product_us(2, 256 * 66, 128, 4096, 800.0, 132) == product_us(1, 256 * 132, 128, 4096, 800.0, 132)
-
-
-def test_a_product_of_few_tiles_shares_them_along_k() -> None:
-    deep, shallow = (product_us(1, 256, 256, k, 800.0, 132) for k in (65536, 512))
-    assert deep < 128 * shallow / 4
-
-
-def test_a_large_product_runs_at_the_rate_of_the_device() -> None:
-    assert product_us(1, 8192, 8192, 8192, 800.0, 132) == pytest.approx(2 * 8192**3 / 800e6, rel=0.1)
-
-
-def test_a_tile_takes_time_to_fill_and_parts_of_one_to_sum() -> None:
-    short, long = (product_us(1, 8192, 8192, k, 800.0, 132) for k in (512, 1024))
-    assert (long - short) / short == pytest.approx(512 / (512 + FILL))
-    assert product_us(1, 64, 64, 65536, 800.0, 132) > SUMMING_US
-
-
-def test_no_two_programs_of_attention_share_a_tile() -> None:
-    one, wave, next_wave = (attention_tiles_us(heads, ATTENTION_ROWS, 64, 1024, 800.0, 132) for heads in (1, 132, 133))
-    assert one == wave == next_wave / 2
-    assert attention_tiles_us(66, 1, 64, 1024, 800.0, 132) == attention_tiles_us(
-        66, ATTENTION_ROWS, 64, 1024, 800.0, 132
-    )
-    assert attention_tiles_us(132, ATTENTION_ROWS, 64, 2048, 800.0, 132) == 2 * wave

@@ -19,42 +19,11 @@ from tilewright.passes import draws, dropout
 from tilewright.passes.draws import draw_stream, generator_is_known, keep
 from tilewright.passes.dropout import keep_mask, split_dropout
 
-SIZES = [(1,), (7,), (311,), (312,), (313,), (5, 125), (2, 3, 4), (0,), (40, 50)]
-
 
 def seeded(seed: int, words: int) -> None:
     """The default generator `words` 32-bit words after its seed; an odd number puts elements across blocks."""
     torch.manual_seed(seed)
     torch.empty(words, dtype=torch.int32).random_()
-
-
-@pytest.mark.parametrize("words", [0, 1, 4, 622, 623, 624, 625])
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_the_numbers_are_those_of_bernoulli(words: int, p: float) -> None:
-    for size in SIZES:
-        seeded(3, words)
-        expected = torch.empty(size, dtype=torch.bool).bernoulli_(p)
-        after = torch.random.get_rng_state()
-        seeded(3, words)
-        stream = draw_stream(list(size))
-        assert torch.equal(torch.random.get_rng_state(), after)
-        order = list(range(len(size)))
-        mask = keep(stream, list(size), order, p)
-        assert torch.equal(mask, expected) and mask.is_contiguous()
-        assert torch.equal(keep(stream, list(size), order, p), expected), "a stream is read any number of times"
-        assert torch.equal(torch.random.get_rng_state(), after)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)], ids=str)
-def test_numbers_go_along_memory(order: tuple[int, ...]) -> None:
-    sizes = (3, 4, 5)
-    seeded(4, 0)
-    like = torch.empty([sizes[d] for d in order], dtype=torch.bool).permute([order.index(d) for d in range(3)])
-    assert like.shape == sizes
-    expected = torch.empty_like(like).bernoulli_(0.4)
-    seeded(4, 0)
-    mask = keep(draw_stream([3, 4, 5]), [3, 4, 5], list(order), 0.4)
-    assert torch.equal(mask, expected) and mask.stride() == expected.stride()
 
 
 def test_the_state_is_mt19937() -> None:

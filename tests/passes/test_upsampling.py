@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.contract import keeps_contract, launched
-from tilewright.operators.upsampling import Axis
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "by 2": lambda x: F.interpolate(x, scale_factor=2.0),
@@ -60,15 +59,3 @@ def test_gradients_are_sums_of_results(name: str, layout: torch.memory_format, d
     x = torch.randn(2, 5, 7, 11).contiguous(memory_format=layout).to(dtype).requires_grad_()
     ran = launched(keeps_contract(function, [x]))
     assert ["upsample" in what for what in ran if what != "kernel"] == [True] * (name in BY_PYTORCH)
-
-
-@pytest.mark.parametrize("corners", [False, True])
-def test_no_result_is_forgotten(corners: bool) -> None:
-    """Every result is among the readers of each element that PyTorch's operator takes for it."""
-    for size, places in [(1, 1), (1, 7), (2, 3), (5, 5), (7, 2), (16, 64), (17, 40), (64, 9), (33, 99), (100, 101)]:
-        x = torch.eye(size, dtype=torch.float64).view(1, size, 1, size)
-        read = F.interpolate(x, (1, places), mode="bilinear", align_corners=corners)[0, :, 0] != 0
-        p, q, b, count = Axis(size, places, corners).readers
-        for i in range(size):
-            first = (i * p + b) // q
-            assert {int(o) for o in read[i].nonzero()} <= set(range(first, first + count)), (size, places, i)

@@ -47,24 +47,6 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
     assert raced(REQUEST, True) is None
 
 
-def test_a_damaged_entry_is_as_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_race", lambda request, training: Outcome({THEIRS: 20.0, OURS: 30.0}))
-    race(REQUEST, False)
-    (entry,) = own_cache.rglob("*.race.json")
-    entry.write_text("{")
-    assert raced(REQUEST, False) is None and not entry.exists()
-
-
-def test_kernels_with_wrong_results_lose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_race", lambda request, training: Outcome({THEIRS: 20.0}))
-    ours, theirs = race(REQUEST, True) or (0.0, 0.0)
-    assert ours > theirs == 20.0
-
-
-def test_on_a_cpu_nothing_is_raced() -> None:
-    assert race(REQUEST._replace(device=torch.device("cpu")), True) is None
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
 def test_the_operands_of_a_race_lie_as_the_request_says(mask: str, training: bool) -> None:
