@@ -51,3 +51,17 @@ def test_tiles_end_where_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
     source = torch.randn(2, 11, 97)
     index = torch.tensor([3, 3, 3, 0, 1, 3, 0, 0, 0, 2, 2]).view(1, 11, 1).expand(2, 11, 97)
     torch.testing.assert_close(index_sums(source, index, 5).double(), exact(source, index, 5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["apart", "sorted", "pairs, then apart", "few"])
+def test_many_places_take_rows_alone_or_together(kind: str) -> None:
+    generator = torch.Generator().manual_seed(6)
+    index = {
+        "apart": torch.randperm(200, generator=generator)[:83],
+        "sorted": torch.randint(0, 200, (83,), generator=generator).sort()[0],
+        "pairs, then apart": torch.arange(83) // 2 + torch.arange(83).clamp(min=41) - 41,
+        "few": torch.randint(7, 9, (83,), generator=generator),
+    }[kind]
+    index = index.view(1, 83, 1).expand(2, 83, 130)
+    source = torch.randn(2, 83, 130, generator=generator)
+    torch.testing.assert_close(index_sums(source, index, 200).double(), exact(source, index, 200), rtol=1e-5, atol=1e-5)

@@ -1,7 +1,9 @@
 """Sums at computed places in Triton, by atomic additions to fp32 zeros.
 
 `add_rows`: rows of `WIDE` columns and more, each with one index. A program has a tile of rows; it sums those of one
-index before it adds them, so that sorted indices, or few of them, cost one addition a tile.
+index before it adds them, so that sorted indices, or few of them, cost one addition a tile. If two indices stand there
+once, it adds the remaining rows one by one: a graph's edges in no order took 727 µs by the loop alone, 200,000 of 256
+columns to 20,000 nodes in bf16.
 `add_elements`: all others, an addition an element.
 Limit: memory where rows are sorted, else atomic additions, some 300 a nanosecond on an H200.
 """
@@ -24,6 +26,8 @@ COLUMNS = 256
 """Of a tile: 8 for each thread of a warp."""
 TILE = 4096
 """Elements of a tile of rows: 128 for each thread."""
+FEW = 64
+"""Places that many tiles add to at once: one addition a tile to each, in whatever order they come."""
 BLOCK = 1024
 """Elements of a program that adds them one by one."""
 
@@ -32,7 +36,7 @@ BLOCK = 1024
 def add_rows(
     source: tl.tensor, index: tl.tensor, out: tl.tensor, chunks: tl.tensor, positions: tl.tensor, columns: tl.tensor,
     extent: tl.tensor, source_o: tl.int64, source_p: tl.int64, source_d: tl.int64, index_o: tl.int64, index_p: tl.int64,
-    WRAPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    MOST_ALONE: tl.constexpr, WRAPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (o · chunks + chunk, c): out[o, index[o, p], column] += source[o, p, column] of `ROWS` positions p."""
     o = (tl.program_id(0) // chunks).to(tl.int64)
@@ -50,13 +54,18 @@ def add_rows(
         mask=left[:, None] & (column < columns)[None, :], other=0.0,
     ).to(tl.float32)  # fmt: skip
     first = tl.min(tl.where(left, place, ROWS), 0)
-    while first < ROWS:
+    alone = 0
+    while (first < ROWS) & (alone < MOST_ALONE):
         entry = tl.max(tl.where(place == first, key, 0), 0)
         same = left & (key == entry)
         part = tl.sum(tl.where(same[:, None], values, 0.0), 0)
         tl.atomic_add(out + (o * extent + entry) * columns + column, part, mask=column < columns, sem="relaxed")
+        alone += (tl.sum(same.to(tl.int32), 0) == 1).to(tl.int32)
         left = left & (key != entry)
         first = tl.min(tl.where(left, place, ROWS), 0)
+    if first < ROWS:
+        to = out + (o * extent + key[:, None]) * columns + column[None, :]
+        tl.atomic_add(to, values, mask=left[:, None] & (column < columns)[None, :], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -100,7 +109,8 @@ def recipe(call: RecipeBuilder, source: Operand, index: Operand, extent: int, wr
         wide, chunks = TILE // rows, triton.cdiv(positions, rows)
         call.launch(
             add_rows, (outer * chunks, triton.cdiv(columns, wide)), source, index, out, chunks, positions, columns,
-            extent, *source.strides, *index.strides[:2], ROWS=rows, COLUMNS=wide, num_warps=1, **checked,
+            extent, *source.strides, *index.strides[:2], MOST_ALONE=2 if extent > FEW else rows, ROWS=rows,
+            COLUMNS=wide, num_warps=1, **checked,
         )  # fmt: skip
     else:
         call.launch(
