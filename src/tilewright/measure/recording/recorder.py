@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tilewright.measure.recording.guard import RecordingGuard
@@ -93,7 +93,6 @@ class Recording:
 
 _started: list[Recorder] = []
 """Between their start and stop; only the last one may record."""
-_State = Literal["wait", "warmup", "between", "settle", "active", "done"]
 
 
 class Recorder:
@@ -120,9 +119,11 @@ class Recorder:
         self._label = uuid4().hex
         self._kept = kept
         self._by_optimizer = by_optimizer
-        self._state: _State = "wait"
-        self._steps_in_state = 0
-        self._wanted = plan.active
+        self._schedule = self._follow_plan()
+        self._keeps = False
+        """Whether the steps that are recorded are those to keep; the warm-up comes first."""
+        self.done = False
+        """Whether the recording is complete."""
         # Nsight Systems holds its events in another process.
         self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
         self.ranges = Ranges(layers=plan.layers, after_step=self._after_optimizer)
@@ -133,12 +134,7 @@ class Recorder:
         self._window: Window | None = None
         self._close_step: Callable[[], None] | None = None
         self._paused = False
-        self._began = self._timed_from = self._warm_from = self._warm_paused = self._step_seconds = 0.0
-
-    @property
-    def done(self) -> bool:
-        """Whether the recording is complete."""
-        return self._state == "done"
+        self._began = self._warm_paused = self._step_seconds = 0.0
 
     def start(self) -> None:
         """Begin the plan; a recorder that runs already gives way.
@@ -161,7 +157,7 @@ class Recorder:
         self.ranges.__enter__()
         self._within_windows.__enter__()
         with self._guard_paused():
-            self._enter("active" if self._plan.whole else "wait")
+            next(self._schedule)
 
     def step(self) -> None:
         """Mark the end of a step and the beginning of the next."""
@@ -195,70 +191,54 @@ class Recorder:
 
     def _step_ended(self) -> None:
         self.recording.steps_seen += 1
-        self._steps_in_state += 1
-        if self.done:
-            return
-        with self._guard_paused():
-            match self._state:
-                case "wait":
-                    self._end_wait_step()
-                case "warmup":
-                    self._end_warmup_step()
-                case "between":
-                    self._enter("settle" if self.recording.description else "active")
-                case "settle":
-                    self._enter("active")
-                case "active":
-                    self._end_active_step()
+        if not self.done:
+            with self._guard_paused():
+                next(self._schedule, None)
 
-    def _enter(self, state: _State) -> None:
-        """Enter `state`, skipping states that the plan omits."""
-        self._state, self._steps_in_state = state, 0
-        if state == "wait" and not self._plan.wait:
-            self._enter("warmup")
-        elif state == "wait":
-            self._guard.learn()
-        elif state == "warmup" and not self._plan.warmup:
-            self._enter("active")
-        elif state == "warmup":
-            self._warm_from, self._warm_paused = time.perf_counter(), 0.0
-            self._open()
-            self._guard.watch(nbytes=self._most_bytes)
-        elif state == "settle":
-            self._open()
-        elif state == "active":
-            self._begin_active()
+    def _follow_plan(self) -> Iterator[None]:
+        """The plan from begin to end; it is resumed at the end of each step."""
+        if not self._plan.whole and self._plan.wait:
+            yield from self._wait()
+        if not self._plan.whole and self._plan.warmup:
+            yield from self._warm_up()
+            # One step without a profiler, so that ranges begun under this profiler end before the next one starts.
+            yield
+            if self.recording.description:
+                self._open(lambda: DeviceWindow(self._path, {DESCRIBED_BY: self._label}))
+                yield
+        yield from self._keep()
 
-    def _end_wait_step(self) -> None:
-        # Synchronise only before and after the timed steps: between two steps the host may run ahead.
-        if self._steps_in_state == 1:
-            # The guard's polling would be timed too.
-            self._guard.rest()
+    def _wait(self) -> Iterator[None]:
+        self._guard.learn()
+        yield
+        # The guard's polling would be timed too. Synchronise only before and after the timed steps: between two steps
+        # the host may run ahead.
+        self._guard.rest()
+        synchronize()
+        began, timed = time.perf_counter(), self._plan.wait - 1
+        for _ in range(timed):
+            yield
+        if timed:
             synchronize()
-            self._timed_from = time.perf_counter()
-        if self._steps_in_state >= self._plan.wait:
-            if self._plan.wait > 1:
-                synchronize()
-                seconds = time.perf_counter() - self._timed_from
-                self.recording.bare_us = seconds / (self._plan.wait - 1) * 1e6
-            self._enter("warmup")
+            self.recording.bare_us = (time.perf_counter() - began) / timed * 1e6
 
-    def _end_warmup_step(self) -> None:
-        if self._steps_in_state < self._plan.warmup:
-            if self._window is not None:
-                self._end_step_range()
-                self._begin_step_range()
-            return
+    def _warm_up(self) -> Iterator[None]:
+        began, steps = time.perf_counter(), self._plan.warmup
+        self._open(lambda: KinetoWindow(self._plan.detail, self._described, {DESCRIPTION: self._label}))
+        self._begin_step_range()
+        self._guard.watch(nbytes=self._most_bytes)
+        for _ in range(steps - 1):
+            yield
+            self._next_step_range()
+        yield
         self._count_warmup()
-        seconds = time.perf_counter() - self._warm_from - self._warm_paused
+        seconds = time.perf_counter() - began - self._warm_paused
         events, counted_seconds = self.recording.events, self.recording.seconds_kept
         if self.recording.cut:
             events = round(events / counted_seconds * max(seconds, counted_seconds))
-        self.recording.step_events = events // self._plan.warmup
-        self._step_seconds = seconds / self._plan.warmup
+        self.recording.step_events = events // steps
+        self._step_seconds = seconds / steps
         self.recording.events, self.recording.seconds_kept, self.recording.cut = 0, 0.0, False
-        # One step without a profiler, so that ranges begun under this profiler end before the next one starts.
-        self._enter("between")
 
     def _count_warmup(self) -> None:
         began = time.perf_counter()
@@ -269,27 +249,27 @@ class Recorder:
             self._described.unlink(missing_ok=True)
         self._warm_paused += time.perf_counter() - began
 
-    def _begin_active(self) -> None:
-        each = self.recording.step_events
-        if each:
-            self._wanted = max(1, min(self._plan.active, self._plan.events // each))
+    def _keep(self) -> Iterator[None]:
+        """Record the steps to keep."""
+        self._keeps = True
+        each, most = self.recording.step_events, self._plan.events
+        wanted = max(1, min(self._plan.active, most // each)) if each else self._plan.active
         if isinstance(self._window, DeviceWindow):
             self._window.settled()
-            self._begin_step_range()
         else:
-            self._open()
+            self._open(lambda: KinetoWindow(self._plan.detail, self._path))
+        self._begin_step_range()
         if not each:
             self._guard.watch(nbytes=self._most_bytes)
-        elif each > self._plan.events:
-            self._guard.watch(seconds=self._step_seconds * self._plan.events / each)
-
-    def _end_active_step(self) -> None:
-        self.recording.steps_kept += 1
-        if not self._plan.whole and self._steps_in_state >= self._wanted:
-            self._finish()
-        else:
-            self._end_step_range()
-            self._begin_step_range()
+        elif each > most:
+            self._guard.watch(seconds=self._step_seconds * most / each)
+        while True:
+            yield
+            self.recording.steps_kept += 1
+            if not self._plan.whole and self.recording.steps_kept >= wanted:
+                break
+            self._next_step_range()
+        self._finish()
 
     def _give_way(self) -> None:
         """End the recording, because the program starts a profiler of its own."""
@@ -306,26 +286,18 @@ class Recorder:
             return
         with self._guard_paused():
             self.recording.cut = True
-            if self._state == "warmup":
-                self._count_warmup()
-            else:
+            if self._keeps:
                 self._finish()
+            else:
+                self._count_warmup()
 
-    def _open(self) -> None:
-        if self._plan.nvtx:
-            self._window = NsightWindow()
-        elif self._state == "warmup":
-            self._window = KinetoWindow(self._plan.detail, self._described, {DESCRIPTION: self._label})
-        elif self.recording.description:
-            self._window = DeviceWindow(self._path, {DESCRIBED_BY: self._label})
-        else:
-            self._window = KinetoWindow(self._plan.detail, self._path)
+    def _open(self, make: Callable[[], Window]) -> None:
+        """Record by the window that `make` gives, or by Nsight Systems if that is asked for."""
+        self._window = NsightWindow() if self._plan.nvtx else make()
         self._window.start()
         self._within_windows.opened()
         self._marked.enter_context(marked_synchronisations(self._window.mark))
         self.ranges.start(self._window.mark)
-        if self._state != "settle":
-            self._begin_step_range()
 
     def _close(self) -> None:
         self._guard.rest()
@@ -343,6 +315,12 @@ class Recorder:
         assert self._window, "a window is open"
         self._close_step = self._window.mark(f"{STEP}{self.recording.steps_seen}")
 
+    def _next_step_range(self) -> None:
+        """Nothing where the limit has closed the window."""
+        if self._window is not None:
+            self._end_step_range()
+            self._begin_step_range()
+
     def _end_step_range(self) -> None:
         if self._close_step:
             self._close_step()
@@ -350,7 +328,7 @@ class Recorder:
 
     def _finish(self) -> None:
         self._close()
-        if self._state == "active":
+        if self._keeps:
             self.recording.trace = None if self._plan.nvtx else self._path
             if self.recording.steps_kept and not self.recording.cut:
                 self.recording.recorded_us = self.recording.seconds_kept / self.recording.steps_kept * 1e6
@@ -358,6 +336,6 @@ class Recorder:
             self.recording.description = None
             for path in (self._path, self._described):
                 path.unlink(missing_ok=True)
-        self._state = "done"
+        self.done = True
         self.recording.seconds = time.perf_counter() - self._began
         self._kept(self.recording)
