@@ -22,40 +22,27 @@ RECORDING = Recording(
 )
 
 
+WHOLE = RecordingPlan(whole=True)
+CUT = replace(RECORDING, cut=True, steps_kept=0)
+
+
 @pytest.mark.parametrize(
-    ("recording", "said"),
+    ("recording", "figures"),
     [
-        (
-            RECORDING,
-            "recorded 1 of 200 steps: 131,000 events; a step makes about 130,000, and the limit is 200,000 "
-            "(--events raises it)",
-        ),
+        (RECORDING, ("1 of 200 steps: 131,000 events", "about 130,000", "limit is 200,000 (--events raises it)")),
         (
             replace(RECORDING, plan=RecordingPlan(active=1), bare_us=1000.0, recorded_us=1100.0),
-            "recorded 1 step: 131,000 events; a step takes 1.00 ms bare and 1.10 ms while recorded (+10 %)",
+            ("1 step: 131,000 events", "1.00 ms bare and 1.10 ms while recorded (+10 %)"),
         ),
-        (
-            replace(RECORDING, step_events=900, steps_kept=7),
-            "recorded 7 steps of 200, then the program ended: 131,000 events",
-        ),
-        (
-            replace(RECORDING, cut=True, steps_kept=0, step_events=5_000_000),
-            "recorded the first 0.12 s of one step of 200 asked for: 131,000 events; a step makes about 5,000,000, "
-            "and the limit is 200,000 (--events raises it)",
-        ),
-        (
-            replace(RECORDING, cut=True, steps_kept=0, step_events=0, plan=RecordingPlan(whole=True)),
-            "recorded the first 0.12 of 1.5 s: 131,000 events, where the limit of 200,000 stopped it "
-            "(--events raises it)",
-        ),
-        (
-            replace(RECORDING, step_events=0, steps_kept=0, plan=RecordingPlan(whole=True)),
-            "recorded all of it: 0.12 s, 131,000 events",
-        ),
+        (replace(RECORDING, step_events=900, steps_kept=7), ("7 steps of 200, then the program ended",)),
+        (replace(CUT, step_events=5_000_000), ("first 0.12 s of one step of 200", "about 5,000,000")),
+        (replace(CUT, step_events=0, plan=WHOLE), ("first 0.12 of 1.5 s", "limit of 200,000 stopped it")),
+        (replace(RECORDING, step_events=0, steps_kept=0, plan=WHOLE), ("all of it: 0.12 s, 131,000 events",)),
     ],
 )
-def test_what_was_sampled_is_said(recording: Recording, said: str) -> None:
-    assert recorded_words([recording]) == [said]
+def test_what_was_sampled_is_said(recording: Recording, figures: tuple[str, ...]) -> None:
+    (said,) = recorded_words([recording])
+    assert all(figure in said for figure in figures), said
 
 
 def test_each_process_says_its_own() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import duckdb
 import pytest
 
+from tests.report.test_page import island, page_of
 from tests.report.test_timeline import slices_of
-from tests.report.test_traced_page import page_of, trace_island
 from tilewright.report.views import TRACE
 from tilewright.store import query
 
@@ -21,7 +21,7 @@ FIXTURE = Path(__file__).parents[1] / "trace" / "fixtures" / "block_eager.json.g
 
 @pytest.fixture(scope="module")
 def data(recorded: Path) -> dict[str, Any]:
-    return trace_island(page_of(recorded))
+    return island(page_of(recorded), "trace-data")
 
 
 def test_every_table_answers_its_query(recorded: Path, data: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ def test_a_view_of_another_version_is_told_and_the_rest_is_shown(recorded: Path,
     with duckdb.connect(str(other)) as connection:
         connection.execute("CREATE OR REPLACE VIEW synchronisation AS SELECT 1 AS something_else")
     html = page_of(other)
-    tables = trace_island(html)["tables"]
+    tables = island(html, "trace-data")["tables"]
     assert "another version" in tables["synchronisation"]["problem"] and not tables["synchronisation"]["rows"]
     assert tables["accounting"]["rows"] and not tables["accounting"]["problem"]
     assert "This run was written by another version of tilewright." in html

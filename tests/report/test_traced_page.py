@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.report.large import write_large
-from tests.report.test_page import HOSTILE, Elements
+from tests.report.test_page import HOSTILE, Elements, island, page_of
 from tests.store.test_query import operator
 from tests.trace.training_trace import TrainingTrace, load
 from tilewright.records.program import Cost, Program, Region
-from tilewright.report.page import write_page
 from tilewright.report.timeline import MOST_SLICES, laid_out, timeline
 from tilewright.report.traced import MOST_DEVICES
 from tilewright.store import Run
@@ -22,17 +20,6 @@ from tilewright.store.query import reading
 from tilewright.trace import load_traces
 
 LARGEST_PAGE = 5_000_000
-
-
-def page_of(run: Path) -> str:
-    return write_page(run, run.with_suffix(".html")).read_text("utf-8")
-
-
-def trace_island(html: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="trace-data">(.*?)</script>', html, re.DOTALL)
-    assert found
-    data: dict[str, Any] = json.loads(found[1])
-    return data
 
 
 def hostile_events(text: str) -> list[dict[str, Any]]:
@@ -91,7 +78,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_holds_the_trace(training: Path) -> None:
-    data = trace_island(page_of(training))
+    data = island(page_of(training), "trace-data")
     with reading(training) as connection:
         found = timeline(connection)
     assert found is not None
@@ -131,7 +118,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     html = page_of(write_hostile_trace(tmp_path / "hostile"))
     assert [tag for tag, _ in Elements(html).tags] == [tag for tag, _ in harmless.tags]
     assert "<script>document" not in html and "<img src=x" not in html
-    names = [name for name, _, _ in trace_island(html)["timeline"]["names"]]
+    names = [name for name, _, _ in island(html, "trace-data")["timeline"]["names"]]
     assert any(name.startswith("</script><script>") for name in names)
 
 
@@ -153,7 +140,7 @@ def test_the_largest_trace_beside_the_largest_program_stays_under_five_megabytes
     run = write_large(tmp_path / "run.duckdb", 2_000)
     _add_trace(run, trace)
     html = page_of(run)
-    data = trace_island(html)
+    data = island(html, "trace-data")
     kept = data["timeline"]["kept"]
     assert len(html.encode()) <= LARGEST_PAGE
     assert kept["slices"] == 60_000 and kept["merged"] > 60_000 - MOST_SLICES and kept["without_arguments"] > 0

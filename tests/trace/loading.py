@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,13 @@ def written(path: Path, events: Iterable[Event], **header: object) -> Path:
 def loaded(*paths: Path) -> tuple[duckdb.DuckDBPyConnection, list[Loaded]]:
     connection = duckdb.connect()
     return connection, load_traces(paths, connection)
+
+
+def loaded_events(events: Iterable[Event], **header: object) -> tuple[duckdb.DuckDBPyConnection, Loaded]:
+    """A database with a trace of these events, and what became of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        connection, (file,) = loaded(written(Path(folder) / "trace.json", events, **header))
+    return connection, file
 
 
 def rows(connection: duckdb.DuckDBPyConnection, sql: str) -> Rows:

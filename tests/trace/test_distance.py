@@ -46,6 +46,8 @@ def test_a_bandwidth_bound_operator(trace: Trace) -> None:
     ("elements", "rates", "floor"),
     [
         (64 * MIB, {"copy": 1000, "read": 1000, "write": 1000}, 768 * MIB / 1e6),
+        # 84 MiB are more than an H200's L2 holds.
+        (7 * MIB, {"copy": 1000, "read": 1000, "write": 1000, "cache": 4000}, 84 * MIB / 1e6),
         # In a cache 4 MiB are written at 400 GB/s, while 8 are read.
         (MIB, {"cache": 1000, "cache_read": 2000, "cache_write": 400}, 4 * MIB / 400e3),
     ],

@@ -6,14 +6,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pytest
 
-from tests.trace.loading import complete
-from tests.trace.training_trace import TrainingTrace, load, load_events
-from tilewright.store.query import reading
-from tilewright.trace.analysis import analyse
+from tests.trace.kineto import analysed
+from tests.trace.loading import complete, loaded_events, rows
+from tests.trace.training_trace import TrainingTrace
 from tilewright.trace.flame import DEEPEST, NOT_LAUNCHED, Flame, Weight, flame
 
 
@@ -28,9 +26,8 @@ def folded(tree: Flame) -> dict[tuple[str, ...], int]:
     return {path: time for path, time in own.items() if time}
 
 
-def flame_of(events: list[dict[str, Any]], tmp_path: Path, weight: Weight = "host") -> Flame:
-    with reading(load_events(events, tmp_path)) as connection:
-        return flame(connection, weight)
+def flame_of(events: list[dict[str, Any]], weight: Weight = "host") -> Flame:
+    return flame(loaded_events(events)[0], weight)
 
 
 def host(name: str, ts: float, dur: float, category: str = "cpu_op", **more: Any) -> dict[str, Any]:
@@ -39,32 +36,29 @@ def host(name: str, ts: float, dur: float, category: str = "cpu_op", **more: Any
 
 @pytest.mark.parametrize("stacks", [True, False], ids=["with Python frames", "operators alone"])
 @pytest.mark.parametrize("seed", range(3))
-def test_both_weights_equal_what_the_trace_was_made_from(tmp_path: Path, seed: int, stacks: bool) -> None:
+def test_both_weights_equal_what_the_trace_was_made_from(seed: int, stacks: bool) -> None:
     made = TrainingTrace(seed, stacks=stacks)
-    run = load(made.write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
-    with reading(run) as connection:
-        by_host, by_device = flame(connection, "host"), flame(connection, "device")
+    connection, _ = loaded_events(made.events)
+    by_host, by_device = flame(connection, "host"), flame(connection, "device")
     assert folded(by_host) == {path: time for path, time in made.host.items() if time}
     assert folded(by_device) == dict(made.device)
     assert by_host.total[0] == sum(made.host.values()) and by_device.total[0] == sum(made.device.values())
     assert by_host.steps == 2
 
 
-def test_totals_are_own_times_and_children(tmp_path: Path) -> None:
-    run = load(TrainingTrace(5).write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
-    with reading(run) as connection:
-        tree = flame(connection, "host")
+def test_totals_are_own_times_and_children() -> None:
+    tree = flame_of(TrainingTrace(5).events)
     below = np.bincount(tree.parent[1:], weights=tree.total[1:], minlength=tree.parent.size)
     np.testing.assert_array_equal(tree.total, tree.own + below.astype(np.int64))
     assert (tree.parent[1:] < np.arange(1, tree.parent.size)).all()
 
 
-def test_equal_stacks_of_all_steps_are_one(tmp_path: Path) -> None:
+def test_equal_stacks_of_all_steps_are_one() -> None:
     events = []
     for step in range(3):
         frame = f"<built-in method linear of type object at 0x7f{step}>"
         events += [host(f"ProfilerStep#{step}", 100 * step, 50, "user_annotation"), host(frame, 100 * step + 1, 10)]
-    tree = flame_of(events, tmp_path)
+    tree = flame_of(events)
     assert len(tree.names) == 4 and tree.steps == 3
     assert folded(tree) == {
         ("thread", "ProfilerStep"): 3 * 40_000,
@@ -73,19 +67,17 @@ def test_equal_stacks_of_all_steps_are_one(tmp_path: Path) -> None:
     assert sorted(tree.calls.tolist()) == [0, 0, 3, 3]
 
 
-def test_a_kernel_whose_launch_is_missing_is_not_lost(tmp_path: Path) -> None:
+def test_a_kernel_whose_launch_is_missing_is_not_lost() -> None:
     kernel = host("k", 3, 4, "kernel")
-    assert folded(flame_of([kernel], tmp_path, "device")) == {(NOT_LAUNCHED, "k"): 4_000}
+    assert folded(flame_of([kernel], "device")) == {(NOT_LAUNCHED, "k"): 4_000}
 
 
 def test_the_operator_of_what_a_graph_replayed_is_told(tmp_path: Path) -> None:
-    run = load(TrainingTrace(4).write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
-    with duckdb.connect(str(run)) as connection:
-        analyse(connection)
-        connection.execute("UPDATE device_slice SET launch_id = NULL, operator = 'aten::mm' WHERE name LIKE 'sm90%'")
-        connection.execute("UPDATE device_slice SET launch_id = NULL, operator = NULL WHERE name LIKE 'softmax%'")
-        tree = flame(connection, "device")
-        times = dict(connection.execute("SELECT name, sum(dur)::BIGINT FROM device_slice GROUP BY name").fetchall())
+    connection = analysed([TrainingTrace(4).write(tmp_path / "trace.json")])
+    connection.execute("UPDATE device_slice SET launch_id = NULL, operator = 'aten::mm' WHERE name LIKE 'sm90%'")
+    connection.execute("UPDATE device_slice SET launch_id = NULL, operator = NULL WHERE name LIKE 'softmax%'")
+    tree = flame(connection, "device")
+    times = dict(rows(connection, "SELECT name, sum(dur)::BIGINT FROM device_slice GROUP BY name"))
     apart = {path: time for path, time in folded(tree).items() if path[0] == NOT_LAUNCHED}
     assert apart == {
         (NOT_LAUNCHED, "aten::mm", "sm90_xmma_gemm_bf16"): times["sm90_xmma_gemm_bf16"],
@@ -94,14 +86,14 @@ def test_the_operator_of_what_a_graph_replayed_is_told(tmp_path: Path) -> None:
     assert tree.total[0] == sum(times.values())
 
 
-def test_time_below_the_deepest_row_counts_for_its_ancestor(tmp_path: Path) -> None:
+def test_time_below_the_deepest_row_counts_for_its_ancestor() -> None:
     deep = DEEPEST + 50
-    tree = flame_of([host(f"f{i}", i, 2 * deep - 2 * i) for i in range(deep)], tmp_path)
+    tree = flame_of([host(f"f{i}", i, 2 * deep - 2 * i) for i in range(deep)])
     assert tree.total[0] == 2 * deep * 1_000
     assert max(len(path) for path in folded(tree)) == DEEPEST + 1
 
 
-def test_threads_that_wait_and_the_recorders_frames_are_left_out(tmp_path: Path) -> None:
+def test_threads_that_wait_and_the_recorders_frames_are_left_out() -> None:
     python = "python_function"
     waiting = [
         host("threading.py(1002): _bootstrap", 0, 100, python) | {"tid": 2},
@@ -113,7 +105,7 @@ def test_threads_that_wait_and_the_recorders_frames_are_left_out(tmp_path: Path)
         host("train.py(3): <module>", 2, 90, python),
         host("aten::mm", 10, 40),
     ]
-    tree = flame_of(events + waiting, tmp_path)
+    tree = flame_of(events + waiting)
     assert folded(tree) == {
         ("thread",): 10_000,
         ("thread", "train.py(3): <module>"): 50_000,
@@ -122,12 +114,12 @@ def test_threads_that_wait_and_the_recorders_frames_are_left_out(tmp_path: Path)
     assert tree.calls.tolist() == [0, 0, 1, 1]
 
 
-def test_python_alone_is_all_there_is(tmp_path: Path) -> None:
+def test_python_alone_is_all_there_is() -> None:
     events = [host("train.py(3): <module>", 2, 90, "python_function") | {"tid": thread} for thread in (1, 2)]
-    assert sum(folded(flame_of(events, tmp_path)).values()) == 180_000
+    assert sum(folded(flame_of(events)).values()) == 180_000
 
 
 @pytest.mark.parametrize("weight", ["host", "device"])
-def test_a_trace_of_instants_has_an_empty_flame(tmp_path: Path, weight: Weight) -> None:
-    tree = flame_of([{"ph": "i", "name": "x", "pid": 1, "tid": 1, "ts": 1}], tmp_path, weight)
+def test_a_trace_of_instants_has_an_empty_flame(weight: Weight) -> None:
+    tree = flame_of([{"ph": "i", "name": "x", "pid": 1, "tid": 1, "ts": 1}], weight)
     assert tree.total.tolist() == [0] and folded(tree) == {}

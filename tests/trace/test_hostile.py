@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.counting import calls_made
-from tests.trace.loading import accounted, complete, loaded, rows, written
+from tests.trace.loading import accounted, complete, loaded, loaded_events, rows, written
 from tests.waiting import HANG_S
 from tilewright.records.errors import TraceError
 
@@ -120,7 +120,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12].encode("unicode_escape").decode())
-def test_names_are_only_names(tmp_path: Path, name: str) -> None:
+def test_names_are_only_names(name: str) -> None:
     """Wherever text may stand: it comes back as it was, and nothing is executed."""
     args = {name: name, "plain": name}
     more = {"cat": name, "pid": name, "tid": name, "args": args}
@@ -134,7 +134,7 @@ def test_names_are_only_names(tmp_path: Path, name: str) -> None:
         {"ph": "f", "bp": "e", "name": name, "ts": 2, "id": name, **more},
         {"ph": "E", "name": name, "ts": 2, **more},
     ]
-    connection, (file,) = loaded(written(tmp_path / "t.json", events, **{name: name}))
+    connection, file = loaded_events(events, **{name: name})
     kept = name.encode("utf-8", "replace").decode()
     assert rows(connection, "SELECT DISTINCT name, category FROM slice") == [(kept, kept)]
     assert rows(connection, "SELECT string_value FROM args WHERE key = 'args.plain'") == [(kept,)] * 2
@@ -157,9 +157,9 @@ def test_text_in_other_encodings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", range(30, 38))
-def test_a_character_that_an_error_message_cuts_in_two(tmp_path: Path, length: int) -> None:
+def test_a_character_that_an_error_message_cuts_in_two(length: int) -> None:
     events = [complete("a", 1, 1), complete("b", 2, 1) | {"dur": "x" * (length % 4) + "💥" * length}]
-    connection, (file,) = loaded(written(tmp_path / "t.json", events))
+    connection, file = loaded_events(events)
     assert rows(connection, "SELECT name FROM slice") == [("a",)]
     assert (file.events, file.rejects) == (2, 1)
 
@@ -171,8 +171,8 @@ def test_control_characters_within_names(tmp_path: Path) -> None:
     assert rows(connection, "SELECT name FROM slice") == [("a\nb\x01",)]
 
 
-def test_an_event_larger_than_the_fast_reader_takes(tmp_path: Path) -> None:
-    connection, _ = loaded(written(tmp_path / "t.json", [complete("a", 1, 1, args={"x": "y" * 5_000_000})]))
+def test_an_event_larger_than_the_fast_reader_takes() -> None:
+    connection, _ = loaded_events([complete("a", 1, 1, args={"x": "y" * 5_000_000})])
     assert rows(connection, "SELECT length(string_value) FROM args") == [(5_000_000,)]
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks import synthetic_trace
 from tests import processes
 from tests.trace.kineto import analysed
-from tests.trace.loading import accounted, complete, loaded, rows, written
+from tests.trace.loading import accounted, complete, loaded, loaded_events, rows, written
 from tilewright.records.errors import TraceError
 from tilewright.store import runs_dir
 from tilewright.trace import load_traces, trace_run
@@ -278,16 +278,16 @@ def test_arguments_keep_their_times(tmp_path: Path, piece: int, monkeypatch: pyt
         assert ts == 1732200000000000125 and json.loads(str(args)) == json.loads(inner)
 
 
-def test_slices_that_perfetto_drops_are_rows(tmp_path: Path) -> None:
+def test_slices_that_perfetto_drops_are_rows() -> None:
     """Kernels of one stream whose times were rounded apart, and a range that leaves a function half-way."""
     events = [complete("k1", 0, 5), complete("k2", 4.999, 5), complete("k3", 9.999, 1)]
-    connection, _ = loaded(written(tmp_path / "t.json", events))
+    connection, _ = loaded_events(events)
     found = rows(connection, "SELECT name, depth, parent_id FROM slice ORDER BY id")
     assert found == [("k1", 0, None), ("k2", 0, None), ("k3", 0, None)]
     assert rows(connection, "SELECT name FROM overlap JOIN slice ON slice.id = overlap.slice_id") == [("k2",)]
 
 
-def test_begins_and_ends(tmp_path: Path) -> None:
+def test_begins_and_ends() -> None:
     def point(phase: str, ts: float, **more: object) -> dict[str, object]:
         return {"ph": phase, "ts": ts, **IN_A_THREAD, **more}
 
@@ -299,7 +299,7 @@ def test_begins_and_ends(tmp_path: Path) -> None:
         point("B", 5, name="never ends"),
         point("E", 20, name="nobody"),
     ]
-    connection, (file,) = loaded(written(tmp_path / "t.json", events))
+    connection, file = loaded_events(events)
     assert rows(connection, "SELECT name, ts, dur, depth FROM slice ORDER BY ts") == [
         ("outer", 0, 9000, 0),
         ("inner", 1000, 2000, 1),
@@ -311,7 +311,7 @@ def test_begins_and_ends(tmp_path: Path) -> None:
     assert file.paired == 2
 
 
-def test_one_launch_of_many_kernels(tmp_path: Path) -> None:
+def test_one_launch_of_many_kernels() -> None:
     """A replayed CUDA graph: one start, an end at every kernel; and a device clock that runs behind the host's."""
     flow = {"cat": "ac2g", "name": "ac2g", "id": 7}
     events = [
@@ -322,7 +322,7 @@ def test_one_launch_of_many_kernels(tmp_path: Path) -> None:
         {"ph": "s", "ts": 12, **flow, "id": 8, **IN_A_THREAD},
         {"ph": "f", "bp": "e", "ts": 100, **flow, "id": 9, **IN_A_THREAD},
     ]
-    connection, (file,) = loaded(written(tmp_path / "t.json", events))
+    connection, file = loaded_events(events)
     assert rows(connection, ARROWS) == [("cudaGraphLaunch", f"k{at}", "7", "ac2g") for at in range(3)]
     assert rows(connection, "SELECT reason FROM reject ORDER BY reason") == [
         ("a flow event where no slice is",),
@@ -332,11 +332,11 @@ def test_one_launch_of_many_kernels(tmp_path: Path) -> None:
     assert file.note == "1 arrows go back in time, by up to 2.000 µs: their clocks disagree"
 
 
-def test_a_flow_id_used_again(tmp_path: Path) -> None:
+def test_a_flow_id_used_again() -> None:
     flow = {"cat": "c", "name": "n", "id": 1, **IN_A_THREAD}
     events = [complete(name, ts, 1) for name, ts in (("a", 0), ("b", 2), ("c", 4), ("d", 6))]
     events += [{"ph": phase, "bp": "e", "ts": ts, **flow} for phase, ts in (("s", 0), ("f", 2), ("s", 4), ("f", 6))]
-    connection, _ = loaded(written(tmp_path / "t.json", events))
+    connection, _ = loaded_events(events)
     assert rows(connection, ARROWS) == [("a", "b", "1", "c"), ("c", "d", "1", "c")]
 
 

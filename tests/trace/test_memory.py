@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.loading import complete, written
-from tests.trace.training_trace import TrainingTrace, load, load_events
-from tilewright.store.query import query, reading
+from tests.trace.loading import complete, loaded, loaded_events, rows, written
+from tests.trace.training_trace import TrainingTrace
 from tilewright.trace.memory import BEFORE, NO_OPERATOR, DeviceMemory, Holder, memory
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-def memory_of(events: list[dict[str, Any]], tmp_path: Path) -> list[DeviceMemory]:
-    with reading(load_events(events, tmp_path)) as connection:
-        return memory(connection)
+def memory_of(events: list[dict[str, Any]]) -> list[DeviceMemory]:
+    connection, _ = loaded_events(events)
+    return memory(connection)
 
 
 def event(ts: float, size: int, total: int, address: int, device: int = 0, **more: Any) -> dict[str, Any]:
@@ -34,20 +33,18 @@ def slice_(name: str, ts: float, dur: float, category: str = "cpu_op", tid: int 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_peak_is_held_by_whom_the_allocator_gave_it(tmp_path: Path, seed: int) -> None:
+def test_the_peak_is_held_by_whom_the_allocator_gave_it(seed: int) -> None:
     made = TrainingTrace(seed, operators=30)
-    run = load(made.write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
-    with reading(run) as connection:
-        (gpu,) = memory(connection)
+    connection, _ = loaded_events(made.events)
+    (gpu,) = memory(connection)
     assert gpu.device == "GPU 0" and gpu.training
     assert gpu.peak_bytes == made.peak == sum(made.live.values())
     assert {(each.operator, each.phase): each.bytes for each in gpu.holders} == made.live
     assert [each.bytes for each in gpu.holders] == sorted((each.bytes for each in gpu.holders), reverse=True)
-    (row,) = query(run, "SELECT max(allocated), count(*) FROM memory_event")[1]
-    assert row == (made.peak, gpu.ts.size)
+    assert rows(connection, "SELECT max(allocated), count(*) FROM memory_event") == [(made.peak, gpu.ts.size)]
 
 
-def test_phases_say_what_outlived_them(tmp_path: Path) -> None:
+def test_phases_say_what_outlived_them() -> None:
     events = [
         slice_("forward", 0, 10, "user_annotation"),
         slice_("aten::mm", 1, 8),
@@ -62,7 +59,7 @@ def test_phases_say_what_outlived_them(tmp_path: Path) -> None:
         slice_("Optimizer.step#SGD.step", 40, 10, "user_annotation"),
         event(41, -70, 0, 2),
     ]
-    (cpu,) = memory_of(events, tmp_path)
+    (cpu,) = memory_of(events)
     assert cpu.training and (cpu.peak_bytes, cpu.peak_ts) == (170, cpu.ts[3])
     assert [(p.phase, p.peak_bytes, p.allocated_bytes, p.kept_bytes) for p in cpu.phases] == [
         ("forward", 140, 140, 100),
@@ -72,15 +69,15 @@ def test_phases_say_what_outlived_them(tmp_path: Path) -> None:
     assert cpu.holders == [Holder("aten::mm", "forward", 100, 1), Holder("MmBackward0", "backward", 70, 1)]
 
 
-def test_inference_keeps_nothing_and_needs_no_range(tmp_path: Path) -> None:
+def test_inference_keeps_nothing_and_needs_no_range() -> None:
     events = [slice_("aten::add", 0, 5), event(1, 64, 64, 9), event(2, -64, 0, 9), event(8, 32, 32, 9)]
-    (cpu,) = memory_of(events, tmp_path)
+    (cpu,) = memory_of(events)
     assert not cpu.training and [p.phase for p in cpu.phases] == ["forward"]
     assert cpu.holders == [Holder("aten::add", "forward", 64, 1)]
     assert NO_OPERATOR not in [each.operator for each in cpu.holders]
 
 
-def test_an_operator_that_allocates_for_another_does_not_count(tmp_path: Path) -> None:
+def test_an_operator_that_allocates_for_another_does_not_count() -> None:
     events = [
         slice_("aten::linear", 0, 20),
         slice_("aten::addmm", 1, 18),
@@ -91,13 +88,13 @@ def test_an_operator_that_allocates_for_another_does_not_count(tmp_path: Path) -
         event(32, 20, 30, 2),
         event(50, 5, 35, 3),
     ]
-    (cpu,) = memory_of(events, tmp_path)
+    (cpu,) = memory_of(events)
     assert {each.operator: each.bytes for each in cpu.holders} == {"aten::addmm": 10, "aten::zeros": 20, NO_OPERATOR: 5}
 
 
-def test_every_device_has_its_own_peak(tmp_path: Path) -> None:
+def test_every_device_has_its_own_peak() -> None:
     events = [event(1, 8, 8, 5), event(2, 900, 1000, 5, device=1), event(3, -8, 0, 5)]
-    gpu, cpu = memory_of(events, tmp_path)
+    gpu, cpu = memory_of(events)
     assert (gpu.device, gpu.peak_bytes, cpu.device, cpu.peak_bytes) == ("GPU 0", 1000, "CPU", 8)
     assert sum(each.bytes for each in gpu.holders) == 1000
     np.testing.assert_array_equal(cpu.allocated, [8, 0])
@@ -108,33 +105,24 @@ def test_files_do_not_lend_each_other_their_phases(tmp_path: Path) -> None:
     training = [slice_("backward", 0, 10, "user_annotation"), slice_("aten::mm", 1, 8), event(2, 64, 64, 1)]
     inference = [slice_("aten::mm", 1, 8), event(2, 32, 32, 1)]
     paths = [written(tmp_path / "train.json", training), written(tmp_path / "infer.json", inference)]
-    load(paths[0], tmp_path / "run.duckdb", paths[1])
-    with reading(tmp_path / "run.duckdb") as connection:
-        first, second = memory(connection)
+    first, second = memory(loaded(*paths)[0])
     assert (first.file, first.training, first.holders) == (0, True, [Holder("aten::mm", "backward", 64, 1)])
     assert (second.file, second.training, second.holders) == (1, False, [Holder("aten::mm", "forward", 32, 1)])
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        {},
-        {"Bytes": "x", "Total Allocated": 1},
-        {"Bytes": 2**63, "Total Allocated": 1, "Device Type": 0},
-        {"Bytes": None},
-    ],
-    ids=["none", "text", "too large", "null"],
-)
-def test_damaged_events_are_left_out(tmp_path: Path, args: dict[str, Any]) -> None:
-    broken = event(1, 1, 1, 1)
-    broken["args"] = args
-    assert memory_of([broken], tmp_path) == []
-    (cpu,) = memory_of([broken, event(2, 7, 7, 1)], tmp_path / "..")
+def test_damaged_events_are_left_out() -> None:
+    too_large = {"Bytes": 2**63, "Total Allocated": 1, "Device Type": 0}
+    broken = [
+        event(1, 1, 1, 1) | {"args": args}
+        for args in ({}, {"Bytes": "x", "Total Allocated": 1}, too_large, {"Bytes": None})
+    ]
+    assert memory_of(broken) == []
+    (cpu,) = memory_of([*broken, event(2, 7, 7, 1)])
     assert cpu.peak_bytes == 7
 
 
 @pytest.mark.parametrize("name", ["block_eager", "block_inductor"])
-def test_a_recorded_training_step_on_a_gpu(name: str, tmp_path: Path) -> None:
+def test_a_recorded_training_step_on_a_gpu(name: str) -> None:
     """The file's own events, replayed one by one, against what is said of its peak."""
     with gzip.open(FIXTURES / f"{name}.json.gz", "rt", encoding="utf-8") as file:
         events = [event for event in json.load(file)["traceEvents"] if event["name"] == "[memory]"]
@@ -148,8 +136,8 @@ def test_a_recorded_training_step_on_a_gpu(name: str, tmp_path: Path) -> None:
             live.pop(args["Addr"], None)
         if args["Total Allocated"] > peak:
             peak, at_peak = args["Total Allocated"], sum(live.values())
-    with reading(load(FIXTURES / f"{name}.json.gz", tmp_path / "run.duckdb")) as connection:
-        gpu = next(each for each in memory(connection) if each.device == "GPU 0")
+    connection, _ = loaded(FIXTURES / f"{name}.json.gz")
+    gpu = next(each for each in memory(connection) if each.device == "GPU 0")
     assert gpu.peak_bytes == peak and gpu.training
     assert sum(each.bytes for each in gpu.holders) == peak
     assert sum(each.bytes for each in gpu.holders if each.operator != BEFORE) == at_peak
@@ -172,8 +160,7 @@ def test_training_holds_what_inference_frees(tmp_path: Path) -> None:
             if training:
                 y.sum().backward()
         recorded.export_chrome_trace(str(tmp_path / "trace.json"))
-        with reading(load(tmp_path / "trace.json", tmp_path / f"{training}.duckdb")) as connection:
-            (found[training],) = memory(connection)
+        (found[training],) = memory(loaded(tmp_path / "trace.json")[0])
         del x, y
     assert found[True].training and not found[False].training
     assert found[False].peak_bytes == 2 * size
