@@ -36,13 +36,11 @@ def show_diff(found: Difference) -> RenderableType:
 
 
 def _line(what: str, before_us: float, after_us: float, change: Change) -> Text:
-    text = Text.assemble(
-        (f"{change.verdict:12}", _STYLE[change.verdict]),
-        f"{what}: {duration(before_us)} → {duration(after_us)}",
-    )
+    text = Text(f"{what}: {duration(before_us)} → {duration(after_us)}")
     if math.isfinite(change.high):
         text.append(f", {_percent(change.ratio)} ({_percent(change.low)} to {_percent(change.high)})")
-    text.append(f"\n            {change.method}", "dim")
+    text.append(": ").append(change.verdict, _STYLE[change.verdict])
+    text.append(f"\n  {change.method}", "dim")
     if change.verdict == "cannot tell" and math.isfinite(change.high):
         text.append(f"; less than {change.resolution:.1%} is lost in their noise", "dim")
     return text

@@ -108,7 +108,7 @@ def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
     length_us = min(float(np.exp(run).sum()) for run in (first, second))
     problem = ""
     if fewest < FEW_STEPS:
-        problem = f"{fewest} steps are too few, {FEW_STEPS} are needed"
+        problem = f"{fewest} steps are too few, {FEW_STEPS} are needed (`tilewright profile --active {FEW_STEPS}`)"
     elif shared_machine and length_us < SHORT_US:
         problem = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {SHORT_US / 1e6:.0f} s are needed"
     if problem:
