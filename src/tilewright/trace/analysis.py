@@ -8,7 +8,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tilewright.trace.account.accounting import account
-from tilewright.trace.account.python_lines import add_python_lines
 from tilewright.trace.account.waves import add_waves
 from tilewright.trace.operators.operator_table import add_operator_table
 from tilewright.trace.price.distance import add_distances
@@ -22,8 +21,7 @@ def analyse(connection: DuckDBPyConnection) -> None:
 
     Doing it again replaces them. The connection must be in no transaction.
     """
-    add_python_lines(connection)
-    for script in ("attribution", "graphs", "lines", "waits", "steps", "described"):
+    for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
         _execute(connection, f"account/{script}.sql")
     # They are independent, and each is single-threaded most of the time, so they run in parallel.
     with ThreadPoolExecutor(1) as beside:
