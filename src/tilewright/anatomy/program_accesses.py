@@ -79,7 +79,7 @@ def _launch(
 
 
 def _argument(name: str, value: Any) -> Any:
-    """The argument as `InterpretedLaunch` has it; TypeError for what has no such form."""
+    """The argument in the form that `InterpretedLaunch` takes; TypeError if it has none."""
     if isinstance(value, torch.Tensor):
         return Layout(tuple(value.shape), tuple(value.stride()), value.dtype, None)
     if isinstance(getattr(value, "base", None), torch.Tensor) and hasattr(value, "block_shape"):

@@ -29,7 +29,7 @@ def command_line() -> str:
 
 
 def time_given(seconds: float | None) -> float | None:
-    """The callback of `--seconds`; UsageError for what is no time. A range of click's would let NaN pass."""
+    """The callback of `--seconds`; UsageError unless it is positive and finite. click's ranges let NaN pass."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise UsageError(f"--seconds {seconds:g} is not a time to measure for: give a number above 0")
     return seconds

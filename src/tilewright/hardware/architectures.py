@@ -32,7 +32,7 @@ class Architecture:
     """The most that one block may ask for."""
     shared_unit: int = 128
     shared_reserved: int = KIB
-    """What the system takes of it for every block."""
+    """Of it, the part that the driver reserves for each block."""
     registers: int = 65536
     max_registers_per_thread: int = 255
     max_threads_per_block: int = 1024
@@ -122,7 +122,7 @@ def known(capability: str | None) -> Architecture | None:
 
 
 class DeviceLimits(NamedTuple):
-    """What a kernel's plan asks of a device: plain and hashable, so that a plan for one can be kept. Sizes in bytes."""
+    """The limits of a device that a kernel's plan depends on, hashable as a key of cached plans. Sizes in bytes."""
 
     capability: str
     """Compute capability, `9.0`; empty for the CPU, where kernels are interpreted."""
@@ -140,7 +140,7 @@ class DeviceLimits(NamedTuple):
     shared_bytes: int = 0
     """Shared memory of a multiprocessor."""
     shared_reserved: int = KIB
-    """What the system takes of it for every block."""
+    """Of it, the part that the driver reserves for each block."""
     registers: int = 65536
     """Of a multiprocessor, 32 bits each."""
     max_threads: int = 2048

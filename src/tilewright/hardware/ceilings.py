@@ -108,7 +108,7 @@ def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, sec
 
 
 def device_name(machine: Machine, device: str) -> str:
-    """What the machine calls `cpu`, `cuda` or `cuda:N`; UsageError if it has no such device."""
+    """The name of the device `cpu`, `cuda` or `cuda:N`; UsageError if the machine has no such device."""
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return machine.cpu.model or "CPU"
@@ -337,7 +337,7 @@ def kept_kernel_times(name: str) -> KernelTimes:
 
 
 def keep_kernel_times(name: str, times: KernelTimes, timed: Sequence[Mapping[str, object]]) -> Path:
-    """Keep them with the rows of what was timed, for this PyTorch and thread count; CacheError if that fails."""
+    """Keep the coefficients and the rows that they fit, for this PyTorch and thread count; CacheError if that fails."""
     path = _place(name, "kernels")
     _write(path, json.dumps({"terms": TERMS, "times": times, "timed": list(timed)}, indent=1) + "\n", "kernel times")
     return path

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TERMS = ("start", "load", "cached", "DRAM", "arithmetic", "doubles", "draws", "narrow")
-"""1; 1 if anything is read; the memory time of what the last-level cache holds; of what it does not; the time of the
-arithmetic; of the operations in float64; of random numbers; of few programs, each with one SM's share. Microseconds
-but for the first two."""
+"""start: 1. load: 1 if anything is read. cached: the memory time of bytes that the last-level cache holds. DRAM: that
+of all others. arithmetic, doubles, draws: the times of arithmetic, of float64 operations and of random numbers.
+narrow: the time of few programs, each with one SM's share. Microseconds but for the first two."""
 Coefficients = tuple[float, ...]
 """One for each of `TERMS`: microseconds for the first two, numbers for the others."""
 KernelTimes = Mapping[str, Coefficients]
 """By kind of kernel (`cost/work.py`)."""
 
 UNFITTED: Coefficients = (1.0, 0.3, 1.6, 1.0, 1.1, 1.0, 1.0, 1.0)
-"""Of a kind that nobody timed."""
+"""For kinds of kernels that were not timed."""
 
 # Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: the programs of
 # `tilewright doctor --kernels` and the launches of eleven models of `benchmarks/models.py --launches`; generated

@@ -1,4 +1,4 @@
-"""What a device can do, as figures that a floor is computed from: datasheets, and this machine measured."""
+"""The ceilings of devices from which floors are computed: of datasheets, or measured on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeviceProfile:
     read_GBps: float
     write_GBps: float
     l2_GBps: float | None
-    """Copy within the last-level cache; None where nobody has measured or stated it."""
+    """Copy within the last-level cache; None if neither measured nor stated."""
     l2_bytes: int
     """Last-level cache; 0 where unknown, so that nothing is taken to fit."""
     matmul_TFLOPs: Mapping[str, float]
@@ -46,13 +46,13 @@ class DeviceProfile:
     """Streaming multiprocessors; on a CPU the hardware threads."""
     origin: Literal["datasheet", "measured"]
     sm_read_GBps: float | None = None
-    """What one SM draws from the last-level cache when few do; None where nobody has measured it."""
+    """Reads of one SM from the last-level cache while few others read; None if not measured."""
     sm_write_GBps: float | None = None
-    """What one SM writes into it."""
+    """Writes of one SM into it."""
     capability: str | None = None
     """Compute capability of a GPU, `9.0`."""
     l2_read_GBps: float | None = None
-    """Reading what the last-level cache holds; None where nobody has measured it apart from copying."""
+    """Reads from the last-level cache; None if only copies were measured."""
     l2_write_GBps: float | None = None
     """Writing into it."""
     kernel_times: KernelTimes = field(default_factory=dict)
@@ -60,7 +60,7 @@ class DeviceProfile:
 
     @property
     def limits(self) -> DeviceLimits | None:
-        """What a kernel may take there, by the table of architectures; None on a CPU, or where the table lacks it."""
+        """The device's limits by the table of architectures; None on a CPU, or if the table lacks the architecture."""
         row = known(self.capability)
         return None if row is None else stated_limits(row.capability, self.sms, self.l2_bytes)
 
@@ -79,7 +79,7 @@ def _stated(
     l2_GBps: float | None = None,
     **matmul: float,
 ) -> DeviceProfile:
-    """By the datasheet of a GPU, and what that does not say; `matmul` in TFLOP/s by dtype."""
+    """A GPU's profile: its datasheet, and figures that the datasheet lacks; `matmul` in TFLOP/s by dtype."""
     sheet = DATASHEETS[driver_name]
     return DeviceProfile(
         name=name,
@@ -319,7 +319,7 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         matmul_TFLOPs={dtype: value for (kind, dtype), value in values.items() if kind == "matmul"},
         vector_TFLOPs=by_kind["vector"],
         flops_per_transcendental=_flops_per_transcendental(gpu),
-        # A floor must not lie above what a graph reaches, which spares the host's share.
+        # Replayed from a CUDA graph, a launch is without the host's share; a floor must not exceed that.
         launch_us=by_kind.get("launch in a graph", by_kind["launch"]),
         sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
         origin="measured",

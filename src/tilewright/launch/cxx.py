@@ -45,7 +45,7 @@ def find_compiler() -> str:
 def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
     """Write the shared object of `source` to `out`. Raises CompilerError, or CacheError where the disk is full."""
     compiler, limit = find_compiler(), _limit_s()
-    # Libraries are looked into for what the objects before them lack, so the source comes first.
+    # The linker searches a library for symbols of earlier objects only, so the source comes first.
     command = [compiler, "-x", "c++", "-", *flags, *ALWAYS, "-o", str(out)]
     process, at_exit = None, _nothing
     try:
@@ -60,8 +60,8 @@ def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
                 errors="replace",
                 start_new_session=True,
             )
-            # A thread that waits for a compiler is not told of the interpreter's end. `unregister` takes every entry
-            # of one function, and there may be two compilers.
+            # A thread that waits for a compiler does not notice that the interpreter exits. `unregister` removes every
+            # entry of one function, and there may be two compilers.
             at_exit = atexit.register(functools.partial(_kill, process))
         output, _ = process.communicate(source, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -109,7 +109,7 @@ def _nothing() -> None:
 
 @contextlib.contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold Ctrl-C back: raised within `Popen` it would leave a compiler that nobody knows."""
+    """Delay Ctrl-C: raised within `Popen`, it would leave a running compiler without a handle to stop it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -127,7 +127,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     _kill(process)
     process.wait()
     for stream in (process.stdin, process.stdout):
-        # What was not yet written to the compiler has nowhere to go.
+        # Closing flushes what was not yet written, and the pipe is broken.
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.close()

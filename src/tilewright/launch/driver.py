@@ -1,4 +1,4 @@
-"""CUDA's driver, by the addresses of its functions: what the executor and its Python twin call."""
+"""The addresses of the CUDA driver's functions, which the executor and its Python twin call."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from tilewright.records.recipe import Recipe
 
 Function = Callable[..., Any]
 DISPATCH, RECORD, NO_RECIPE = range(3)
-"""What the executor answers to a call that it has no result for, as in native/operator.h: PyTorch's dispatcher must see
-the operator; a gradient is wanted that Python computes; other code than kernels takes the call."""
+"""Why the executor returns no result for a call, as in native/operator.h: PyTorch's dispatcher must see the operator;
+Python computes its gradient; no kernel takes the call."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _observers: list[None] = []
 
@@ -92,7 +92,7 @@ class EagerOperator:
     def known(self, *arguments: Any) -> Any:
         """The results of a call by the user of a kind that was called before, whose arguments were checked then.
 
-        None, and nothing done, for another call, and where somebody else must see it.
+        None, and nothing done, for any other call, while PyTorch compiles, and inside `launches_in_python`.
         """
         if torch.compiler.is_compiling() or _observers or self._native is None:
             return None
@@ -129,7 +129,7 @@ class EagerOperator:
         return self._native
 
     def _answer(self, arguments: tuple[Any, ...]) -> int:
-        """What the executor would answer if it knew no recipe."""
+        """The executor's answer to a call without a known recipe."""
         tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         # Only the dispatcher resolves a negative view.
         plain = all(type(x) in _PLAIN and not x.is_neg() for x in tensors)

@@ -1,4 +1,4 @@
-"""The executor in C++ (`native/`): built at run time, in the background; what it is told of a recipe."""
+"""Builds the C++ executor (`native/`) in the background at run time, and converts recipes for it."""
 
 from __future__ import annotations
 

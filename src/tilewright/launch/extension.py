@@ -26,7 +26,7 @@ class Extension:
     """One source file, whose `PyInit_` is of the name `tilewright_` and its own."""
 
     def __init__(self, source: Path, without: str) -> None:
-        """`without`: what the user is told, before the reason, where it cannot be built."""
+        """`without`: the consequence for the user if it cannot be built; the warning adds the reason."""
         self.source = source
         self.name = f"tilewright_{source.stem}"
         self.found: ModuleType | None = None

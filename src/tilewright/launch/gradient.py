@@ -80,7 +80,7 @@ class Gradient:
         return tuple(results[place] if place is not None and is_tensor else None for place, is_tensor in pairs)
 
     def told(self, name: str) -> tuple[Any, ...]:
-        """What the executor is told, with the name of the node in autograd's graph."""
+        """The same for the executor, with the name of the node in autograd's graph."""
         takes = [_told(taken) for taken in self.takes]
         gives = [-1 if place is None else place for place in self.gives]
         return name, self.operator, takes, gives, self.differentiable

@@ -232,7 +232,7 @@ def _bindings(name: str) -> Any:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a call of CUDA's returned beside its status: nothing, one value, or a tuple."""
+    """The values that a call into CUDA returned after its status: none, one, or a tuple."""
     status, *values = answer
     if status.value != 0:
         raise CompilerError(f"CUDA answered {status.name}")

@@ -35,7 +35,7 @@ def loaded(compiled: Any) -> LoadedKernel | None:
 
 
 def launches_are_watched() -> bool:
-    """Whether somebody asked Triton to be told of its launches."""
+    """Whether a hook on Triton's launches is installed."""
     runtime = _settings()
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
@@ -53,7 +53,7 @@ def hash_ahead() -> None:
 
 
 def _hash() -> None:
-    # Where Triton is missing, or calls it otherwise, whoever needs it says so.
+    # If Triton is missing or has no such function, its first user reports that.
     with contextlib.suppress(ImportError):
         from triton.runtime.cache import triton_key
 
@@ -62,7 +62,7 @@ def _hash() -> None:
 
 @functools.cache
 def _settings() -> Any:
-    """Triton's settings: an import costs the host a microsecond, even of what is loaded."""
+    """Triton's settings, cached: an import statement costs the host a microsecond even if the module is loaded."""
     from triton import knobs
 
     return knobs.runtime

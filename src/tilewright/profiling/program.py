@@ -18,7 +18,7 @@ from tilewright.profiling.start import ASKED, FOLDER
 from tilewright.records.errors import TargetError, UsageError
 
 _STARTER = ["-m", "tilewright.profiling.start"]
-# What the recorder imports that another Python may lack.
+# Prints the packages that the recorder imports and the program's Python lacks.
 _LACKED = "import importlib.util as u; print(*(name for name in ('torch', 'tilewright') if u.find_spec(name) is None))"
 # Python's options that take a value.
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -64,7 +64,7 @@ def profile_program(
 
 
 def _run(started: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The exit code of a program under the recorder, whose Python must have what the recorder imports."""
+    """The exit code of a program under the recorder; TargetError if its Python lacks what the recorder imports."""
     try:
         if Path(started[0]).name != "torchrun":
             asking = [*started[: started.index("-m")], "-c", _LACKED]

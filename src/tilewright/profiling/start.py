@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tilewright.measure.recording.recorder import Recording
 
 FOLDER = "TILEWRIGHT_PROFILE_FOLDER"
-"""The variable that names the folder: it holds what is to be recorded, and what was."""
+"""The variable that names the folder through which both processes exchange files."""
 ASKED = "asked"
 """File: a pickled `RecordingPlan`, and whether the program ends once its steps are recorded."""
 RECORDED = "rank{:05}.recorded"

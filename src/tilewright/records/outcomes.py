@@ -1,4 +1,4 @@
-"""Outcomes of races, kept on disk by what was raced and where: the one memory of all that is chosen by measurement."""
+"""Outcomes of races, kept on disk under a key of what was raced and where; every choice by measurement is here."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def every() -> dict[str, Outcome]:
 
 @contextmanager
 def asked() -> Iterator[dict[str, Outcome | None]]:
-    """Collect, by key, the outcomes that are asked for in this block: what is decided there holds while they hold."""
+    """Collect, by key, the outcomes looked up in this block: decisions made there are valid as long as these are."""
     found: dict[str, Outcome | None] = {}
     token = _asked.set(found)
     try:

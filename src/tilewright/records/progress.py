@@ -1,4 +1,4 @@
-"""What a long computation has done so far, told to whoever shows it."""
+"""Progress of long computations: counts that are passed to an observer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Observer = Callable[[str, int, int | None], None]
-"""Called with what is being counted, how many are done, and of how many, where that is known."""
+"""Called with the name of what is counted, the number done, and the total if it is known."""
 
 _observers: list[Observer] = []
 
 
 def tell(what: str, done: int, of: int | None = None) -> None:
-    """Say that `done` of `of` are done; nothing happens where nobody watches.
+    """Report that `done` of `of` are done; does nothing without an observer.
 
     >>> with watched(lambda what, done, of: print(f"{done} of {of} {what}")):
     ...     tell("kernels compiled", 3, 12)
@@ -28,7 +28,7 @@ def is_watched() -> bool:
 
 @contextmanager
 def watched(observer: Observer) -> Iterator[None]:
-    """Give `observer` what is told inside."""
+    """Call `observer` with the counts that are reported inside."""
     _observers.append(observer)
     try:
         yield

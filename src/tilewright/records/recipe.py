@@ -88,7 +88,7 @@ class Launch:
     """One launch of a kernel."""
 
     kernel: Any
-    """What has `function` (the driver's handle), `threads` and `shared_bytes`."""
+    """An object with `function` (the driver's handle), `threads` and `shared_bytes`."""
     grid: tuple[int, int, int]
     arguments: tuple[Argument, ...]
 
@@ -126,6 +126,6 @@ class Recipe:
     """Which buffers are results, counted from the first buffer, in order."""
     actions: Sequence[Launch | Copy | Fill]
     advance: int = 0
-    """What the call draws from the device's default generator, in steps of its offset."""
+    """How far the call advances the device's default generator, in steps of its offset."""
     keep: Sequence[Any] = field(default=())
     """Tensors whose addresses are among the numbers; they live as long as the recipe."""

@@ -40,7 +40,7 @@ _SHAPES = "SELECT count(*) > 0 AND count(shapes) = 0, (SELECT count(*) > 0 FROM 
 
 
 def show_accounting(run: Path) -> RenderableType:
-    """The tables of the run's timeline that are for a terminal, and what they leave out.
+    """The timeline's tables for a terminal, then remarks.
 
     Raises:
         StoreError: the run is missing or damaged.
@@ -56,7 +56,7 @@ def show_accounting(run: Path) -> RenderableType:
 
 
 def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
-    """What no table has, a sentence each."""
+    """What the tables do not show, one sentence each."""
     for device, us, call in connection.execute(_STARTS).fetchall():
         yield f"before its first work {device} waited {duration(us)} for {call} on the host"
     for device, lag_us, mean, most in connection.execute(_QUEUES).fetchall():

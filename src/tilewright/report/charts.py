@@ -24,8 +24,8 @@ _LINE_HEIGHT = 14
 """Pixels, of a label."""
 _SLOPES = {"copy": "memory, copied", "cache": "cache, copied"}
 """A line for each level of memory, by the kind of its ceiling."""
-# A name has room in a box of this share of the time in view. Zoomed in, what is out of view is not drawn, nor what is
-# narrower than half a pixel.
+# A box of at least this share of the time in view shows its name. Zoomed in, boxes out of view or narrower than half a
+# pixel are not drawn.
 _NAMED, _NARROWEST = 0.03, 5e-4
 _IN_VIEW = "(datum.end >= zoom.begin[0] && datum.begin <= zoom.begin[1] && {})"
 _WIDE = "datum.end - datum.begin >= {} * (zoom.begin[1] - zoom.begin[0])"

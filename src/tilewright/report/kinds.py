@@ -1,4 +1,4 @@
-"""What the page colours slices and operators by."""
+"""The colour classes of slices and operators on the page."""
 
 from __future__ import annotations
 

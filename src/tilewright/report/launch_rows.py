@@ -111,12 +111,12 @@ def _rest(shown: Sequence[Alike[Priced]], rows: Sequence[Priced], what: str) -> 
 
 
 def _times(kinds: Sequence[Alike[Priced]]) -> list[str]:
-    """What the column of numbers is called, if any kind has several."""
+    """The heading of the column of counts, if any kind has several members."""
     return ["times>"] if any(kind.number > 1 for kind in kinds) else []
 
 
 def _operator_table(kinds: Sequence[Alike[Operator]], names: Sequence[str]) -> FittedTable:
-    """A narrow terminal leaves out what the page and JSON have."""
+    """The table of operators; a narrow terminal omits columns, which the page and JSON have."""
     several = _times(kinds)
     columns = ["#>", "operator…", *several, "class", "shape", "reads>", "writes>", "FLOPs>", "FLOP/B>", "floor>"]
     table = FittedTable(

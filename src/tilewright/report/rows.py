@@ -1,4 +1,4 @@
-"""The result of a query in a terminal: of a user's as it is, of a view of the run with the units of its columns."""
+"""Query results in a terminal: a user's query without units, a view of the run with the units of its columns."""
 
 from __future__ import annotations
 

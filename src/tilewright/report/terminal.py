@@ -156,7 +156,7 @@ def _vanished(before: Sequence[Operator], after: Sequence[Operator], names: Sequ
 
 
 def _peak(program: Program, graph: GraphName) -> Text:
-    """The most that lives at once beside what the caller holds."""
+    """The peak of live bytes, without the caller's own tensors."""
     before, after = program.peak_bytes(graph, "before"), program.peak_bytes(graph, "after")
     if before is None or after is None:
         return Text()
@@ -184,7 +184,7 @@ def _sum(
     try:
         formula = pretty(sum(many * parse(formula or "0") for formula, many in times.items()), names)
     except ValueError:
-        # A run may be somebody else's file: what `parse` refuses is no formula, and the number is right without it.
+        # A run may come from elsewhere: where `parse` refuses a formula, the number alone is shown.
         return number
     return number if formula.isdigit() else formula
 

@@ -52,7 +52,7 @@ def traced(run: Path) -> dict[str, Any] | None:
         origin = lines["origin"]
         depths = _queue_depths(connection, origin) if "queue_depth" in present else []
         files = _files(connection)
-        # A device's memory is drawn twice, and with what is reserved.
+        # Three curves per device: allocated bytes in two charts, and reserved bytes.
         most = points_of_one(3 * len(devices))
         budget = _HOLDERS_BUDGET // max(len(devices), 1)
         curves = [_curve(device, origin, files, most) for device in devices]

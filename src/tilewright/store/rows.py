@@ -66,7 +66,7 @@ def _column_type(hint: Any) -> str:
         return _TYPES[held]
     if get_origin(hint) is tuple:
         return f"{_TYPES[get_args(hint)[0]]}[]{_NOT_NULL}"
-    # What is left is a literal, of strings.
+    # Other hints are literals, of strings.
     return _TYPES.get(hint, "VARCHAR") + _NOT_NULL
 
 

@@ -77,7 +77,7 @@ def load_traces(
 ) -> list[Loaded]:
     """Add the traces at `paths` to the database of `connection`, after any that it has.
 
-    The tables and macros of the timeline are made where they are missing. `tell` hears which file is read. The
+    The tables and macros of the timeline are created if missing. `tell` is called with the name of each file. The
     connection must be in no transaction.
 
     Raises:

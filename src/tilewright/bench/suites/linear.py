@@ -41,7 +41,7 @@ def _workload(residual: bool, approximate: str = "none") -> Callable[[tuple[int,
         flops = 2 * m * n * k
         return {
             "fwd": Work((matrices + ends) * itemsize, flops=flops, limit="matmul"),
-            # What comes in, what was saved, and all gradients.
+            # Incoming gradients, saved tensors, and the gradients of all inputs.
             "bwd": Work((2 * matrices + 2 * m * n) * itemsize, flops=2 * flops, limit="matmul"),
         }
 
@@ -85,7 +85,7 @@ def _draws(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Ten
 
 
 def _ours(function: Callable[..., Any], fused: Callable[..., Any], limit: str) -> tuple[Variant, ...]:
-    """What a user gets, our kernel, and the one that it was chosen over."""
+    """The operator as users call it, our kernel alone, and the library's product with the steps behind it."""
     return (
         Variant("tilewright", "cuda", function, "the fastest of the implementations below, as measured at these sizes"),
         Variant(

@@ -19,7 +19,7 @@ def profiler_runs() -> bool:
 
 @contextmanager
 def starting_our_own() -> Iterator[None]:
-    """While inside, `noticed` does not count what is started."""
+    """While inside, `noticed` ignores profilers that start."""
     from torch.autograd.profiler import profile
 
     setattr(profile, _OURS, True)

@@ -66,7 +66,7 @@ def _same_draws(device: torch.device) -> Iterator[Callable[[], object]]:
 def _agreeing(
     alternatives: Mapping[str, Callable[[], object]], restore: Callable[[], object]
 ) -> dict[str, Callable[[], object]]:
-    """Those that compute what the first one does, from the same random numbers."""
+    """The alternatives whose results agree with the first one's, from the same random numbers."""
     found: dict[str, Callable[[], object]] = {}
     expected: list[torch.Tensor] = []
     for name, function in alternatives.items():

@@ -1,4 +1,4 @@
-"""What ran on the GPU as PyTorch's profiler records it, on every stream."""
+"""The work of a GPU on all its streams, as PyTorch's profiler records it."""
 
 from __future__ import annotations
 

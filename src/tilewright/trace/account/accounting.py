@@ -83,7 +83,7 @@ class AccountSpans:
         return cls(start[order], *(np.concatenate(column)[order] for column in rest))
 
     def clipped(self, start: int, end: int) -> AccountSpans:
-        """What of them lies between `start` and `end`."""
+        """Their parts between `start` and `end`."""
         starts, ends = np.maximum(self.start, start), np.minimum(self.end, end)
         some = starts < ends
         return AccountSpans(starts[some], ends[some], self.kind[some], self.cause[some])

@@ -20,11 +20,11 @@ _MAGIC = slice(8, 12)
 def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[RunSteps]:
     """The runs of a folder, one run, or one trace.
 
-    `tell` hears what takes long.
+    `tell` is called before what takes long.
 
     Raises:
         StoreError: the folder has no runs, or a run no timeline.
-        TraceError: it is none of these, and no trace.
+        TraceError: it is neither a folder, a run nor a trace.
     """
     if side.is_dir():
         return [read_run(path) for path in runs_of(side)]

@@ -56,7 +56,7 @@ def write_flows(connection: DuckDBPyConnection, slices: Slices, flows: Flows) ->
 
 @dataclass(frozen=True)
 class FlowPoints:
-    """One flow event each: int64[n] arrays, and what it binds to: the slice around it (`enclosing`), else the next.
+    """Flow events as int64[n] arrays; each binds to the slice around it (`enclosing`), or to the next one.
 
     `key` is a small number, one for each (id, category, name); `phase` is START, STEP or END.
     """

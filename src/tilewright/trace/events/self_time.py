@@ -30,8 +30,8 @@ def self_times(nest: NestedSlices) -> tuple[Ints, Ints]:
 def _cut(nest: NestedSlices) -> tuple[Ints, Ints]:
     """The end of each slice, or the begin of the first slice that outlasts it; and its outer slice.
 
-    The slice that cuts another is the next one with a later end: what a stack with falling ends finds. Slices that
-    are still open at the next overlap are all that can be cut.
+    The slice that cuts another is the next one with a later end; a stack with decreasing ends finds it. Only slices
+    that are still open at the next overlap can be cut.
     """
     ends, outer = nest.end.copy(), nest.parent.copy()
     late = np.flatnonzero(nest.overlaps)

@@ -120,7 +120,7 @@ def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]
         if text is not None
     }
     call = read_call(kind.operator, args, _listed_dtype(kind.kernel))
-    # On a host PyTorch's operators compute what one of tilewright's stands for, and have their own rows.
+    # On a host an operator of tilewright calls PyTorch's operators, which have rows of their own.
     if call is not None and not (kind.device is None and kind.operator.startswith("tilewright::")):
         generated = kind.operator.startswith("triton_")
         found = price_generated(call) if generated else price(call)

@@ -44,7 +44,7 @@ def price(call: PositionalCall) -> Price | None:
     except (UnknownShape, UnknownCost, NoFormula, Unfusable):
         return None
     except (IndexError, KeyError, ValueError, TypeError, AttributeError, AssertionError, OverflowError):
-        # The profile is somebody's file: shapes that no such operator takes have no cost.
+        # A trace may hold shapes that the operator does not accept; these have no cost.
         return None
 
 

@@ -153,7 +153,7 @@ def _axes_of(operand: object) -> Axes | None:
 
 
 def _common_dtype(tensors: Sequence[Tensor]) -> str:
-    """What PyTorch promotes to: a tensor without axes does not widen the others, and a mask nobody."""
+    """The dtype that PyTorch promotes to: tensors without axes do not widen the others, and masks never do."""
     if not tensors:
         raise UnknownShape("no operands")
     values = [tensor for tensor in tensors if tensor.dtype != "bool"] or list(tensors)
