@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -52,6 +53,25 @@ def afresh() -> None:
         sys.modules["torch._dynamo"].reset()
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs and measured ceilings in an empty folder of the test's own."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def short_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Races of milliseconds: each collects garbage, and most objects of a test run are pytest's and PyTorch's own."""
+    gc.freeze()
+    monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**20)
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -37,8 +37,7 @@ def test_each_launch_of_a_program_is_timed_with_its_work() -> None:
     assert [work.kind for work in backward].count("product") == 2
 
 
-def test_a_calibration_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+def test_a_calibration_is_kept_and_followed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sized = [Program("gelu", F.gelu, [(n, 64)], training=False) for n in (16, 64, 256, 1024)]
     monkeypatch.setattr(calibration_programs, "programs", lambda device: {"gelu": sized})
     assert local_profile(device="cpu").kernel_times == {}
@@ -46,7 +45,7 @@ def test_a_calibration_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.
     assert list(fitted) == ["pointwise"] and fitted["pointwise"][0] == 4
     profile = local_profile(device="cpu")
     assert list(profile.kernel_times) == ["pointwise"]
-    kept = next(tmp_path.rglob("*kernels.json"))
+    kept = next(home.rglob("*kernels.json"))
     kept.write_text(kept.read_text()[:-20])
     assert ceilings.kept_kernel_times(profile.name) == {}
 

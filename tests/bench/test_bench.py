@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,17 +21,8 @@ from tilewright.records.measurement import Ceiling, Measurement
 from tilewright.records.suite import Variant
 from tilewright.records.suite_filter import SuiteFilter
 
+pytestmark = pytest.mark.usefixtures("short_races")
 SHAPES = [(4, 8), (16, 32), (5, 7)]
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
-    gc.freeze()
-    monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**20)
-    yield
-    gc.unfreeze()
 
 
 def names(choice: SuiteFilter) -> list[str]:

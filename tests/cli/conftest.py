@@ -14,13 +14,12 @@ from tilewright.hardware import profiles
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a cache of the test's own, ceilings that need no measuring, and no GPU, here or in children."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
-    return tmp_path / "home"
+    return home
 
 
 @pytest.fixture

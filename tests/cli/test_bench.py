@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -32,15 +30,10 @@ FIELDS = {field.name for field in fields(Measurement)} - {"note"} - OF_MODELS
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
-    gc.freeze()
-    monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**20)
+def own(tmp_path: Path, short_races: None) -> str:
     path = tmp_path / "own.py"
     path.write_text(OWN)
-    yield str(path)
-    gc.unfreeze()
+    return str(path)
 
 
 def test_a_table_of_every_way(tilewright: Tilewright, own: str) -> None:

@@ -15,14 +15,9 @@ from tilewright.measure.timing.stopwatch import CpuStopwatch, Lap
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Ceiling
 
+pytestmark = pytest.mark.usefixtures("home")
 MIB = 1024**2
 COPY = Ceiling("AMD EPYC 9654 96-Core/Processor", "copy", "float32", 123.0, "GB/s", "measured")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
-    return tmp_path
 
 
 def test_kept_ceilings_come_back_for_their_device_alone(home: Path) -> None:

@@ -148,9 +148,8 @@ def test_missing_ceilings_are_named() -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home, and a CPU whose ceilings come at once."""
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
     taken: list[int] = []
 
     def measure(device: str, *, machine: Machine) -> list[Ceiling]:
@@ -162,7 +161,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ]
 
     monkeypatch.setattr(measured, "measure_ceilings", measure)
-    return tmp_path
+    return home
 
 
 def test_a_local_profile_is_measured_once_and_again_on_demand(home: Path) -> None:

@@ -19,11 +19,7 @@ from tilewright.profiling.compiled import merged, program_of
 from tilewright.records.program import Program
 from tilewright.store.query import query
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def rows(run: Path, sql: str) -> list[tuple[Any, ...]]:

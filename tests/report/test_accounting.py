@@ -17,13 +17,8 @@ from tilewright.store import Run
 from tilewright.trace import trace_run
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
-def shown(tmp_path: Path) -> Callable[..., str]:
+def shown(tmp_path: Path, home: Path) -> Callable[..., str]:
     """The view of these traces."""
 
     def show(*traces: Trace) -> str:

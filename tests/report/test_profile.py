@@ -50,8 +50,8 @@ def test_each_process_says_its_own() -> None:
     assert [line.split(":")[0] for line in lines] == ["process 0", "process 1"]
 
 
-def test_shows_shares_losses_and_what_happened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+@pytest.mark.usefixtures("home")
+def test_shows_shares_losses_and_what_happened_once(tmp_path: Path) -> None:
     trace = Trace()
     for number, begin in ((1, 0), (2, 1000)):
         trace.step(number, begin, begin + 500)

@@ -179,8 +179,8 @@ def test_what_a_killed_process_left_is_swept_after_a_day_and_what_a_living_one_w
     assert sorted(tmp_path.iterdir()) == [its_own, tmp_path / "run.duckdb"]
 
 
-def test_a_run_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
+@pytest.mark.usefixtures("home")
+def test_a_run_is_its_owners() -> None:
     with create(new_run_path("a/../b c")) as run:
         path = run.path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -189,8 +189,8 @@ def test_a_run_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert path.name.endswith("Z-a-..-b-c.duckdb")
 
 
-def test_latest_run_is_the_newest_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+@pytest.mark.usefixtures("home")
+def test_latest_run_is_the_newest_whole_one() -> None:
     with pytest.raises(StoreError, match="no run in"):
         latest_run()
     paths = []

@@ -16,12 +16,8 @@ from tilewright.trace import trace_run
 from tilewright.trace.compare.diff import RunSteps, Where, diff, in_turns, read_run, runs_of
 from tilewright.trace.compare.side import read_side
 
+pytestmark = pytest.mark.usefixtures("home")
 STEPS = 30
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
 
 
 def run(trace: Trace, folder: Path) -> Path:

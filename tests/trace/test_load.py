@@ -359,8 +359,8 @@ def test_ranks_share_a_run(tmp_path: Path) -> None:
     assert rows(connection, f"SELECT count(*) {strangers}") == [(0,)]
 
 
-def test_a_failed_load_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path / "home"))
+@pytest.mark.usefixtures("home")
+def test_a_failed_load_leaves_nothing(tmp_path: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text('{"traceEvents": [{"ph": "X"}, oops]}')
     with pytest.raises(TraceError, match="not a trace"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,14 +17,7 @@ from tilewright.measure.racing.race import Race, VariantResult
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Variant
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Each race collects garbage, and most objects of a test run are pytest's and PyTorch's own.
-    gc.freeze()
-    monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("short_races")
 
 
 def raced(

@@ -78,43 +78,41 @@ def test_specials_appear_where_eager_has_them(ours: float, theirs: float) -> Non
     assert compare(floats(2.0, ours), floats(2.0, theirs), doubles(2.0, theirs)).ok is same
 
 
-def test_what_overflows_in_eager_must_overflow() -> None:
-    eager, truth = torch.tensor([math.inf], dtype=torch.float16), doubles(70000.0)
-    assert compare(eager, eager, truth).ok
-    assert not compare(torch.tensor([65504.0], dtype=torch.float16), eager, truth).ok
+ONES, EMPTY, TINY = torch.ones(2, 1), torch.ones(0, 3), doubles(3e-300, 4e-300)
+COUNTS = torch.tensor([1, 2, 3, 2**62 + 1])
+LARGE = torch.tensor([math.inf], dtype=torch.float16)
+COMPLEX = torch.tensor([1 + 2j], dtype=torch.complex64)
 
 
-def test_integers_and_bools_are_eager_s() -> None:
-    eager = torch.tensor([1, 2, 3, 2**62 + 1])
-    assert compare(eager.clone(), eager, eager.double()).ok
-    row = compare(torch.tensor([1, 2, 4, 2**62 + 1]), eager, eager.double())
-    assert (row.ok, row.error, row.max_error) == (False, 0.25, 1.0)
-    # One apart, and equal in float64.
-    assert not compare(torch.tensor([1, 2, 3, 2**62]), eager, eager.double()).ok
-    assert not compare(torch.tensor([True]), torch.tensor([False]), doubles(0.0)).ok
+@pytest.mark.parametrize(
+    ("ours", "eager", "truth", "ok"),
+    [
+        (LARGE, LARGE, doubles(70000.0), True),
+        # What overflows in eager must overflow.
+        (LARGE.clamp(max=65504.0), LARGE, doubles(70000.0), False),
+        (COUNTS.clone(), COUNTS, COUNTS.double(), True),
+        (COUNTS + torch.tensor([0, 0, 1, 0]), COUNTS, COUNTS.double(), False),
+        # One apart, and equal in float64.
+        (COUNTS - torch.tensor([0, 0, 0, 1]), COUNTS, COUNTS.double(), False),
+        (torch.tensor([True]), torch.tensor([False]), doubles(0.0), False),
+        # Another shape, another dtype.
+        (ONES.t(), ONES, ONES.double(), False),
+        (ONES.double(), ONES, ONES.double(), False),
+        (EMPTY, EMPTY, EMPTY.double(), True),
+        (0 * ONES, 0 * ONES, 0 * ONES.double(), True),
+        (0 * ONES + 1e-30, 0 * ONES, 0 * ONES.double(), False),
+        (COMPLEX, COMPLEX, COMPLEX.to(torch.complex128), True),
+        (COMPLEX * 1.001, COMPLEX, COMPLEX.to(torch.complex128), False),
+    ],
+)
+def test_results_of_every_kind(ours: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, ok: bool) -> None:
+    assert compare(ours, eager, truth).ok is ok
 
 
-def test_another_shape_or_dtype_is_never_ok() -> None:
-    one = torch.ones(2, 1)
-    assert not compare(torch.ones(1, 2), one, one.double()).ok
-    assert not compare(one.double(), one, one.double()).ok
-
-
-def test_empty_zero_and_tiny_tensors() -> None:
-    empty = torch.ones(0, 3)
-    assert compare(empty, empty, empty.double()).ok
-    zero = torch.zeros(3)
-    assert compare(zero, zero, zero.double()).ok
-    assert not compare(zero + 1e-30, zero, zero.double()).ok
-    # The squares of these are not representable.
-    tiny = doubles(3e-300, 4e-300)
-    assert compare(tiny * 1.5, tiny, tiny).error == pytest.approx(0.5)
-
-
-def test_complex_is_compared_as_pairs() -> None:
-    z = torch.tensor([1 + 2j], dtype=torch.complex64)
-    assert compare(z, z, z.to(torch.complex128)).ok
-    assert not compare(z * 1.001, z, z.to(torch.complex128)).ok
+def test_errors_of_integers_and_of_numbers_whose_squares_are_not_representable() -> None:
+    row = compare(COUNTS + torch.tensor([0, 0, 1, 0]), COUNTS, COUNTS.double())
+    assert (row.error, row.max_error) == (0.25, 1.0)
+    assert compare(TINY * 1.5, TINY, TINY).error == pytest.approx(0.5)
 
 
 # The float64 truth
