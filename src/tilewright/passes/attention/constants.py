@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.passes.attention.spelling import ALIASES, argument, mutates, spelled, static
+from tilewright.passes.attention.spelling import argument, example, memory_of, mutates, spelled, static
 
 MOST_BYTES = 2**27
 """Larger constants are not computed at compile time: a bool mask of 11585 by 11585 is."""
@@ -41,23 +40,6 @@ CONSTANT = UNIFORM | ELEMENTWISE | SAME | REPEATING | {
     "arange", "eye", "tensor", "scalar_tensor", "tril", "triu", "view", "getitem", "slice",
     "select", "narrow", "index", "repeat", "diff", "cumsum", "cat",
 }  # fmt: skip
-ATEN = {"_to_copy": "cast", "_unsafe_view": "view", "__and__": "and_", "__or__": "or_"}
-
-
-def name_of(node: Node) -> str | None:
-    """The canonical name of a call in either kind of graph (`truediv`, `aten.div.Tensor` → `div`)."""
-    if not isinstance(node.target, OpOverload):
-        return spelled(node)
-    name = node.target._schema.name.partition("::")[2]
-    return ATEN.get(name) or ALIASES.get(name, name)
-
-
-def value_of(node: object) -> torch.Tensor | None:
-    """The fake tensor that stands for a node's result; None where it is no tensor."""
-    if not isinstance(node, Node):
-        return None
-    value = node.meta.get("example_value", node.meta.get("val"))
-    return value if isinstance(value, torch.Tensor) else None
 
 
 class Constants:
@@ -66,7 +48,7 @@ class Constants:
     def __init__(self, graph: Graph, given: Mapping[Node, torch.Tensor] | None = None) -> None:
         self._known: dict[Node, torch.Tensor | None] = dict(given or {})
         writes = (node.kwargs.get("out") or argument(node, 0, "input") for node in graph.nodes if mutates(node))
-        self._written = {memory for written in writes if (memory := _memory(written))}
+        self._written = {memory for written in writes if (memory := memory_of(written))}
         """The storages that some call writes to: what lies there is not constant."""
 
     def value(self, node: Node) -> torch.Tensor | None:
@@ -85,8 +67,8 @@ class Constants:
         return float(value) if value is not None and value.dim() == 0 and not value.is_complex() else None
 
     def _compute(self, node: Node) -> torch.Tensor | None:
-        name, fake = name_of(node), value_of(node)
-        if name not in CONSTANT or fake is None or not static(fake.shape) or _memory(node) in self._written:
+        name, fake = spelled(node), example(node)
+        if name not in CONSTANT or fake is None or not static(fake.shape) or memory_of(node) in self._written:
             return None
         if name in UNIFORM:
             position = 2 if name == "new_full" else 1
@@ -107,12 +89,6 @@ class Constants:
             return None
         result = _run(node, known)
         return None if result is None else _repeating(result.expand(fake.shape))
-
-
-def _memory(node: object) -> int | None:
-    """What tells the storage of a node's result from others."""
-    value = value_of(node)
-    return None if value is None else value.untyped_storage()._cdata
 
 
 def once(value: torch.Tensor) -> torch.Tensor:
@@ -142,7 +118,7 @@ def _run(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
     args: list[Any] = [cpu if isinstance(x, torch.device) or (isinstance(x, str) and "cuda" in x) else x for x in given]
     kwargs: dict[str, Any] = {k: map_arg(x, values.__getitem__) for k, x in node.kwargs.items() if k != "device"}
     with torch.no_grad(), cpu:
-        if name_of(node) == "view":
+        if spelled(node) == "view":
             args[0] = args[0].contiguous()
         if isinstance(node.target, str):
             value = getattr(args[0], node.target)(*args[1:], **kwargs)

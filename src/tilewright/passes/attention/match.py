@@ -66,11 +66,11 @@ class Attention:
     """softmax(scale · factors · q kᵀ + added, filled) v, as found in the graph."""
 
     softmax: Softmax
-    scores: Node
+    scores: Node = field(init=False)
     """[*lead, Nq, Nk], the first product."""
-    q: Operand
-    k: Operand
-    k_transposed: bool
+    q: Operand = field(init=False)
+    k: Operand = field(init=False)
+    k_transposed: bool = field(init=False)
     scale: float = 1.0
     factors: list[tuple[str, Node]] = field(default_factory=list)
     """Tensors that multiply ("mul") or divide ("div") whole rows of the scores."""
@@ -92,50 +92,36 @@ class Attention:
 
 def match_attention(root: Node, scalar: Scalar) -> Attention:
     """The attention whose softmax ends in `root`."""
-    softmax = softmax_at(root)
-    attention = _above(softmax, scalar)
+    attention = Attention(softmax_at(root))
+    _above(attention, scalar)
     _below(attention)
     _fold_query_and_key(attention, scalar)
     return attention
 
 
-def _above(softmax: Softmax, scalar: Scalar) -> Attention:
+def _above(attention: Attention, scalar: Scalar) -> None:
     """Walk from the softmax up to the product of q and k, collecting scales and masks."""
-    found = _Walk(scalar)
-    node = softmax.source
+    walk, node = _Walk(attention, scalar), attention.softmax.source
+    attention.inside += attention.softmax.inside
     while spelled(node) not in PRODUCTS:
-        found.inside.append(node)
-        node = found.step(node)
+        attention.inside.append(node)
+        node = walk.step(node)
     scores = scores_at(node)
-    lead: Shape = tuple(tensor_of(node).shape[:-2])
     if scores.added is not None:
-        found.add(scores.added, scores.beta, node)
-    return Attention(
-        softmax,
-        node,
-        scores.q,
-        scores.k,
-        scores.k_transposed,
-        scale=found.scale * scores.alpha,
-        factors=found.factors,
-        added=found.added,
-        filled=found.filled,
-        lead=lead if found.lead is None else found.lead,
-        inside=[*softmax.inside, *found.inside, node],
-    )
+        walk.add(scores.added, scores.beta, node)
+    attention.scores, attention.q, attention.k = node, scores.q, scores.k
+    attention.k_transposed = scores.k_transposed
+    attention.scale *= scores.alpha
+    attention.lead = tuple(tensor_of(node).shape[:-2]) if walk.lead is None else walk.lead
+    attention.inside.append(node)
 
 
 class _Walk:
     """One walk up from the softmax: each step reads one operator between it and the first product."""
 
-    def __init__(self, scalar: Scalar) -> None:
-        self.scalar = scalar
-        self.scale = 1.0
-        self.factors: list[tuple[str, Node]] = []
-        self.added: list[Added] = []
-        self.filled: list[Filled] = []
+    def __init__(self, found: Attention, scalar: Scalar) -> None:
+        self.found, self.scalar = found, scalar
         self.lead: Shape | None = None
-        self.inside: list[Node] = []
 
     def step(self, node: Node) -> Node:
         """Read `node` and give the operand that leads on towards the product."""
@@ -154,7 +140,7 @@ class _Walk:
             # softmax(s - max(s)) is softmax(s).
             top = row_statistic(node.args[1], "max")
             if top is not None and top[0] is node.args[0]:
-                self.inside.extend(top[1])
+                self.found.inside.extend(top[1])
                 return top[0]
         if name == "masked_fill":
             x, mask, value = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
@@ -196,7 +182,7 @@ class _Walk:
                 raise Refusal(f"{node.name} divides by the scores")
         number = self.scalar(factor)
         if number is not None:
-            self.scale *= 1 / number if name == "div" and number else number
+            self.found.scale *= 1 / number if name == "div" and number else number
             if number <= 0 or not math.isfinite(number):
                 raise Refusal(f"the scores are scaled by {number}")
         elif isinstance(factor, Node):
@@ -205,15 +191,15 @@ class _Walk:
                 raise Refusal("the scale differs from key to key")
             if value is not None and value.dim() and value.dtype != tensor_of(x).dtype:
                 raise Refusal("the scale has another dtype than the scores")
-            self.factors.append((name, factor))
+            self.found.factors.append((name, factor))
         else:
             raise Refusal(f"{node.name} scales by {factor}")
         return x
 
     def add(self, mask: Node, times: float, node: Node) -> None:
-        """`node` adds `times · mask` to the scores; `self.scale` is what multiplies the sum later."""
+        """`node` adds `times · mask` to the scores; `self.found.scale` is what multiplies the sum later."""
         lead = self._masked_at(node)
-        self.added.append(Added(mask, times * self.scale, lead))
+        self.found.added.append(Added(mask, times * self.found.scale, lead))
 
     def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
         number = self.scalar(value)
@@ -221,12 +207,12 @@ class _Walk:
             raise Refusal(f"{node.name} fills with something other than a known number")
         if not same_shape(tensor_of(x).shape, tensor_of(node).shape):
             raise Refusal(f"{node.name} does not keep the shape of the scores")
-        number *= self.scale
+        number *= self.found.scale
         lowest = torch.finfo(tensor_of(node).dtype).min
-        if not (number <= NEGLIGIBLE or number <= lowest * self.scale):
+        if not (number <= NEGLIGIBLE or number <= lowest * self.found.scale):
             raise Refusal(f"scores filled with {number:g} keep some weight")
         lead = self._masked_at(node)
-        self.filled.append(Filled(mask, inverted, number, lead))
+        self.found.filled.append(Filled(mask, inverted, number, lead))
         return x
 
     def _where(self, node: Node) -> Node:
@@ -238,7 +224,7 @@ class _Walk:
         return self._fill(node, other, condition, False, x)
 
     def _masked_at(self, node: Node) -> Shape:
-        if self.factors:
+        if self.found.factors:
             raise Refusal("a tensor scales the scores after they were masked")
         lead: Shape = tuple(tensor_of(node).shape[:-2])
         # That with more axes: windows of an image and their heads, beside windows of all images and their heads.

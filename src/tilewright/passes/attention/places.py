@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from tilewright.passes.attention.constants import SAME, Constants, name_of, once, value_of
-from tilewright.passes.attention.spelling import argument
+from tilewright.passes.attention.constants import SAME, Constants, once
+from tilewright.passes.attention.spelling import argument, example, spelled
 
 INTEGERS = (torch.int64, torch.int32, torch.bool)
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
@@ -38,7 +38,7 @@ def count_of(node: object, constants: Constants) -> Count | None:
     """What a node, or a plain number, counts; None where that is not seen."""
     if isinstance(node, int):
         return Count(None, int(node))
-    fake = value_of(node)
+    fake = example(node)
     if not isinstance(node, Node) or fake is None or fake.dtype not in INTEGERS:
         return None
     value = constants.value(node)
@@ -58,7 +58,7 @@ def _of_value(value: torch.Tensor) -> Count | None:
 
 
 def _of_call(node: Node, constants: Constants) -> Count | None:
-    name, operands = name_of(node), [count_of(x, constants) for x in node.args[:2]]
+    name, operands = spelled(node), [count_of(x, constants) for x in node.args[:2]]
     first, second = (*operands, None, None)[:2]
     if name == "arange":
         return _of_arange(node)
@@ -99,11 +99,11 @@ def _compared(name: str, first: Count, second: Count) -> Count | None:
 
 def _rearranged(node: Node, count: Count) -> Count | None:
     """The count seen through a view, tried on two places along each axis."""
-    fake = value_of(node.args[0])
+    fake = example(node.args[0])
     assert fake is not None
     if count.axis is None:
         return count
-    if len(node.all_input_nodes) > 1 or node.kwargs or (name_of(node) == "getitem" and not _from_start(node.args[1])):
+    if len(node.all_input_nodes) > 1 or node.kwargs or (spelled(node) == "getitem" and not _from_start(node.args[1])):
         return None
     shape = [1] * fake.dim()
     shape[count.axis] = 2

@@ -14,9 +14,9 @@ from torch.fx import Node
 from tilewright.graph.calls import shape_of
 from tilewright.graph.insert import insert_call
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.passes.attention.constants import SAME, Constants, name_of, value_of
+from tilewright.passes.attention.constants import SAME, Constants
 from tilewright.passes.attention.places import count_of
-from tilewright.passes.attention.spelling import argument, same_shape, static
+from tilewright.passes.attention.spelling import argument, example, same_shape, spelled, static, tensor_of
 from tilewright.passes.attention.visible import MIRRORED
 
 aten: Any = torch.ops.aten
@@ -49,7 +49,7 @@ def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
     inserted: list[int] = []
     node = mask
     while True:
-        name, source = name_of(node), argument(node, 0, "input")
+        name, source = spelled(node), argument(node, 0, "input")
         if name == "unsqueeze" and isinstance(source, Node) and isinstance(axis := argument(node, 1, "dim"), int):
             inserted.insert(0, axis % (_rank(source) + 1))
         elif not isinstance(source, Node) or not (name in (*SAME, "expand", "broadcast_to") or _from_first(node)):
@@ -61,7 +61,7 @@ def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
     if found is None:
         return None
     last, more = found
-    sizes = [1] * (_rank(node) - _rank(last)) + list(shape_of(_value(last)))
+    sizes = [1] * (_rank(node) - _rank(last)) + list(shape_of(tensor_of(last)))
     for axis in inserted:
         sizes.insert(axis, 1)
     sizes = [1] * (4 - len(sizes)) + sizes
@@ -71,16 +71,16 @@ def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
 
 def _from_first(node: Node) -> bool:
     """Whether a call cuts off the last keys, if anything."""
-    if name_of(node) != "slice" or argument(node, 4, "step", 1) != 1 or argument(node, 2, "start") not in (None, 0):
+    if spelled(node) != "slice" or argument(node, 4, "step", 1) != 1 or argument(node, 2, "start") not in (None, 0):
         return False
-    whole, part = shape_of(_value(node.args[0])), shape_of(_value(node))  # type: ignore[arg-type]
+    whole, part = shape_of(tensor_of(node.args[0])), shape_of(tensor_of(node))
     return whole[:-1] == part[:-1]
 
 
 @in_real_tensors()
 def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
     """x and m of `key < x + m`, where keys count up along the last axis and x is an integer tensor."""
-    name, operands = name_of(node), [x for x in node.args if isinstance(x, Node)]
+    name, operands = spelled(node), [x for x in node.args if isinstance(x, Node)]
     if name not in MIRRORED or len(node.args) != 2 or len(operands) != 2:
         return None
     keys, last = operands
@@ -88,7 +88,7 @@ def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
     if count is None or count.axis != -1:
         keys, last, name = last, keys, MIRRORED[name]
         count = count_of(keys, constants)
-    value = value_of(last)
+    value = example(last)
     if count is None or count.axis != -1 or value is None or value.dtype not in INTEGERS or name not in ("le", "lt"):
         return None
     return last, (name == "le") - count.first
@@ -100,18 +100,18 @@ def unrepeated(node: Node) -> Node:
     Such as `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)` or `repeat_interleave(x, n, 1)`, in either kind
     of graph.
     """
-    whole, source = value_of(node), argument(node, 0, "input")
+    whole, source = example(node), argument(node, 0, "input")
     if whole is None or whole.dim() != 4 or not isinstance(source, Node):
         return node
-    if name_of(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
+    if spelled(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
         return source if isinstance(argument(node, 1, "repeats"), int) else node
-    while name_of(source) == "contiguous" and isinstance(source.args[0], Node):
+    while spelled(source) == "contiguous" and isinstance(source.args[0], Node):
         source = source.args[0]
     new_axis = argument(source, 0, "input")
-    if name_of(node) != "view" or name_of(source) != "expand" or not isinstance(new_axis, Node):
+    if spelled(node) != "view" or spelled(source) != "expand" or not isinstance(new_axis, Node):
         return node
     x = argument(new_axis, 0, "input")
-    wide, narrow = value_of(source), value_of(x)
+    wide, narrow = example(source), example(x)
     if wide is None or wide.dim() != 5 or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
         return node
     batch, heads, times, keys, width = wide.shape
@@ -123,19 +123,13 @@ def unrepeated(node: Node) -> Node:
 
 def _inserts_third(node: Node) -> bool:
     """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
-    if name_of(node) == "unsqueeze":
+    if spelled(node) == "unsqueeze":
         return argument(node, 1, "dim") in (2, -3)
-    index: Any = node.args[1] if name_of(node) == "getitem" else None
+    index: Any = node.args[1] if spelled(node) == "getitem" else None
     everything = slice(None)
     padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
     return padded == (everything, everything, None, everything, everything)
 
 
-def _value(node: Node) -> torch.Tensor:
-    value = value_of(node)
-    assert value is not None
-    return value
-
-
 def _rank(node: Node) -> int:
-    return _value(node).dim()
+    return tensor_of(node).dim()

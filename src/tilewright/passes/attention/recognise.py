@@ -32,6 +32,7 @@ from tilewright.passes.attention.spelling import (
     Refusal,
     argument,
     example,
+    memory_of,
     mutates,
     scores_at,
     spelled,
@@ -169,7 +170,7 @@ def _check_order(attention: Attention) -> None:
             raise Refusal("the attention is not in order")
         if spelled(node) in MODES:
             raise Refusal(f"{node.name} changes a mode between the products")
-        if mutates(node) and not _memory(_written(node)).isdisjoint(_read(members)):
+        if mutates(node) and memory_of(_written(node)) in _read(members):
             raise Refusal(f"{node.name} writes in place between the products to what they read")
 
 
@@ -180,15 +181,9 @@ def _written(node: Node) -> Node:
     return written
 
 
-def _read(members: Iterable[Node]) -> set[int]:
+def _read(members: Iterable[Node]) -> set[int | None]:
     """The storages that calls read or give."""
-    return {memory for member in members for x in (member, *member.all_input_nodes) for memory in _memory(x)}
-
-
-def _memory(node: Node) -> set[int]:
-    """What tells the storage of a tensor from others; empty for what is no tensor."""
-    value = example(node)
-    return set() if value is None else {value.untyped_storage()._cdata}
+    return {memory_of(x) for member in members for x in (member, *member.all_input_nodes)}
 
 
 def _needless(attention: Attention, masking: Masking) -> set[Node]:

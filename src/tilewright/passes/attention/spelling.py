@@ -1,9 +1,8 @@
-"""The many spellings of one operator in a torch-level graph, reduced to a few.
+"""The many spellings of one operator, reduced to a few.
 
 Dynamo records what the user wrote: `q @ k.mT`, `torch.bmm(q, k.transpose(1, 2))` and
-`torch.einsum("bqd,bkd->bqk", q, k)` are three different nodes. `spelled` gives one name for each
-operator, `product_operands` one form for a matrix product, `softmax_at` one form for a softmax,
-whether called or written out.
+`torch.einsum("bqd,bkd->bqk", q, k)` are three different nodes. `spelled` gives one name for each operator, in graphs of
+ATen operators too; `scores_at` and `weighted_at` read a matrix product, `softmax_at` a softmax, called or written out.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 ALIASES = {
@@ -45,6 +45,7 @@ ALIASES = {
     "and": "and_",
     "or": "or_",
 }
+OF_ATEN = {"_to_copy": "cast", "_unsafe_view": "view", "__and__": "and_", "__or__": "or_"}
 IN_PLACE_OPERATORS = frozenset(
     f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "matmul")
 ) | {"setitem"}
@@ -59,7 +60,10 @@ class Refusal(Exception):
 
 
 def spelled(node: Node) -> str | None:
-    """The canonical name of a torch-level call (`truediv` → `div`); None for anything else."""
+    """The canonical name of a call (`truediv`, `aten.div.Tensor` → `div`); None for what is not torch's."""
+    if isinstance(node.target, OpOverload):
+        name = node.target._schema.name.partition("::")[2]
+        return OF_ATEN.get(name) or ALIASES.get(name, name)
     if node.op == "call_method":
         raw = str(node.target)
     elif node.op == "call_function" and callable(node.target):
@@ -81,7 +85,7 @@ def argument(node: Node, position: int, name: str, default: object = None) -> An
 
 def example(node: object) -> torch.Tensor | None:
     """The fake tensor that stands for a node's result; None where it is no tensor."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    value = node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
@@ -99,7 +103,14 @@ def same_shape(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt])
 
 
 def static(shape: Sequence[int | torch.SymInt]) -> bool:
+    """Whether no size is a symbol."""
     return all(isinstance(size, int) for size in shape)
+
+
+def memory_of(node: object) -> int | None:
+    """What tells the storage of a tensor from others; None where the node's result is no tensor."""
+    value = example(node)
+    return None if value is None else value.untyped_storage()._cdata
 
 
 def mutates(node: Node) -> bool:

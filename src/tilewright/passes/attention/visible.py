@@ -18,10 +18,10 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.passes.attention.constants import SAME, Constants, name_of, once, value_of
+from tilewright.passes.attention.constants import SAME, Constants, once
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.places import Count, count_of
-from tilewright.passes.attention.spelling import argument
+from tilewright.passes.attention.spelling import argument, example, spelled
 
 AND = frozenset({"and_", "bitwise_and", "logical_and"})
 OPPOSITES = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt"}
@@ -105,7 +105,7 @@ def visible(
     Where hidden scores become finite numbers and some query may see no key, the mask is one tensor that is added: such
     a query weighs all keys alike, which hiding them does not.
     """
-    value = value_of(mask)
+    value = example(mask)
     if value is None:
         return Visible(ALL, added=(mask,))
     if value.dtype == torch.bool:
@@ -120,7 +120,7 @@ def visible(
 @in_real_tensors()
 def hiding(mask: Node, constants: Constants, hides: float = NEGLIGIBLE) -> Visible:
     """What `mask`, bool or added, is made of, whatever becomes of a query that sees no key."""
-    value = value_of(mask)
+    value = example(mask)
     is_bool = value is not None and value.dtype == torch.bool
     return shown(mask, constants) if is_bool else added(mask, constants, hides)
 
@@ -133,7 +133,7 @@ def both(a: Visible, b: Visible) -> Visible:
 
 def shown(node: Node, constants: Constants) -> Visible:
     """A bool tensor as a conjunction."""
-    value, name = constants.value(node), name_of(node)
+    value, name = constants.value(node), spelled(node)
     if value is not None:
         return Visible(once(value))
     if name in AND and len(operands := [x for x in node.args if isinstance(x, Node)]) == 2:
@@ -155,9 +155,9 @@ def hidden(node: Node, constants: Constants) -> Visible | None:
     if value is not None:
         return Visible(~once(value))
     source = argument(node, 0, "input")
-    if name_of(node) in NOT and _is_bool(source):
+    if spelled(node) in NOT and _is_bool(source):
         return shown(source, constants)
-    places = _compared(node, OPPOSITES.get(str(name_of(node)), ""), constants)
+    places = _compared(node, OPPOSITES.get(str(spelled(node)), ""), constants)
     return None if places is None else Visible(ALL, places=places)
 
 
@@ -166,7 +166,7 @@ def _compared(node: Node, name: str, constants: Constants) -> Band | None:
 
     For comparisons that are not computed: too large, or of lengths that are symbols.
     """
-    value, operands = value_of(node), [x for x in node.args if isinstance(x, Node)]
+    value, operands = example(node), [x for x in node.args if isinstance(x, Node)]
     if name not in OPPOSITES or value is None or value.dim() < 2 or len(operands) != 2:
         return None
     first, second = (count_of(x, constants) for x in operands)
@@ -193,7 +193,7 @@ def _longer(queries: int | torch.SymInt, keys: int | torch.SymInt) -> int | None
 
 
 def _is_bool(node: object) -> bool:
-    value = value_of(node)
+    value = example(node)
     return value is not None and value.dtype == torch.bool
 
 
@@ -207,7 +207,7 @@ def added(node: Node, constants: Constants, hides: float) -> Visible:
         if not rest.any():
             return Visible(~dropped, fills=frozenset({float(x) for x in known[dropped].unique()}))
         return Visible(ALL, added=(node,))
-    name = name_of(node)
+    name = spelled(node)
     if name == "add" and not node.kwargs and all(isinstance(x, Node) for x in node.args):
         return both(*(added(x, constants, hides) for x in node.args if isinstance(x, Node)))
     if name in ("where", "masked_fill") and (found := _filled(node, constants, hides)) is not None:
@@ -225,7 +225,7 @@ def added(node: Node, constants: Constants, hides: float) -> Visible:
 
 def _filled(node: Node, constants: Constants, hides: float) -> Visible | None:
     """`where(seen, x, -inf)`, `where(hidden, -inf, x)` and `x.masked_fill(hidden, -inf)`."""
-    if name_of(node) == "masked_fill":
+    if spelled(node) == "masked_fill":
         other, condition, x = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
     else:
         names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")
@@ -249,9 +249,9 @@ def _filled(node: Node, constants: Constants, hides: float) -> Visible | None:
 
 def _before_padding(node: Node, padded: Node) -> Node | None:
     """x of `pad(x, (0, n))[..., :size]`, as PyTorch aligns the rows of a mask."""
-    value, source = value_of(node), argument(padded, 0, "input")
-    was = value_of(source)
-    if name_of(padded) != "constant_pad_nd" or not isinstance(source, Node) or value is None or was is None:
+    value, source = example(node), argument(padded, 0, "input")
+    was = example(source)
+    if spelled(padded) != "constant_pad_nd" or not isinstance(source, Node) or value is None or was is None:
         return None
     return source if tuple(value.shape) == tuple(was.shape) else None
 
