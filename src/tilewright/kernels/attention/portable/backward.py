@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
+from tilewright.kernels.attention.portable.forward import key_range
 from tilewright.kernels.attention.portable.tile import (
     LOG2E,
     dot_accumulate,
@@ -80,29 +81,6 @@ def probabilities(s: tl.tensor, lse_high: tl.tensor, lse_low: tl.tensor, NATURAL
 
 
 @triton.jit
-def _query_range(
-    first: tl.tensor, queries: tl.tensor, keys: tl.tensor, left: tl.tensor, right: tl.tensor,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """`key_range` with queries and keys exchanged: the queries that see keys [first, first + BLOCK_K)."""
-    shift = keys - queries
-    last = tl.minimum(first + BLOCK_K, keys) - 1
-    begin = queries * 0
-    end = queries
-    full_begin = queries * 0
-    full_end = queries
-    if RIGHT:
-        begin = tl.maximum(first - shift - right, 0) // BLOCK_Q * BLOCK_Q
-        full_begin = tl.cdiv(tl.maximum(last - shift - right, 0), BLOCK_Q) * BLOCK_Q
-    if LEFT:
-        end = tl.maximum(tl.minimum(queries, last - shift + left + 1), 0)
-        full_end = tl.maximum(tl.minimum(queries, first - shift + left + 1), 0) // BLOCK_Q * BLOCK_Q
-    full_begin = tl.minimum(full_begin, tl.cdiv(end, BLOCK_Q) * BLOCK_Q)
-    full_end = tl.maximum(full_end, full_begin)
-    return begin, full_begin, full_end, end
-
-
-@triton.jit
 def _accumulate_dk_dv(
     dk_tile: tl.tensor, dv_tile: tl.tensor, k_tile: tl.tensor, v_tile: tl.tensor, q: tl.tensor, dout: tl.tensor,
     row_lse: tl.tensor, delta: tl.tensor, mask: tl.tensor, state: tl.tensor, begin: tl.tensor, end: tl.tensor,
@@ -152,31 +130,6 @@ def _accumulate_dk_dv(
     return dk_tile, dv_tile
 
 
-@triton.jit
-def _loop_over_queries(
-    dk_tile: tl.tensor, dv_tile: tl.tensor, k_tile: tl.tensor, v_tile: tl.tensor, q: tl.tensor, dout: tl.tensor,
-    row_lse: tl.tensor, delta: tl.tensor, mask: tl.tensor, state: tl.tensor, first: tl.tensor, q_first: tl.tensor,
-    batch: tl.tensor, head: tl.tensor, dropout_row: tl.tensor, queries: tl.tensor, keys: tl.tensor,
-    head_size: tl.tensor, value_size: tl.tensor, q_stride_s: tl.tensor, dout_stride_s: tl.tensor,
-    mask_stride_q: tl.tensor, mask_stride_k: tl.tensor, factor: tl.tensor, softcap: tl.tensor, slope: tl.tensor,
-    left: tl.tensor, right: tl.tensor, threshold: tl.tensor, dropout_scale: tl.tensor, LEFT: tl.constexpr,
-    RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """`_accumulate_dk_dv` over all the queries of a head that see a block of keys."""
-    bounds = _query_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
-    for PART in tl.static_range(0 if RIGHT else 1, 3 if LEFT else 2):
-        dk_tile, dv_tile = _accumulate_dk_dv(
-            dk_tile, dv_tile, k_tile, v_tile, q, dout, row_lse, delta, mask, state, bounds[PART],
-            tl.minimum(bounds[1], bounds[3]) if PART == 0 else bounds[PART + 1], first, q_first, batch, head,
-            dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k,
-            factor, softcap, slope, left, right, threshold, dropout_scale, PART != 1, LEFT, RIGHT, SOFTCAP, ALIBI, MASK,
-            DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
-        )  # fmt: skip
-    return dk_tile, dv_tile
-
-
 @triton.jit(do_not_specialize=["left", "right", "threshold"])
 def backward_dk_dv(
     q: tl.tensor, k: tl.tensor, v: tl.tensor, dout: tl.tensor, row_lse: tl.tensor, delta: tl.tensor, dk: tl.tensor,
@@ -221,6 +174,8 @@ def backward_dk_dv(
         )  # fmt: skip
     dk_tile = tl.zeros([BLOCK_K, WIDTH], tl.float32)
     dv_tile = tl.zeros([BLOCK_K, VALUE_WIDTH], tl.float32)
+    # Queries and keys exchanged: the queries that see some of the block's keys.
+    bounds = key_range(first, keys, queries, right, left, BLOCK_K, BLOCK_Q, RIGHT, LEFT)
     for member in range(group):
         head = kv_head * group + member
         row_start = (batch64 * heads + head) * all_queries
@@ -236,12 +191,15 @@ def backward_dk_dv(
         if MASK != "none":
             mask_at = mask + batch64 * mask_stride_b + head.to(tl.int64) * mask_stride_h
         dropout_row = row_start + q_first + tl.arange(0, BLOCK_Q)
-        dk_tile, dv_tile = _loop_over_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q_at, dout_at, row_lse + row_start, delta + row_start, mask_at, state,
-            first, q_first, batch, head, dropout_row, queries, keys, head_size, value_size, q_stride_s, dout_stride_s,
-            mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, dropout_scale, LEFT, RIGHT,
-            SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
-        )  # fmt: skip
+        for PART in tl.static_range(0 if RIGHT else 1, 3 if LEFT else 2):
+            part_end = bounds[3] if PART == 1 and not LEFT else bounds[PART + 1]
+            dk_tile, dv_tile = _accumulate_dk_dv(
+                dk_tile, dv_tile, k_tile, v_tile, q_at, dout_at, row_lse + row_start, delta + row_start, mask_at, state,
+                bounds[PART], tl.minimum(part_end, bounds[3]), first, q_first, batch, head, dropout_row, queries, keys,
+                head_size, value_size, q_stride_s, dout_stride_s, mask_stride_q, mask_stride_k, factor, softcap, slope,
+                left, right, threshold, dropout_scale, PART != 1, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION,
+                BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, DK, DV,
+            )  # fmt: skip
     end = k_first + keys
     if DK:
         dk += batch64 * dk_stride_b + kv_head.to(tl.int64) * dk_stride_h
