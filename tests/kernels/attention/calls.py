@@ -149,3 +149,22 @@ def portable(
     scale, right = q.shape[3] ** -0.5, 0 if causal else None
     out, lse, *_ = attend(q, k, v, *[None] * 4, scale, None, right, 0.0, 0.0, 0, 0, False, "triton")
     return out, lse
+
+
+def by_sequence(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_k: torch.Tensor,
+    **options: object,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [Tq, H, D], k and v [Tk, heads, ...]: `attention` of each sequence alone; out [Tq, H, Dv], lse [H, Tq]."""
+    outs, sums = [], []
+    bounds = zip(*(x.tolist() for x in (starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:])), strict=True)
+    for q0, q1, k0, k1 in bounds:
+        one = (x[a:b].transpose(0, 1)[None] for x, a, b in ((q, q0, q1), (k, k0, k1), (v, k0, k1)))
+        out, lse = reference.attention(*one, **options)  # type: ignore[arg-type]
+        outs.append(out[0].transpose(0, 1))
+        sums.append(lse[0])
+    return torch.cat(outs), torch.cat(sums, -1)

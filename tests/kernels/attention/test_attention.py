@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.attention.calls import Call
+from tests.kernels.attention.calls import Call, by_sequence
 from tests.proving import prove
 from tilewright.bench.catalogue import suite
 from tilewright.hardware.architectures import stated_limits
@@ -80,7 +80,7 @@ def test_packed_sequences_are_each_their_own(options: dict[str, Any]) -> None:
     sizes = (sum(lengths[0]), 4, 8), (sum(lengths[1]), 2, 8), (sum(lengths[1]), 2, 12)
     tensors = [torch.randn(size, dtype=torch.float64) for size in sizes]
     found = attention(*tensors, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], return_lse=True, **options)
-    for mine, true in zip(found, reference.packed(*tensors, *starts, **options), strict=True):
+    for mine, true in zip(found, by_sequence(*tensors, *starts, **options), strict=True):
         torch.testing.assert_close(mine, true)
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.kernels.attention.calls import Call, wrong
+from tests.kernels.attention.calls import Call, by_sequence, wrong
 from tests.kernels.interpreter import install
 from tilewright.kernels.attention import attention, reference
 
@@ -85,7 +85,7 @@ def test_packed_sequences_are_each_their_own(options: dict[str, object]) -> None
     tensors = [torch.randn(size, requires_grad=True) for size in sizes]
     found = attention(*tensors, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], return_lse=True, **options)
     wide = [x.detach().double().requires_grad_() for x in tensors]
-    true = reference.packed(*wide, *starts, **options)
+    true = by_sequence(*wide, *starts, **options)
     dout = torch.randn_like(found[0])
     gradients = torch.autograd.grad(found[0], tensors, dout), torch.autograd.grad(true[0], wide, dout.double())
     for mine, right in zip((*found, *gradients[0]), (*true, *gradients[1]), strict=True):

@@ -15,7 +15,7 @@ from tilewright.kernels.attention.hopper import backward as hopper_backward
 from tilewright.kernels.attention.hopper import forward as hopper_forward
 from tilewright.kernels.attention.hopper import recipe as hopper
 from tilewright.kernels.attention.portable import launch as portable
-from tilewright.kernels.attention.portable.plan import BackwardStrides, LaunchPlan, backward_plan, forward_plan
+from tilewright.kernels.attention.portable.plan import BackwardStrides, backward_plan, forward_plan
 from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.kernels.device import DTYPES, interpreted
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -59,7 +59,7 @@ def _results(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: Operand | None
 ) -> tuple[Operand, Operand, Operand, Operand]:
     """`state` as it is given, or else drawn where there is dropout."""
-    q, k, v = (_with_aligned_rows(call, x) for x in (q, k, v))
+    q, k, v = (portable.with_aligned_rows(call, x) for x in (q, k, v))
     request = registered.request_of(q, k, v, *options[:-1])
     limits = limits_of(request.device)
     module = dispatch.choose(request, limits, options[-1], False).module
@@ -74,7 +74,7 @@ def _results(
     inputs = _inputs(q, k, v, options, state if request.dropout else None)
     if module is portable:
         plan = forward_plan(request, limits, strides_of(out), strides_of(inputs.mask))
-        _launch(call, plan, q, k, v, out, lse, lse64 if full else None, *inputs[3:])
+        portable.launch(call, plan, q, k, v, out, lse, lse64 if full else None, *inputs[3:])
     else:
         _FORWARDS[module](call, request, limits, inputs, out, lse)
     return out, lse, lse64, state
@@ -96,7 +96,7 @@ def gradients(
     lse: Operand, lse64: Operand, state: Operand, *options: Any,
 ) -> Recipe:  # fmt: skip
     """dq, dk and dv; where one key is seen, those of q and k are roundings."""
-    q, k, v = (_with_aligned_rows(call, x) for x in (q, k, v))
+    q, k, v = (portable.with_aligned_rows(call, x) for x in (q, k, v))
     request = registered.request_of(q, k, v, *options[:-1])
     limits = limits_of(request.device)
     module = dispatch.choose(request, limits, options[-1], True).module
@@ -104,7 +104,7 @@ def gradients(
     dq, dk, dv = (_gradient(call, x) for x in (q, k, v))
     if dispatch.must_be_dense(dout) and not dout.is_contiguous():
         dout = call.copy(dout)
-    dout = _with_aligned_rows(call, dout)
+    dout = portable.with_aligned_rows(call, dout)
     if module is hopper_backward and dlse is None and not full:
         hopper.backward(call, request, limits, q, k, v, out, lse, dout, dq, dk, dv)
     else:
@@ -143,10 +143,6 @@ def _launches(*operands: Operand) -> bool:
     return runs and q.dtype in DTYPES and all(0 not in x.shape for x in operands)
 
 
-def _with_aligned_rows(call: RecipeBuilder, x: Operand) -> Operand:
-    return x if dispatch.has_aligned_rows(x) else call.copy(x, dispatch.padded_like(x)[1])
-
-
 def _gradient(call: RecipeBuilder, x: Operand) -> Operand:
     made = dispatch.empty_gradient(torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta"))
     return call.empty(made.shape, made.dtype, made.stride())
@@ -156,11 +152,6 @@ def _draw(call: RecipeBuilder, state: Operand, advance: int) -> None:
     from tilewright.kernels.dropout_add.triton import remember
 
     call.launch(remember, (1,), state, *call.draw(advance), num_warps=1)
-
-
-def _launch(call: RecipeBuilder, plan: LaunchPlan, *tensors: Operand | None) -> None:
-    arguments = *portable.with_descriptors(plan, tensors), *plan.scalars
-    call.launch(plan.kernel, (plan.grid,), *arguments, **plan.constants, num_warps=plan.warps, num_stages=plan.stages)
 
 
 def _hopper_forward(
@@ -178,7 +169,7 @@ def _decode_triton(
     if made.scratch:
         scratch, counters = call.empty((made.scratch,), torch.float32), call.empty((made.counters,), torch.int32)
         call.fill(counters, 0)
-    _launch(call, made.launch, q, k, v, out, lse, scratch, counters, mask, slopes, None)
+    portable.launch(call, made.launch, q, k, v, out, lse, scratch, counters, mask, slopes, None)
 
 
 Forward = Callable[[RecipeBuilder, Request, DeviceLimits, Inputs, Operand, Operand], None]
@@ -199,7 +190,7 @@ def _portable_backward(
     delta = call.empty(lse.shape, lse.dtype)
     row_lse = call.empty(lse.shape, lse.dtype) if lse64 is None else lse64
     if plan.prepare is not None:
-        _launch(call, plan.prepare, out, dout, lse, dlse, delta, row_lse)
-    _launch(call, plan.dq, q, k, v, dout, row_lse, delta, dlse if plan.computes_delta else None, dq, *rest)
+        portable.launch(call, plan.prepare, out, dout, lse, dlse, delta, row_lse)
+    portable.launch(call, plan.dq, q, k, v, dout, row_lse, delta, dlse if plan.computes_delta else None, dq, *rest)
     for launch in plan.dk_dv:
-        _launch(call, launch, q, k, v, dout, row_lse, delta, dk, dv, *rest)
+        portable.launch(call, launch, q, k, v, dout, row_lse, delta, dk, dv, *rest)

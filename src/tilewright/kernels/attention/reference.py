@@ -112,25 +112,6 @@ def by_piece(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = F
     return out
 
 
-def packed(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts_q: torch.Tensor,
-    starts_k: torch.Tensor,
-    **options: object,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [Tq, H, D], k and v [Tk, heads, ...]: `attention` of each sequence alone; out [Tq, H, Dv], lse [H, Tq]."""
-    outs, sums = [], []
-    bounds = zip(*(x.tolist() for x in (starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:])), strict=True)
-    for q0, q1, k0, k1 in bounds:
-        one = (x[a:b].transpose(0, 1)[None] for x, a, b in ((q, q0, q1), (k, k0, k1), (v, k0, k1)))
-        out, lse = attention(*one, **options)  # type: ignore[arg-type]
-        outs.append(out[0].transpose(0, 1))
-        sums.append(lse[0])
-    return torch.cat(outs), torch.cat(sums, -1)
-
-
 def distances(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """[Sq, Sk]: how far key j is after query i, with both aligned to their ends: j - (i + Sk - Sq)."""
     i, j = torch.arange(queries, device=device), torch.arange(keys, device=device)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
-from tests.kernels.attention.calls import Call, portable, wrong
+from tests.kernels.attention.calls import Call, by_sequence, portable, wrong
 from tilewright.kernels.attention import attention, reference
 from tilewright.kernels.attention.registered import attend
 from tilewright.measure.truth.contract import compare
@@ -116,7 +116,7 @@ def test_packed_sequences(options: dict[str, Any], dtype: torch.dtype, widths: t
     draw = torch.Generator(GPU).manual_seed(0)
     tensors = [torch.randn(size, device=GPU, generator=draw).to(dtype) for size in sizes]
     results = []
-    for impl, kind in ((packed, dtype), (reference.packed, dtype), (reference.packed, torch.float64)):
+    for impl, kind in ((packed, dtype), (by_sequence, dtype), (by_sequence, torch.float64)):
         inputs = [x.detach().to(kind).requires_grad_() for x in tensors]
         out = impl(*inputs, *starts, **options)[0]
         dout = torch.randn(out.shape, device=GPU, generator=torch.Generator(GPU).manual_seed(1)).to(dtype)

@@ -9,8 +9,6 @@ key head at least, is where splits of the keys count each other: the call leaves
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -50,7 +48,7 @@ def _recipe(
 ) -> Recipe | None:  # fmt: skip
     """A launch of the Triton kernel that splits the keys; None where it does not take the call."""
     from tilewright.kernels.attention.decode.triton import Prefix, plan, refuses
-    from tilewright.kernels.attention.portable.launch import with_descriptors
+    from tilewright.kernels.attention.portable.launch import launch
 
     runs = q.is_cuda or (q.device.type == "cpu" and interpreted())
     if not runs or q.dtype not in DTYPES or any(0 in x.shape for x in (q, k, v)):
@@ -63,10 +61,7 @@ def _recipe(
     seen = Prefix(prefix.strides[0], prefix.strides[2], more, else_all)
     made = plan(request, limits_of(q.device), strides, strides_of(None), seen)
     scratch = call.empty((made.scratch,), torch.float32) if made.scratch else None
-    tensors = (q, k, v, out, lse, scratch, zeros, None, None, prefix)
-    arguments = *with_descriptors(made.launch, tensors), *made.launch.scalars
-    options: dict[str, Any] = {"num_warps": made.launch.warps, "num_stages": made.launch.stages}
-    call.launch(made.launch.kernel, (made.launch.grid,), *arguments, **made.launch.constants, **options)
+    launch(call, made.launch, q, k, v, out, lse, scratch, zeros, None, None, prefix)
     return call.finish(out)
 
 

@@ -1,15 +1,16 @@
-"""Which calls the portable attention kernels take, and their tensors as Triton takes them."""
+"""Which calls the portable attention kernels take, and how a plan is launched."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.hardware.architectures import DeviceLimits
+from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.portable.plan import LaunchPlan
-from tilewright.kernels.attention.request import Request, TensorLike
+from tilewright.kernels.attention.request import Request
+from tilewright.launch.builder import Operand, RecipeBuilder
 
 MOST_WIDTH = 256
 
@@ -21,12 +22,18 @@ def supports(request: Request, limits: DeviceLimits) -> str | None:
     return None
 
 
-def with_descriptors(plan: LaunchPlan, tensors: Sequence[TensorLike | None]) -> list[Any]:
-    """The tensors as the kernel takes them: descriptors where the plan has them."""
+def with_aligned_rows(call: RecipeBuilder, x: Operand) -> Operand:
+    """x, or a copy of it whose rows begin at multiples of 16 bytes, in x's order of axes."""
+    return x if dispatch.has_aligned_rows(x) else call.copy(x, dispatch.padded_like(x)[1])
+
+
+def launch(call: RecipeBuilder, plan: LaunchPlan, *tensors: Operand | None) -> None:
+    """The launch of a plan, tensors as TMA descriptors where the plan has them."""
     arguments: list[Any] = list(tensors)
     for i, descriptor in enumerate(plan.descriptors):
         tensor = tensors[i]
         if descriptor is not None and tensor is not None:
             strides, rows, columns = descriptor
             arguments[i] = TensorDescriptor(tensor, list(tensor.shape), list(strides), [1, 1, rows, columns])
-    return arguments
+    options: dict[str, Any] = {**plan.constants, "num_warps": plan.warps, "num_stages": plan.stages}
+    call.launch(plan.kernel, (plan.grid,), *arguments, *plan.scalars, **options)

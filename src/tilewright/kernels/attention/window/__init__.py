@@ -129,30 +129,27 @@ def _gradients(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 def _recipe(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, mask: Operand | None, scale: float
 ) -> Recipe | None:
-    if not _launches(q, k, v):
-        return None
-    from tilewright.kernels.attention.window import triton
-
-    return triton.forward_recipe(call, q, k, v, mask, scale)
+    kernels = _kernels(q, k, v)
+    made: Recipe | None = kernels and kernels.forward_recipe(call, q, k, v, mask, scale)
+    return made
 
 
 def _backward_recipe(
     call: RecipeBuilder, dout: Operand, q: Operand, k: Operand, v: Operand, mask: Operand | None, scale: float,
     want_dmask: bool,
 ) -> Recipe | None:  # fmt: skip
-    if not _launches(q, k, v):
+    kernels = _kernels(q, k, v)
+    made: Recipe | None = kernels and kernels.backward_recipe(call, dout, q, k, v, mask, scale, want_dmask)
+    return made
+
+
+def _kernels(q: Operand, k: Operand, v: Operand) -> Any:
+    """The module of Triton's kernels; None where PyTorch's operators compute the call."""
+    if not runs_triton(q) or 0 in (*q.shape, *k.shape, *v.shape):
         return None
     from tilewright.kernels.attention.window import triton
 
-    return triton.backward_recipe(call, dout, q, k, v, mask, scale, want_dmask)
-
-
-def _launches(q: Operand, k: Operand, v: Operand) -> bool:
-    if not runs_triton(q) or 0 in (*q.shape, *k.shape, *v.shape):
-        return False
-    from tilewright.kernels.attention.window import triton
-
-    return triton.refuses(q.dtype, q.shape[2], k.shape[2], q.shape[3], v.shape[3]) is None
+    return triton if triton.refuses(q.dtype, q.shape[2], k.shape[2], q.shape[3], v.shape[3]) is None else None
 
 
 _window_attention_backward = define("window_attention_backward", _backward, _backward_fake, recipe=_backward_recipe)

@@ -21,6 +21,7 @@ import triton.language as tl
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.activation.formulas import INTERPRETED, rounded
 from tilewright.kernels.attention import dispatch
+from tilewright.kernels.attention.portable import launch
 from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, strides_of
 from tilewright.kernels.column_sums import add_parts
 from tilewright.kernels.device import NARROW
@@ -171,7 +172,7 @@ def forward_recipe(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, mask: Operand | None, scale: float
 ) -> Recipe:
     """out [B, H, Sq, Dv], its axes in memory in q's order."""
-    q, k, v = (_with_rows(call, x) for x in (q, k, v))
+    q, k, v = (launch.with_aligned_rows(call, x) for x in (q, k, v))
     out = _empty(call, q, v.shape[3])
     programs, each = _cut(q, mask, "forward")
     call.launch(
@@ -187,7 +188,7 @@ def backward_recipe(
 ) -> Recipe:  # fmt: skip
     """dq, dk and dv as q, k and v lie, and dmask [M, H, Sq, Sk], empty unless it is wanted; the same bits each time."""
     made = [_empty(call, x, x.shape[3]) for x in (q, k, v)]
-    dout, q, k, v = (_with_rows(call, x) for x in (dout, q, k, v))
+    dout, q, k, v = (launch.with_aligned_rows(call, x) for x in (dout, q, k, v))
     programs, each = _cut(q, mask, "backward")
     parts, dmask = None, call.empty((0,), q.dtype)
     if mask is not None and want_dmask:
@@ -202,10 +203,6 @@ def backward_recipe(
     if parts is not None:
         add_parts(call, parts, dmask)
     return call.finish(*made, dmask)
-
-
-def _with_rows(call: RecipeBuilder, x: Operand) -> Operand:
-    return x if dispatch.has_aligned_rows(x) else call.copy(x, dispatch.padded_like(x)[1])
 
 
 def _empty(call: RecipeBuilder, x: Operand, width: int) -> Operand:
