@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tilewright.kernels.device import current, interpreted
+from tilewright.kernels.device import current, interpreted, runs_triton
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.eager import are_launches_in_python
@@ -23,6 +23,15 @@ RECIPES: dict[str, RecipeOf] = {}
 
 KEPT = 4096
 """Recipes that are kept for calls from Python, of all operators."""
+
+
+def by_triton(recipe: RecipeOf) -> RecipeOf:
+    """`recipe` where Triton's kernels take the first operand; None elsewhere."""
+
+    def of_call(call: RecipeBuilder, first: Operand, *arguments: Any) -> Recipe | None:
+        return recipe(call, first, *arguments) if runs_triton(first) else None
+
+    return of_call
 
 
 def built(name: str, recipe: RecipeOf | None, *arguments: Any) -> Recipe | None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tilewright.kernels.activation import triton
 from tilewright.kernels.arguments import expect_tensors
+from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient
 
@@ -124,13 +125,13 @@ _activation_backward = define(
     "activation_backward",
     _backward,
     lambda dy, x, kind: _like(x),
-    recipe=lambda call, dy, x, kind: triton.backward_recipe(call, dy, x, None, kind),
+    recipe=by_triton(lambda call, dy, x, kind: triton.backward_recipe(call, dy, x, None, kind)),
 )
 _gated_activation_backward = define(
     "gated_activation_backward",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
-    recipe=triton.backward_recipe,
+    recipe=by_triton(triton.backward_recipe),
 )
 
 
@@ -139,12 +140,12 @@ _activation = define(
     _forward,
     _like,
     gradient=Gradient(_activation_backward, (Grad(0), Given(0), Given(1)), (0, None)),
-    recipe=lambda call, x, kind: triton.forward_recipe(call, x, None, kind),
+    recipe=by_triton(lambda call, x, kind: triton.forward_recipe(call, x, None, kind)),
 )
 _gated = define(
     "gated_activation",
     _gated_forward,
     _like,
     gradient=Gradient(_gated_activation_backward, (Grad(0), Given(0), Given(1), Given(2)), (0, 1, None)),
-    recipe=triton.forward_recipe,
+    recipe=by_triton(triton.forward_recipe),
 )

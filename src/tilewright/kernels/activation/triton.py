@@ -18,7 +18,6 @@ import triton.language as tl
 
 from tilewright.kernels import row
 from tilewright.kernels.activation.formulas import activate, activate_and_slope, rounded
-from tilewright.kernels.device import runs_triton
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -144,22 +143,20 @@ def rows_of(call: RecipeBuilder, *tensors: Operand) -> Rows:
     return Rows(matrices, count, columns, tuple(matrix.stride(0) for matrix in matrices))
 
 
-def forward_recipe(call: RecipeBuilder, x: Operand, up: Operand | None, kind: str) -> Recipe | None:
-    """y, by `forward`; None off a GPU."""
+def forward_recipe(call: RecipeBuilder, x: Operand, up: Operand | None, kind: str) -> Recipe:
+    """y, by `forward`."""
     return _recipe(call, forward, (x,), up, 1, kind)
 
 
-def backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, up: Operand | None, kind: str) -> Recipe | None:
-    """dx and, where `up` is given, dup, by `backward`; None off a GPU."""
+def backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, up: Operand | None, kind: str) -> Recipe:
+    """dx and, where `up` is given, dup, by `backward`."""
     return _recipe(call, backward, (dy, x), up, 1 if up is None else 2, kind)
 
 
 def _recipe(
     call: RecipeBuilder, kernel: Any, tensors: tuple[Operand, ...], up: Operand | None, results: int, kind: str
-) -> Recipe | None:
+) -> Recipe:
     first = tensors[0]
-    if not runs_triton(first):
-        return None
     made = tuple(call.empty(first.shape, first.dtype) for _ in range(results))
     if first.numel():
         rows = rows_of(call, *tensors, *(() if up is None else (up,)))

@@ -17,7 +17,7 @@ from tilewright.kernels.attention.hopper import recipe as hopper
 from tilewright.kernels.attention.portable import launch as portable
 from tilewright.kernels.attention.portable.plan import BackwardStrides, backward_plan, forward_plan
 from tilewright.kernels.attention.request import Request, strides_of
-from tilewright.kernels.device import DTYPES, interpreted
+from tilewright.kernels.device import runs_triton
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -138,9 +138,7 @@ def _inputs(q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: O
 
 def _launches(*operands: Operand) -> bool:
     """Whether a call is launches: on a device that kernels run on, in a dtype that they take, with anything to do."""
-    q = operands[0]
-    runs = q.is_cuda or (q.device.type == "cpu" and interpreted())
-    return runs and q.dtype in DTYPES and all(0 not in x.shape for x in operands)
+    return runs_triton(operands[0]) and all(0 not in x.shape for x in operands)
 
 
 def _gradient(call: RecipeBuilder, x: Operand) -> Operand:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.kernels.device import interpreted
+from tilewright.kernels.device import runs_triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -42,9 +42,8 @@ def _recipe(
     call: RecipeBuilder, keys: Operand, values: Operand, k: Operand, v: Operand, place: Operand, q: Operand | None,
     cos: Operand | None, sin: Operand | None,
 ) -> Recipe | None:  # fmt: skip
-    runs = keys.is_cuda or (keys.device.type == "cpu" and interpreted())
     given = [x for x in (keys, values, k, v, q, cos, sin) if x is not None]
-    if not runs or any(0 in x.shape or x.strides[-1] != 1 for x in given) or place.strides != (1,):
+    if not runs_triton(keys) or any(0 in x.shape or x.strides[-1] != 1 for x in given) or place.strides != (1,):
         return None
     from tilewright.kernels.cache_write.triton import write_cache
 

@@ -13,17 +13,12 @@ from typing import Any
 
 import torch
 
+from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.device import runs_triton
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
-
-
-def _recipe(
-    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, entries: int, padding: int
-) -> Recipe | None:
-    return triton.sums_recipe(call, dout, keys, order, entries, padding) if runs_triton(dout) else None
 
 
 def _sums(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
@@ -58,5 +53,5 @@ def _added_fake(table: torch.Tensor, dout: torch.Tensor, *_: Any) -> torch.Tenso
     return dout.new_empty(0)
 
 
-define("embedding_sums", _sums, _fake, recipe=_recipe)
+define("embedding_sums", _sums, _fake, recipe=by_triton(triton.sums_recipe))
 define("add_embedding_sums_", _add_sums, _added_fake, recipe=_added_recipe)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.kernels.device import runs_triton
+from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.index_sums import triton
 from tilewright.kernels.registration import define
-from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.records.recipe import Recipe
 
 
 def index_sums(source: torch.Tensor, index: torch.Tensor, extent: int, wraps: bool = False) -> torch.Tensor:
@@ -43,9 +41,5 @@ def _fake(source: torch.Tensor, index: torch.Tensor, extent: int, wraps: bool) -
     return source.new_empty((source.shape[0], extent, source.shape[2]), dtype=_dtype(source))
 
 
-def _recipe(call: RecipeBuilder, source: Operand, index: Operand, extent: int, wraps: bool) -> Recipe | None:
-    return triton.recipe(call, source, index, extent, wraps) if runs_triton(source) else None
-
-
-_index_sums = define("index_sums", _by_torch, _fake, recipe=_recipe)
+_index_sums = define("index_sums", _by_torch, _fake, recipe=by_triton(triton.recipe))
 __all__ = ["index_sums"]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.arguments import expect_loss_options, expect_tensors
+from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.linear_cross_entropy import chunks, triton
 from tilewright.kernels.registration import define
 
@@ -158,4 +159,4 @@ _gradients = define(
     _scaled_gradients,
     lambda upstream, *inputs: _fake(*inputs)[1:3],
 )
-_scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None, recipe=triton.scale)
+_scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None, recipe=by_triton(triton.scale))

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.device import runs_triton
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -24,10 +23,8 @@ def _scale(gradient, factor, n, BLOCK: tl.constexpr):
         tl.store(gradient + at, rounded(x * by, gradient.dtype.element_ty), mask=at < n)
 
 
-def scale(call: RecipeBuilder, gradient: Operand, factor: Operand) -> Recipe | None:
+def scale(call: RecipeBuilder, gradient: Operand, factor: Operand) -> Recipe:
     """`gradient *= factor` for a contiguous tensor and a scalar [] in fp32 on the same device."""
-    if not runs_triton(gradient):
-        return None
     grid = (triton.cdiv(gradient.numel(), BLOCK),)
     call.launch(_scale, grid, gradient, factor, gradient.numel(), BLOCK=BLOCK, num_warps=8)
     return call.finish()

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.device import NARROW, interpreted
+from tilewright.kernels.device import NARROW, runs_triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -129,9 +129,8 @@ def _recipe(
     w2: Operand | None, b0: Operand | None, b1: Operand | None, b2: Operand | None, residual: Operand | None,
     activation: str, zeros: Operand | None,
 ) -> Recipe | None:  # fmt: skip
-    runs = x.is_cuda or (x.device.type == "cpu" and interpreted())
     weights = [w for w in (w0, w1, w2) if w is not None]
-    if not runs or refusal(x, weights) is not None or (gain is not None and x.shape[0] > 1):
+    if not runs_triton(x) or refusal(x, weights) is not None or (gain is not None and x.shape[0] > 1):
         return None
     from tilewright.kernels.skinny_linear.triton import skinny_linear
 

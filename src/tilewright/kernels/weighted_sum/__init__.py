@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from tilewright.kernels.arguments import expect_tensors
-from tilewright.kernels.device import NARROW, runs_triton
+from tilewright.kernels.by_recipe import by_triton
+from tilewright.kernels.device import NARROW
 from tilewright.kernels.registration import define
 from tilewright.kernels.weighted_sum import triton
-from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.records.recipe import Recipe
 
 
 def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -42,14 +41,6 @@ def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         )
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     return _weighted_sum(rows, w).reshape(x.shape[:-1])  # type: ignore[no-any-return]
-
-
-def _recipe(call: RecipeBuilder, x: Operand, w: Operand) -> Recipe | None:
-    return triton.forward_recipe(call, x, w) if runs_triton(x) else None
-
-
-def _backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, w: Operand, *wanted: bool) -> Recipe | None:
-    return triton.backward_recipe(call, dy, x, w, *wanted) if runs_triton(x) else None
 
 
 def _forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -86,7 +77,7 @@ _weighted_sum_backward = define(
     "weighted_sum_backward",
     _backward,
     _backward_fake,
-    recipe=_backward_recipe,
+    recipe=by_triton(triton.backward_recipe),
 )
 _weighted_sum = define(
     "weighted_sum",
@@ -94,5 +85,5 @@ _weighted_sum = define(
     lambda x, w: x.new_empty(x.shape[:1]),
     backward=_gradients,
     save=_save,
-    recipe=_recipe,
+    recipe=by_triton(triton.forward_recipe),
 )

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.request import Request, TensorLike, strides_of
-from tilewright.kernels.device import DTYPES, interpreted
+from tilewright.kernels.device import runs_triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -50,8 +50,7 @@ def _recipe(
     from tilewright.kernels.attention.decode.triton import Prefix, plan, refuses
     from tilewright.kernels.attention.portable.launch import launch
 
-    runs = q.is_cuda or (q.device.type == "cpu" and interpreted())
-    if not runs or q.dtype not in DTYPES or any(0 in x.shape for x in (q, k, v)):
+    if not runs_triton(q) or any(0 in x.shape for x in (q, k, v)):
         return None
     request = request_of(q, k, v, scale)
     if refuses(request) is not None or any(x.strides[3] != 1 for x in (q, k, v)):
