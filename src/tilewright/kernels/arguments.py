@@ -1,4 +1,4 @@
-"""Arguments of the kernels' functions that are of another kind than these take."""
+"""Checks of the types of arguments, for the public functions of the kernels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expect_loss_options(
     z_loss: float,
     reduction: str,
 ) -> None:
-    """Raise TypeError or ValueError for an option of a cross entropy that is none."""
+    """Raise TypeError or ValueError for an option of a cross entropy that has the wrong type or value."""
     given = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     for name, value in given.items():
         if value is None:

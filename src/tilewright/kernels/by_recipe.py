@@ -37,7 +37,7 @@ def by_triton(recipe: RecipeOf) -> RecipeOf:
 def built(name: str, recipe: RecipeOf | None, *arguments: Any) -> Recipe | None:
     """The recipe of a call with these arguments, tensors among them; None where it has none.
 
-    Its kernels are compiled, or such as Triton launches itself: in its interpreter, and where launches are looked at.
+    Its kernels are compiled, unless Triton launches them itself: in its interpreter, and where launches are captured.
     """
     operands = operands_of([x for x in arguments if isinstance(x, torch.Tensor)])
     if not operands or recipe is None:

@@ -26,7 +26,7 @@ class Offer:
     work: tuple[Work, ...]
     """Its launches, forward and backward."""
     apply: Callable[[], Node]
-    """Rewrites the graph; gives the forward's call. The operators that nobody reads any more may stay."""
+    """Rewrites the graph; gives the forward's call. Operators without readers may stay."""
     refusal: str | None = None
     """Why the kernel does not take these operands or this target; None where it does."""
     spared: tuple[Work, ...] = ()

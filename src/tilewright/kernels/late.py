@@ -1,4 +1,4 @@
-"""What of a value is read where gradients are awaited, so that it is computed again there and not kept."""
+"""Recomputation for backward: its readers of a value read a second computation, and forward need not keep the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def readers(node: Node) -> Iterator[Node]:
-    """What reads `node`, through views."""
+    """The readers of `node`; of a view, the readers of that."""
     for user in node.users:
         if calls.is_view(user):
             yield from readers(user)
@@ -22,12 +22,12 @@ def readers(node: Node) -> Iterator[Node]:
 
 
 def is_late(reader: Node, waiting: Container[Node]) -> bool:
-    """Whether it is among what waits for gradients."""
+    """Whether `reader` runs in backward: it is among the nodes that wait for gradients."""
     return reader.op != "output" and reader in waiting
 
 
 def hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
-    """Let what waits for gradients read `new` instead of `old`, through views of its own."""
+    """Let the readers of `old` in backward read `new` instead, through views of their own."""
     for user in list(old.users):
         if is_late(user, waiting):
             user.replace_input_with(old, new)

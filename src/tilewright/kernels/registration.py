@@ -66,7 +66,7 @@ def define(
     torch.library.register_fake(full, fake, lib=_LIBRARY)
     if backward is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=_LIBRARY)
-    # PyTorch counts the versions of a tensor that is written to; nobody else does.
+    # Autograd needs the version counter of a tensor that is written to.
     return operator if is_mutable else eager.call
 
 

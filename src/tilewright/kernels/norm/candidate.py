@@ -171,7 +171,7 @@ def _lies_across(x: torch.Tensor | None) -> bool:
 
 
 def _passed_on(backward: Node, x: torch.Tensor) -> Node | None:
-    """The addition that alone reads the gradient of x, if nobody asks for the other gradients before it."""
+    """The addition that is the only reader of the gradient of x, if the other gradients are read after it."""
     results = dict(_results(backward))
     readers = list(results[0].users) if 0 in results else []
     if len(readers) != 1 or not _is_plain_sum(readers[0], x) or readers[0].args[0] is readers[0].args[1]:

@@ -20,7 +20,7 @@ INDICES = {torch.int64: "long long", torch.int32: "int"}
 WARPS = 8
 """Of a block, each with a row of the index."""
 WIDTH = 64
-"""Places of a tile of a source that lies across."""
+"""Columns of a tile, where neighbours in memory are of different rows (ACROSS)."""
 SHARED_BYTES = 64 * 1024
 """Of a block's sums, so that a multiprocessor holds three blocks."""
 MOST = 4096

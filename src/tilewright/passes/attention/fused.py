@@ -293,7 +293,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def _results(node: fx.Node) -> dict[int, fx.Node]:
-    """The results that somebody reads, by their place."""
+    """The results that are read, by their place."""
     found: dict[int, fx.Node] = {}
     for user in node.users:
         index = user.args[1]

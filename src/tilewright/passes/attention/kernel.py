@@ -112,7 +112,7 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
         else:
             if not absent:
                 _check_fast(call.request, ways)
-            # In a plan PyTorch's kernel for CPUs stands for cuDNN; in the interpreter nobody asks.
+            # In a plan PyTorch's kernel for CPUs stands for cuDNN. The interpreter, for tests, takes every call.
             if (absent or peer is CUDNN) and _fills_no_tiles(call.request):
                 raise Refusal("many short sequences that fill no tiles, and no race was run here")
             written = "; backward ".join(WRITTEN_IN[way] for way in ways)
@@ -192,7 +192,7 @@ def _splits_prefix(call: FusedAttention) -> bool:
 
 
 def _check_fast(request: Request, ways: list[str]) -> None:
-    """Refuse kernels that are not known to be as fast as PyTorch's. In the interpreter nobody asks."""
+    """Refuse kernels that are not known to be as fast as PyTorch's; none in the interpreter, which is for tests."""
     if request.device.type != "cuda" or (ways == [SPLIT] and _splits_masked(request)):
         return
     for way, own in zip(ways, ("hopper.forward", "hopper.backward"), strict=False):

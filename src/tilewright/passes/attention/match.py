@@ -79,7 +79,7 @@ class Attention:
     lead: Shape = ()
     """The leading axes that masks broadcast against."""
     inside: list[Node] = field(default_factory=list)
-    """Nodes that the fused form makes needless; nobody else may use them."""
+    """Nodes that the fused form replaces; nothing else may read them."""
     bypassed: list[Node] = field(default_factory=list)
     """Nodes on the way to q and k that are folded into the scale or into the layout."""
     result: Node = field(init=False)

@@ -1,4 +1,4 @@
-"""Whole numbers that count places, and those that are one number, whatever the length is.
+"""Integers that count up by one along an axis, or are one number everywhere, for lengths that may be symbols.
 
     i = arange(S)[None, None, :, None] + 2          →   counts up from 2 along axis -2
     i[:, :, :1]                                     →   2

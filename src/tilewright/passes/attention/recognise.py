@@ -46,9 +46,9 @@ PURE = (
     | PRODUCTS
     | {"empty", "softmax", "log_softmax", "logsumexp", "exp", "max", "amax", "sum", "size", "detach"}
 )
-"""Calls that may be erased once nobody reads them."""
+"""Calls without side effects: erased once they have no reader."""
 Price = Callable[[Cost, str], float | None]
-"""What a kernel of this cost, in this dtype, is predicted to take, in microseconds; None where nobody asks."""
+"""What a kernel of this cost, in this dtype, is predicted to take, in microseconds; None without a prediction."""
 VIEWS = frozenset({"view", "unsqueeze", "squeeze", "getitem", "getattr", "expand", "detach", "dropout"})
 
 
@@ -187,7 +187,7 @@ def _read(members: Iterable[Node]) -> set[int | None]:
 
 
 def _needless(attention: Attention, masking: Masking) -> set[Node]:
-    """The nodes that nobody needs after the rewrite; refuse if something else reads an N² tensor."""
+    """The nodes without readers after the rewrite; Refusal if something else reads an N² tensor."""
     inside = {*attention.inside, attention.result}
     kept = {attention.q.node, attention.k.node, attention.v.node, *(x for _, x in attention.factors)}
     kept |= {term.mask for term in masking.added} | {fill.mask for fill in masking.filled}

@@ -150,7 +150,7 @@ def _masked(write: Writer, call: SdpaCall, constants: Constants) -> tuple[list[s
 
 
 def _in_one_dtype(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
-    """The call with an added mask in the dtype of q, in which PyTorch's fused kernels read it whatever it has.
+    """The call with an added mask in the dtype of q: PyTorch's fused kernels read its memory as of that dtype.
 
     cuDNN takes the bytes of an fp32 mask for bf16 (PyTorch's pull request 191612).
     """

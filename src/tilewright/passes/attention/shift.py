@@ -4,9 +4,9 @@
                                             k = linear(x, W, b')
 
 q·(k + b) = q·k + q·b, and q·b is one number for all keys of a query: softmax does not see it. So the
-gradient of b, which is that of k summed over the keys, is zero. Computed, it is what rounding left in the rows
-of dS, a different noise in every implementation. In the form above b receives its gradient once with
-each sign: exactly zero, and NaN where it is NaN.
+gradient of b, which is that of k summed over the keys, is zero. Computed, it is the sum of rounding errors in the
+rows of dS, different in every implementation. In the form above b receives its gradient once with each sign: exactly
+zero, and NaN where it is NaN.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def visible(
 
 @in_real_tensors()
 def hiding(mask: Node, constants: Constants, hides: float = NEGLIGIBLE) -> Visible:
-    """What `mask`, bool or added, is made of, whatever becomes of a query that sees no key."""
+    """`visible` without regard to queries that see no key: hidden scores may become finite numbers."""
     value = example(mask)
     is_bool = value is not None and value.dtype == torch.bool
     return shown(mask, constants) if is_bool else added(mask, constants, hides)
