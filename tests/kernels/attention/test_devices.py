@@ -88,6 +88,15 @@ def test_decoding_is_split_in_triton(profile: str, capability: str) -> None:
     assert name_of(choice) == "decode.triton" and choice.refused == () and kernels(found) == ["decode"]
 
 
+@pytest.mark.parametrize(("profile", "capability"), [*WITHOUT_WGMMA, HOPPER])
+@pytest.mark.parametrize("width", [128, 256])
+def test_decoding_fits_with_the_most_queries_and_a_mask(profile: str, capability: str, width: int) -> None:
+    with device(profile, capability) as found:
+        mask = torch.zeros(1, 64, 1, 4096, dtype=torch.bfloat16, device="cuda")
+        attend(*drawn(1, 4096, width, (64, 1)), mask, *[None] * 3, 0.125, *NO_OPTIONS, "decode")
+    assert kernels(found) == ["decode"]
+
+
 def test_decoding_copies_ahead_and_is_joined_after_an_acquiring_addition() -> None:
     with device(*HOPPER) as found:
         attend(*drawn(1, 4096, 128, (8, 2)), *[None] * 4, 0.125, *NO_OPTIONS, "decode")

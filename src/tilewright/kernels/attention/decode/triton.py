@@ -75,8 +75,11 @@ def plan(
 ) -> DecodePlan:
     """The launch into a result with strides `out`, decided without a tensor."""
     widths = padded_widths(request, limits)
+    count, itemsize = request.queries * request.group, request.dtype.itemsize
+    rows = max(16, triton.next_power_of_2(count))
     blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
-    blocks = fitted(blocks, 0, sum(widths) * request.dtype.itemsize, limits, LEAST_STAGES)
+    kept = rows * widths[0] * itemsize
+    blocks = fitted(blocks, 0, sum(widths) * itemsize, limits, kept_bytes=kept, least_stages=LEAST_STAGES)
     origin, limit = visible_keys(request)
     origin = origin // blocks.keys * blocks.keys
     steps = max(1, triton.cdiv(limit - origin, blocks.keys))
@@ -98,15 +101,14 @@ def plan(
     )  # fmt: skip
     known = constants_of(request, blocks, widths, bool(descriptors))
     taken = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "NO_PADDING")
-    rows = request.queries * request.group
     constants = {"PREFIX": prefix is not None, "ELSE_ALL": prefix is not None and prefix.else_all}
     constants |= {name: known[name] for name in taken} | {
-        "ROWS": max(16, triton.next_power_of_2(rows)),
+        "ROWS": rows,
         "TMA": bool(descriptors),
         "SPLITS": triton.next_power_of_2(splits),
     }
     launch = LaunchPlan(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
-    return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * rows * (request.value_size + 1), kv_heads)
+    return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * count * (request.value_size + 1), kv_heads)
 
 
 def visible_keys(request: Request) -> tuple[int, int]:

@@ -63,13 +63,15 @@ def blocks_of(
     return swapped._replace(queries=swapped.keys, keys=swapped.queries)
 
 
-def fitted(blocks: Blocks, own_bytes: int, step_bytes: int, limits: DeviceLimits, least_stages: int = 1) -> Blocks:
+def fitted(
+    blocks: Blocks, own_bytes: int, step_bytes: int, limits: DeviceLimits, *, kept_bytes: int = 0, least_stages: int = 1
+) -> Blocks:
     """`blocks`, with fewer stages and then smaller tiles until they fit the device's shared memory.
 
-    A program has `own_bytes` for each of `blocks.queries` rows that it owns, and `step_bytes` for each of
-    `blocks.keys` rows of a stage.
+    A program has `own_bytes` for each of `blocks.queries` rows that it owns, `step_bytes` for each of `blocks.keys`
+    rows of a stage, and `kept_bytes` beside them.
     """
-    most = limits.shared_bytes_per_block - SPARE_BYTES
+    most = limits.shared_bytes_per_block - SPARE_BYTES - kept_bytes
     while blocks.queries * own_bytes + blocks.stages * blocks.keys * step_bytes > most:
         if blocks.stages > least_stages:
             blocks = blocks._replace(stages=blocks.stages - 1)
