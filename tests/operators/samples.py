@@ -13,6 +13,7 @@ import torch
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
+PADDINGS = ("reflection_pad", "replication_pad")
 Layout = tuple[tuple[int, ...], tuple[int, ...], str]
 LAYOUTS: dict[str, Layout] = {
     "one": ((1,), (1,), "contiguous"),
@@ -364,6 +365,7 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x, [*o.x.shape[:-1], o.x.shape[-1] + 3], o.x.dim() - 1, 2, -1, 1),
         lambda o: call(o.x, [o.x.shape[0] + 2, *o.x.shape[1:]], 0, 0, o.x.shape[0], 1),
         lambda o: call(o.x, [2 * o.x.shape[0], *o.x.shape[1:]], 0, 0, 2**63 - 1, 2),
+        lambda o: call(o.x, [*o.x.shape[:-1], 3 * o.x.shape[-1] + 1], -1, 2, 2**63 - 1, 3),
     ],
     "select_backward.default": [
         lambda o: call(o.x, [4, *o.x.shape], 0, 2),
@@ -374,6 +376,37 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x, [0, 0] * (o.x.dim() - 1) + [2, 0], 1.5),
         lambda o: call(o.x, [1, -1], 2),
     ],
+    **{
+        f"{name}1d.default": [lambda o: call(_image(o)[0], [2, 3]), lambda o: call(_image(o)[0], [-1, 0])]
+        for name in PADDINGS
+    },
+    **{
+        f"{name}2d.default": [lambda o: call(_image(o), [1, 7, 3, 0]), lambda o: call(_image(o)[0], [0, -2, 4, 5])]
+        for name in PADDINGS
+    },
+    **{f"{name}3d.default": [lambda o: call(_image(o).unsqueeze(0), [2, 1, 0, 3, 2, 1])] for name in PADDINGS},
+    **{
+        f"{name}1d_backward.default": [lambda o: call(_finite_image(o)[0], _image(o)[0, ..., :4], [1, 3])]
+        for name in PADDINGS
+    },
+    **{
+        f"{name}2d_backward.default": [
+            lambda o: call(_finite_image(o), _image(o)[..., :4, :5], [2, 1, 1, 1]),
+            lambda o: call(_finite_image(o)[0], _image(o)[0, ..., :3, :6], [0, 2, 2, 1]),
+        ]
+        for name in PADDINGS
+    },
+    **{
+        f"{name}3d_backward.default": [
+            lambda o: call(_finite_image(o).unsqueeze(0), _image(o).unsqueeze(0)[..., :2, :4, :6], [1, 1, 1, 1, 1, 0])
+        ]
+        for name in PADDINGS
+    },
+    "pixel_shuffle.default": [
+        lambda o: call(torch.cat([_image(o)] * 4, 1), 2),
+        lambda o: call(torch.cat([_image(o)] * 3)[:, 0].unsqueeze(0)[:, :4], 2),
+    ],
+    "pixel_unshuffle.default": [lambda o: call(_image(o), 2), lambda o: call(_image(o)[0, ..., :6], 3)],
     "flip.default": [lambda o: call(o.x, [-1]), lambda o: call(o.x, list(range(o.x.dim())))],
     "roll.default": [lambda o: call(o.x, [1], [-1]), lambda o: call(o.x, [-2], [0]), lambda o: call(o.x, [1])],
     "repeat.default": [lambda o: call(o.x, [2, *[1] * o.x.dim()]), lambda o: call(o.x, [3] * o.x.dim())],
@@ -381,10 +414,16 @@ CALLS: dict[str, list[Maker]] = {
     "slice_scatter.default": [
         lambda o: call(o.x, o.like.narrow(-1, 0, 1), -1, 1, 2),
         lambda o: call(o.x, operands(o.layout, torch.float32).x.narrow(0, 0, 1), 0, -1),
+        lambda o: call(o.x, o.like.narrow(-1, 0, (o.x.shape[-1] + 1) // 2), -1, 0, 2**63 - 1, 2),
     ],
     "select_scatter.default": [
         lambda o: call(o.x, o.like.select(0, 0), 0, -1),
         lambda o: call(o.x, o.like.select(-1, 0), -1, 0),
+    ],
+    "linspace.default": [
+        lambda o: call(-1.5, 2, 7, dtype=o.dtype),
+        lambda o: call(0, 1, 1, dtype=o.dtype),
+        lambda o: call(3, -3, 2, dtype=o.dtype),
     ],
     "eye.default": [lambda o: call(5, dtype=o.dtype)],
     "eye.m": [lambda o: call(3, 7, dtype=o.dtype), lambda o: call(1, 1)],
@@ -598,8 +637,11 @@ VIEWS: dict[str, list[Maker]] = {
     ],
     "select.int": [lambda o: call(o.x, 0, 0), lambda o: call(o.x, -1, -1)],
     "unbind.int": [lambda o: call(o.x), lambda o: call(o.x, -1)],
-    "split.Tensor": [lambda o: call(o.x, 2), lambda o: call(o.x, 2, -1)],
-    "split_with_sizes.default": [lambda o: call(o.x, [1, o.x.shape[-1] - 1], -1)],
+    **{f"{name}.Tensor": [lambda o: call(o.x, 2), lambda o: call(o.x, 2, -1)] for name in ("split", "unsafe_split")},
+    **{
+        f"{name}.default": [lambda o: call(o.x, [1, o.x.shape[-1] - 1], -1)]
+        for name in ("split_with_sizes", "unsafe_split_with_sizes")
+    },
     "narrow.default": [lambda o: call(o.x, -1, 1, 1)],
 }
 """Layout rows: compiled between two negations, because a view alone is no kernel."""

@@ -14,7 +14,10 @@ from tilewright.operators.table import row_of
 
 aten = torch.ops.aten
 PARTS = frozenset({aten.slice.Tensor, aten.select.int})
-PIECES = frozenset({aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int})
+PIECES = frozenset({
+    aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+    aten.unbind.int,
+})  # fmt: skip
 """Views of a part of an operand, and those that give several."""
 
 

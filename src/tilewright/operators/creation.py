@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.language import Scalar, Unfusable, Value, compute_dtype, where
+from tilewright.operators.language import FLOATS, Scalar, Unfusable, Value, compute_dtype, where
 from tilewright.operators.row import ALL, Call, RowFields, Traffic, body
 from tilewright.operators.shapes import CallAxes, Result, factory, same
 
@@ -58,6 +58,17 @@ def arange(c: Call, start: Scalar, end: Scalar, step: Scalar = 1, **_: object) -
 
 body("arange.default(end, ...)", **RANGE)(lambda c, end, **_: arange(c, 0, end))
 body("arange.start(start, end, ...)", **RANGE)(lambda c, start, end, **_: arange(c, start, end))
+
+
+@body("linspace.default(start, end, steps, ...)", **RANGE)
+def linspace(c: Call, start: Scalar, end: Scalar, steps: int, **_: object) -> Value:
+    """Counted from the nearer end, as PyTorch does."""
+    if c.dtype not in FLOATS:
+        raise Unfusable("whole numbers between two ends")
+    step = (end - start) / max(steps - 1, 1)
+    place = c.trace.arange(c.shape[0])
+    ahead, behind = (number.to_compute(c.dtype) * step for number in (place, (steps - 1) - place))
+    return where(place < max(steps // 2, 1), ahead + start, end - behind)
 
 
 @body("eye.m(n, m, ...)", **MADE)

@@ -165,13 +165,17 @@ def _parts(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     return tuple(excerpt(x, at, size, start) for size, start in zip(sizes, starts, strict=False))
 
 
-@view_as(_split, "split.Tensor(self, split_size, dim)")
+@view_as(_split, "split.Tensor(self, split_size, dim)", "unsafe_split.Tensor(self, split_size, dim)")
 def split(c: Call, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
     extent = x.shape[dim]
     return _parts(x, [min(size, extent - start) for start in range(0, extent, size)], dim)
 
 
-@view_as(_split, "split_with_sizes.default(self, split_sizes, dim)")
+@view_as(
+    _split,
+    "split_with_sizes.default(self, split_sizes, dim)",
+    "unsafe_split_with_sizes.default(self, split_sizes, dim)",
+)
 def split_with_sizes(c: Call, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
     return _parts(x, sizes, dim)
 

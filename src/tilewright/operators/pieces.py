@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.excerpt import bounds, excerpt, positions
-from tilewright.operators.language import Scalar, Unfusable, Value, where
+from tilewright.operators.excerpt import bounds, excerpt, picked, positions
+from tilewright.operators.language import Scalar, Unfusable, Value, call, where
 from tilewright.operators.row import Call, F, body
 from tilewright.operators.shapes import CallAxes, Result, Rule, kept, same
 
@@ -82,10 +82,15 @@ def like_the_input(call: CallAxes) -> Result:
     return call.kept(source) if len(source) == len(call.shape) else call.names.unknown_shape(call.shape)
 
 
-def _surrounded(c: Call, x: Value, dim: int, start: int, value: Value | Scalar) -> Value:
-    """`x` from `start` on along `dim` of a result that is `value` elsewhere."""
-    places = _places(c, dim)
-    inside = _within(places, start, start + x.shape[dim], c.shape[dim])
+def _surrounded(c: Call, x: Value, dim: int, start: int, value: Value | Scalar, step: int = 1) -> Value:
+    """`x` at `start`, `start + step`, … along `dim` of a result that is `value` elsewhere."""
+    places, count = _places(c, dim), x.shape[dim]
+    inside = _within(places, start, start + (count - 1) * step + 1, c.shape[dim])
+    if step != 1:
+        number = call("idiv", places - start, step)
+        met = (number * step).eq(places - start)
+        inside = met if inside is None else met & inside
+        return where(inside, picked(x, dim, number, inside), value)
     if inside is None:
         return x
     return where(inside, excerpt(x, dim, c.shape[dim], -start, inside=inside), value)
@@ -95,10 +100,8 @@ def _surrounded(c: Call, x: Value, dim: int, start: int, value: Value | Scalar) 
 def slice_backward(
     c: Call, g: Value, sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int
 ) -> Value:
-    if step != 1:
-        raise Unfusable("the gradient of a slice with a step")
     at = dim % len(c.shape)
-    return _surrounded(c, g, at, bounds(c.shape[at], start, end)[0], 0)
+    return _surrounded(c, g, at, bounds(c.shape[at], start, end)[0], 0, step)
 
 
 @moves("select_backward.default(grad_output, input_sizes, dim, index)", like_the_input)
@@ -148,6 +151,24 @@ def repeat(c: Call, x: Value, repeats: Sequence[int]) -> Value:
     return apart.expand([extent for pair in zip(repeats, sizes, strict=True) for extent in pair]).view(c.shape)
 
 
+@moves("pixel_shuffle.default(self, upscale_factor)", kept)
+def pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
+    """[…, C · r², H, W] → […, C, H · r, W · r] (Shi et al., arXiv:1609.05158)."""
+    *batch, channels, height, width = x.shape
+    apart = x.view([*batch, channels // factor**2, factor, factor, height, width])
+    lead = list(range(len(batch) + 1))
+    return apart.permute([*lead, *(len(lead) + place for place in (2, 0, 3, 1))]).view(c.shape)
+
+
+@moves("pixel_unshuffle.default(self, downscale_factor)", kept)
+def pixel_unshuffle(c: Call, x: Value, factor: int) -> Value:
+    """What `pixel_shuffle` made, back."""
+    *batch, channels, height, width = x.shape
+    apart = x.view([*batch, channels, height // factor, factor, width // factor, factor])
+    lead = list(range(len(batch) + 1))
+    return apart.permute([*lead, *(len(lead) + place for place in (1, 3, 0, 2))]).view(c.shape)
+
+
 def _triangle(name: str, upper: bool) -> None:
     @body(f"{name}.default(self, diagonal)", shapes=same, promotion="none", arithmetic=NOTHING)
     def _(c: Call, x: Value, diagonal: int = 0) -> Value:
@@ -170,10 +191,8 @@ def slice_scatter(
     step: int = 1,
 ) -> Value:
     """`x` with `source` in the place of a slice."""
-    if step != 1:
-        raise Unfusable("a slice with a step is replaced")
     at = dim % len(c.shape)
-    return _surrounded(c, source.to_compute(c.dtype), at, bounds(c.shape[at], start, end)[0], x)
+    return _surrounded(c, source.to_compute(c.dtype), at, bounds(c.shape[at], start, end)[0], x, step)
 
 
 @moves("select_scatter.default(self, src, dim, index)", same)

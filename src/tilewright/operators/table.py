@@ -22,6 +22,7 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     normalization,
     optimizers,
     own,
+    padding,
     pieces,
     pointwise,
     pooling,
