@@ -58,8 +58,9 @@ def test_no_row_of_classes_is_kept_for_backward_beside_the_logits() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("places", [(3, 5), (15,), (3, 1, 5)], ids=["image", "signal", "volume"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_classes_of_images_for_a_gpu(reduction: str, dtype: torch.dtype) -> None:
+def test_classes_of_places_for_a_gpu(reduction: str, places: tuple[int, ...], dtype: torch.dtype) -> None:
     def program(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
         loss = F.cross_entropy(x, target, reduction=reduction, ignore_index=2)
@@ -67,7 +68,10 @@ def test_classes_of_images_for_a_gpu(reduction: str, dtype: torch.dtype) -> None
         return loss.detach(), gradient
 
     generator = torch.Generator().manual_seed(1)
-    x, target = torch.randn(2, 7, 3, 5, generator=generator).to(dtype), torch.randint(7, (2, 3, 5), generator=generator)
+    x, target = (
+        torch.randn(2, 7, *places, generator=generator).to(dtype),
+        torch.randint(7, (2, *places), generator=generator),
+    )
     graph = aten(program, x, target)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         replace(node, node.args[0])

@@ -1,6 +1,6 @@
 """Activations and their derivatives: elementwise, and `g` is the gradient of the result.
 
-The derivatives of ELU and the shrinkages stay with PyTorch, whose kernels for CPUs and for GPUs disagree on NaN.
+The derivatives of the shrinkages stay with PyTorch, whose kernels for CPUs and for GPUs disagree on NaN.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tilewright.operators.arithmetic import each, of_argument, per_result
 from tilewright.operators.excerpt import excerpt
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
 from tilewright.operators.pieces import beside
-from tilewright.operators.row import Call, body, calls, formulas
+from tilewright.operators.row import Call, body, formulas
 from tilewright.operators.shapes import kept, like
 
 SQRT_HALF = math.sqrt(0.5)
@@ -201,8 +201,14 @@ def glu_backward(c: Call, g: Value, x: Value, dim: int) -> Value:
     return beside(c, [gate * g, (1 - gate) * gate * a * g], dim % len(c.shape))
 
 
-calls(
+@body(
     "elu_backward.default(grad_output, alpha, scale, input_scale, is_result, self_or_result)",
-    "pointwise",
     arithmetic=per_result(4, 1),
 )
+def elu_backward(
+    c: Call, g: Value, alpha: Scalar, scale: Scalar, input_scale: Scalar, is_result: bool, x: Value
+) -> Value:
+    """Of the operand or of the result. Of NaN it is g · scale on a GPU, and NaN in PyTorch's vectors for CPUs."""
+    steep = g * input_scale
+    sloped = steep * (x + alpha * scale) if is_result else steep * (alpha * scale) * call("exp", x * input_scale)
+    return where(x > 0, g * scale, sloped) if c.in_cpp else where(x <= 0, sloped, g * scale)

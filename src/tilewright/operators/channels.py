@@ -113,6 +113,30 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value, Value, Value, Value, Value]:
+    y, mean, rstd, squares = _by_moments(c, x, weight, bias, training, eps)
+    count = prod(x.shape) // x.shape[1]
+    # The running variance is unbiased: divided by count - 1.
+    moments = ((running_mean, mean), (running_var, squares / (count - 1)))
+    running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in moments)
+    return y, mean, rstd, *running  # type: ignore[return-value]
+
+
+@norm(
+    "_native_batch_norm_legit.no_stats(input, weight, bias, training, momentum, eps)",
+    arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
+    shapes=_channel_norm,
+)
+def batch_norm_without_running(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    """An instance norm is one, of a view in which each sample's channels are channels of their own."""
+    return _by_moments(c, x, weight, bias, training, eps)[:3]
+
+
+def _by_moments(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, eps: float
+) -> tuple[Value, Value, Value, Value]:
+    """A batch norm, and of each channel the mean, the reciprocal deviation and the sum of squares about the mean."""
     dims = _but_channels(x)
     count = prod(x.shape[d] for d in dims)
     if not training or count == 1:
@@ -122,11 +146,7 @@ def batch_norm(
     squares = (centred * centred).sum(dims)
     rstd = call("rsqrt", squares / count + eps)
     mean, rstd, squares = (statistic.view([x.shape[1]]) for statistic in (mean, rstd, squares))
-    y = _normalised(c, centred, rstd, weight, bias)
-    # The running variance is unbiased: divided by count - 1.
-    moments = ((running_mean, mean), (running_var, squares / (count - 1)))
-    running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in moments)
-    return y, mean, rstd, *running  # type: ignore[return-value]
+    return _normalised(c, centred, rstd, weight, bias), mean, rstd, squares
 
 
 @norm(

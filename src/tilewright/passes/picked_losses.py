@@ -19,11 +19,12 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_formula, replace, replace_results
+from tilewright.graph.insert import insert_call, insert_formula, replace, replace_results
 from tilewright.graph.layouts import before_widening
 from tilewright.hardware.target import Target
 from tilewright.kernels.cross_entropy.candidate import Match, matched
 from tilewright.kernels.device import NARROW
+from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten
 NONE, MEAN = 0, 1
@@ -36,12 +37,41 @@ def compute_from_rows(graph: fx.Graph, target: Target) -> None:
     on_gpu = target.language == "triton"
     kind, dims = (aten.nll_loss2d_forward.default, 4) if on_gpu else (aten.nll_loss_forward.default, 2)
     for loss in graph.find_nodes(op="call_function", target=kind):
+        if on_gpu:
+            _view_logits_first(loss)
         match, refusal = matched(loss, loss.args[0])
         # Without a gradient log_softmax is written once, and not kept: on a GPU two numbers a pixel save no time there.
         if on_gpu and match.backward is None:
             continue
         if refusal is None and _is_taken(match, dims, NARROW if on_gpu else ()):
             _replace(match)
+
+
+def _view_logits_first(loss: fx.Node) -> None:
+    """`view(_log_softmax(x, 1))` → `_log_softmax(view(x), 1)`, and its gradient: PyTorch views [N, C, …] as images."""
+    view: Any = loss.args[0]
+    softmax = view.args[0] if view.target is aten.view.default else None
+    if softmax is None or softmax.target is not aten._log_softmax.default:
+        return
+    x, shape = softmax.args[0], view.meta["val"].shape
+    before = x.meta["val"].shape
+    of_softmax = [user for user in softmax.users if user is not view]
+    if softmax.args[1] not in (1, 1 - len(before)) or before[:2] != shape[:2] or not x.meta["val"].is_contiguous():
+        return
+    if any(
+        user.target is not aten._log_softmax_backward_data.default
+        or user.args[0].target is not aten.view.default
+        or user.args[0].args[0].meta["val"].shape != shape
+        for user in of_softmax
+    ):
+        return
+    image = insert_call(softmax, aten.view.default, x, list(shape))
+    seen = insert_call(softmax, softmax.target, image, 1, softmax.args[2])
+    replace(view, seen)
+    for gradient in of_softmax:
+        dx = insert_call(gradient, gradient.target, gradient.args[0].args[0], seen, 1, gradient.args[3])
+        replace(gradient, insert_call(gradient, aten.view.default, dx, list(before)))
+    drop_unread(loss.graph)
 
 
 def _is_taken(match: Match, dims: int, narrow: Sequence[torch.dtype]) -> bool:
