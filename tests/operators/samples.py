@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -305,11 +306,20 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.row, *_of_channels(o), *_of_channels(o), True, 0.1, 1e-5),
         lambda o: call(o.row, None, None, *_of_channels(o), True, 0.3, 1e-3),
     ],
+    "_native_batch_norm_legit.no_stats": [
+        lambda o: call(o.row, *_of_channels(o), True, 0.1, 1e-5),
+        lambda o: call(o.row, None, None, True, 0.3, 1e-3),
+    ],
     "native_batch_norm_backward.default": [
         lambda o: call(_gradient(o), o.row, _of_channels(o)[0], None, None, *_batch_moments(o), True, 1e-5, [True] * 3),
         lambda o: call(_gradient(o), o.row, None, None, None, *_batch_moments(o), True, 1e-5, [True, False, False]),
     ],
     "elu.default": [unary, lambda o: call(o.x, 1.67, 1.05), lambda o: call(o.x, 0.7, 1, 1 / 0.7)],
+    "elu_backward.default": [
+        lambda o: call(o.x, 1.67, 1.05, 1, False, o.like.nan_to_num()),
+        lambda o: call(o.x, 0.7, 1, 1 / 0.7, False, o.like.nan_to_num()),
+        lambda o: call(o.x, 1.67, 1.05, 1, True, F.elu(o.like.nan_to_num(), 1.67)),
+    ],
     "hardsigmoid.default": [unary],
     "hardsigmoid_backward.default": [lambda o: call(o.x, o.like)],
     "hardswish.default": [unary],
@@ -405,6 +415,19 @@ CALLS: dict[str, list[Maker]] = {
     "pixel_shuffle.default": [
         lambda o: call(torch.cat([_image(o)] * 4, 1), 2),
         lambda o: call(torch.cat([_image(o)] * 3)[:, 0].unsqueeze(0)[:, :4], 2),
+    ],
+    "im2col.default": [
+        lambda o: call(_image(o), [3, 2], [1, 1], [1, 0], [1, 1]),
+        lambda o: call(_image(o)[0], [2, 3], [2, 1], [0, 2], [2, 3]),
+    ],
+    "col2im.default": [
+        lambda o: call(_finite_image(o).reshape(2, 12, 12), [4, 6], [2, 3], [1, 1], [0, 0], [1, 1]),
+        lambda o: call(_finite_image(o)[0].reshape(12, 12), [7, 7], [3, 2], [2, 1], [1, 2], [2, 3]),
+    ],
+    "unfold_backward.default": [
+        lambda o: call(_finite_image(o), [2, 3, 13], 2, 8, 1),
+        lambda o: call(_finite_image(o), [2, 12, 6], 1, 8, 2),
+        lambda o: call(_finite_image(o), [2, 3, 70], -1, 8, 12),
     ],
     "pixel_unshuffle.default": [lambda o: call(_image(o), 2), lambda o: call(_image(o)[0, ..., :6], 3)],
     "flip.default": [lambda o: call(o.x, [-1]), lambda o: call(o.x, list(range(o.x.dim())))],

@@ -30,6 +30,7 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     random,
     reduction,
     scatters,
+    unfolding,
     upsampling,
 )
 from tilewright.operators.row import ROWS, Row
