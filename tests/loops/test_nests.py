@@ -56,6 +56,7 @@ PROGRAMS: dict[str, Program] = {
     "transposed_copy": (lambda x: 2 * x.t().contiguous(), [given(4, 6)]),
     "column_sum": (lambda x: x.sum(0), [given(4, 6)]),
     "sum_of_everything": (lambda x: (x * x).sum(), [given(64, 512)]),
+    "sum_over_pairs": (lambda x: (x.exp()[:, None] * (-x)[None]).sum(), [given(6)]),
     "plus_transpose": (lambda x: x + x.t(), [given(5, 5)]),
     "argmax": (lambda x: x.argmax(1), [given(4, 6)]),
     "sums_both_ways": (lambda x: (x.exp(), x.exp().sum(1).log(), x.sum(0)), [given(4, 6)]),
@@ -103,6 +104,21 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
     "own transpose": (
         lambda x: (lambda e: e + e.t())(x.exp()),
         [given(5, 5)],
+        "a value is combined with its own transpose",
+    ),
+    "sum over its own pairs": (
+        lambda x: (lambda e: (e[:, None] * e[None]).sum())(x.exp()),
+        [given(5)],
+        "a value is combined with its own transpose",
+    ),
+    "windows of its own pairs": (
+        lambda x: (lambda e: (e[:, None] - e[None]).view(2, 3, 2, 3).transpose(1, 2).contiguous())(x.exp()),
+        [given(6)],
+        "a value is combined with its own transpose",
+    ),
+    "pairs of what runs over the same axes only later": (
+        lambda x, y: (lambda e, f: ((e[:, None] * f[None]).sum(), e + f))(x.exp(), y.exp()),
+        [given(5), given(5)],
         "a value is combined with its own transpose",
     ),
     "two means": (

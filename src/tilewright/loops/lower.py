@@ -14,7 +14,7 @@ from tilewright.hardware.target import Language
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
 from tilewright.loops.trace import dtype_name, trace_nodes
-from tilewright.operators.axes import Axis, Unfusable, leaves, split, strides_of
+from tilewright.operators.axes import Axis, AxisUsedTwice, Unfusable, leaves, refuse_diagonal, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 from tilewright.operators.redundant import eliminate_redundant
 
@@ -67,11 +67,9 @@ def _lower(
             raise Unfusable(f"{node.name} has several results")
     found = [(n, traced.values[n]) for n in outputs]
     operators = [node for node in members if node.target is not getitem]
+    for dims in traced.trace.dims:
+        refuse_diagonal(dims)
     return _Lowering(traced.trace.ops, found, name, language, divisible=len(operators) > 1).build()
-
-
-class AxisUsedTwice(Unfusable):
-    """A tensor is used together with its transpose, so one axis would index two of its dimensions."""
 
 
 @dataclass
@@ -96,9 +94,7 @@ class _Lowering:
         tensors = [value.dims for _, value in outputs] + [op.detail.dims for op in self.ops if op.name == "load"]
         tensors += [(op.detail.axes,) for op in self.ops if op.name == "draw"]
         for dims in tensors:
-            flat = leaves(axis for g in dims for axis in g)
-            if len(set(flat)) != len(flat):
-                raise AxisUsedTwice("a value is combined with its own transpose")
+            refuse_diagonal(dims)
 
     def build(self) -> Lowered:
         self._dependencies()

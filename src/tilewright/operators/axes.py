@@ -16,6 +16,10 @@ class Unfusable(Exception):
     """These operators cannot share one loop nest; the message says why."""
 
 
+class AxisUsedTwice(Unfusable):
+    """A value is used together with its transpose, so that one axis would index two dimensions."""
+
+
 _SERIALS = count()
 
 
@@ -52,6 +56,13 @@ def leaves(axes: Iterable[Axis]) -> list[Axis]:
         else:
             found.extend(leaves(axis.parts))
     return found
+
+
+def refuse_diagonal(dims: Iterable[Group]) -> None:
+    """Raise `AxisUsedTwice` where one axis runs along two of these dimensions: only a diagonal would be computed."""
+    flat = leaves(axis for axes in dims for axis in axes)
+    if len(set(flat)) != len(flat):
+        raise AxisUsedTwice("a value is combined with its own transpose")
 
 
 def size(axes: Iterable[Axis]) -> int:
@@ -102,6 +113,9 @@ def unify(left: Group, right: Group) -> None:
 
 def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
     """The groups of the same elements viewed with `shape` (row-major order is kept)."""
+    groups = tuple(groups)
+    # Of an axis that stands here twice the second would be split again.
+    refuse_diagonal(groups)
     pending = leaves(axis for g in groups for axis in g)
     out: list[Group] = []
     for extent in reversed(tuple(shape)):

@@ -98,9 +98,12 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     approximate: bool = False
     """Whether the operations recorded from now on may be approximate (`Op.approximate`)."""
+    dims: set[tuple[Group, ...]] = field(default_factory=set)
+    """Those of all values; no axis may run along two of one (`refuse_diagonal`), also not once more are unified."""
 
     def emit(self, name: str, args: Sequence[Value], dtype: str, dims: tuple[Group, ...], detail: Any = None) -> Value:
         self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail, self.approximate))
+        self.dims.add(dims)
         return Value(self, len(self.ops) - 1, dtype, dims)
 
     def load(self, key: object, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Value:
