@@ -18,6 +18,7 @@ from tilewright.emit.source import source_of
 from tilewright.graph.capture import Rewriter
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
+from tilewright.passes.accumulated_products import accumulate_products
 from tilewright.passes.attention.library import name_attention
 from tilewright.passes.cache_writes import write_caches
 from tilewright.passes.convolution_bias import split_bias
@@ -91,6 +92,7 @@ class Planner(Rewriter):
         split_group_norms(graph)
         split_bias(graph, self.target)
         written = write_in_place(graph, name)
+        written += accumulate_products(graph, name)
         if self.hand_written:
             written += write_caches(graph, name, self.target) + add_sums_in_place(graph, name)
         write_back_together(graph, self.target)

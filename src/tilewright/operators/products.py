@@ -61,6 +61,7 @@ calls("matmul.default(self, other)", "compute", arithmetic=PRODUCT, shapes=produ
 calls(
     """
     addmm.default(self, mat1, mat2, beta, alpha)
+    addmm_.default(self, mat1, mat2, beta, alpha)
     baddbmm.default(self, batch1, batch2, beta, alpha)
     addmv.default(self, mat, vec, beta, alpha)
     """,
