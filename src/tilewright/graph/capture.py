@@ -152,7 +152,7 @@ def _traced(
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from tilewright.graph import aot_entry, custom_operators, program_cache, size_guards
+    from tilewright.graph import aot_entry, custom_operators, foreach, program_cache, size_guards
 
     program_cache.counts["compiled"] += 1
     pairs = _Pairs(compiler, is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
@@ -165,7 +165,12 @@ def _traced(
             # A gradient that cannot be traced warns here and raises; the error has the message.
             warnings.filterwarnings("ignore", message="Error detected in .*Backward")
             compiled = aot_module_simplified(
-                module, inputs, partition_fn=pairs.partition, keep_inference_input_mutations=True, **functions
+                module,
+                inputs,
+                decompositions=foreach.by_tensor(),
+                partition_fn=pairs.partition,
+                keep_inference_input_mutations=True,
+                **functions,
             )
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
         if not isinstance(module, fx.GraphModule) or not custom_operators.call_gradients(module):
