@@ -26,7 +26,7 @@ _WHOLE = ("_foreach_zero.default", "_foreach_addcdiv.Tensor", "_foreach_addcmul.
 @functools.cache
 def by_tensor() -> dict[Any, Callable[..., Any]]:
     """Decompositions, as AOTAutograd takes them, of the list operators that write to none of their operands."""
-    found = {}
+    found: dict[Any, Callable[..., Any]] = {}
     for qualified in torch._C._dispatch_get_registrations_for_dispatch_key(_EACH):
         name, _, overload = qualified.removeprefix("aten::").partition(".")
         if name.startswith("_foreach_") and not name.endswith("_") and "out" not in overload:
