@@ -45,7 +45,7 @@ def test_a_sum_is_the_sum(texts: list[str]) -> None:
 
 
 def test_dimensions_that_sympy_knows_otherwise_stay_names() -> None:
-    assert pretty("S*N + E*I + Q + O + beta", ["S", "N", "E", "I"]) == "S·N + E·I + O + Q + beta"
+    assert pretty("S*N + E*I + Q + O + C + pi + beta", ["S", "N", "E", "I"]) == "S·N + E·I + C + O + Q + beta + pi"
 
 
 def test_a_reader_sees_the_cases_own_order() -> None:
@@ -53,6 +53,8 @@ def test_a_reader_sees_the_cases_own_order() -> None:
     assert pretty("2*N + 5*M*N", ["M", "N"]) == "5·M·N + 2·N"
     assert pretty("4*B*d*N**2", ["B", "N", "d"]) == "4·B·N²·d"
     assert pretty("3*B*N**2 - 2*B*N*d", ["B", "N", "d"]) == "3·B·N² − 2·B·N·d"
+    assert pretty("3*N**2/2 - M + 7", ["N", "M"]) == "3·N²/2 − M + 7"
+    assert pretty("N**12/(H*K)", ["N"]) == "N¹²/(H·K)"
     assert pretty("0") == "0"
 
 

@@ -25,7 +25,6 @@ from tests.graph.captured import (
     mlp,
 )
 from tilewright.graph import calls
-from tilewright.graph.axis_names import AxisNames
 from tilewright.graph.dims import SymbolicShapes, shape_text, symbolic_shapes
 from tilewright.records.errors import CaptureError
 
@@ -173,22 +172,6 @@ def test_an_operator_without_a_rule_gives_numbers_until_a_use_names_them() -> No
     shapes = symbolic_shapes(graph, {"x_1": ("N", "M")}, {"N": 3, "M": 5})
     assert all(at(shapes, node, {"N": 3, "M": 5}) == numeric(node) for node in graph.nodes if node.op != "output")
     assert texts(graph, shapes)["add"] == "[N, M]"
-
-
-def test_factors_in_another_order_are_bound_once() -> None:
-    names = AxisNames({}, ())
-    (p,), (q,) = names.unknown(4), names.unknown(4)
-    assert len(names.unify((p, q), (q, p))) == 2
-    assert names.resolved((p,)) == names.resolved((q,))
-
-
-def test_a_split_whose_whole_is_its_parts_is_joined_no_more() -> None:
-    names = AxisNames({}, ())
-    whole = names.unknown(12)
-    parts = names.regroup((whole,), (3, 4))
-    high, low = (axis[0] for axis in parts)
-    names.unify(whole, (high, low))
-    assert names.regroup(parts, (12,)) == ((high, low),)
 
 
 def test_data_dependent_sizes_are_refused() -> None:

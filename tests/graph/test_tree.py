@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -163,14 +164,36 @@ def test_modules_nest() -> None:
 
 # Roles beside the block's.
 
+WEIGHT = "float32[D,D]?"
+ROLES: dict[str, tuple[Program, dict[str, int], str]] = {
+    "one layer for queries, keys and values": (
+        Program(fused_qkv, ("float32[B,N,D]", "float32[3*D,D]?")),
+        *({"B": 2, "N": 8, "D": 8}, "Q,K,V → heads → QKᵀ/√d → softmax → PV"),
+    ),
+    "attention alone": (PROGRAMS["attention"], {"B": 2, "N": 8, "d": 4}, "QKᵀ/√d → softmax → PV"),
+    "a softmax between linear layers": (
+        Program(lambda x, w: F.linear(torch.softmax(F.linear(x, w), -1), w), ("float32[N,D]", WEIGHT)),
+        *({"N": 3, "D": 4}, "linear → softmax → linear"),
+    ),
+    "layers between activations": (
+        Program(
+            lambda x, a, b, c: F.linear(F.gelu(F.linear(F.gelu(F.linear(x, a)), b)), c),
+            ("float32[N,D]", WEIGHT, WEIGHT, WEIGHT),
+        ),
+        *({"N": 3, "D": 4}, "FF1 → GELU → linear → GELU → FF2"),
+    ),
+    "a sum of strangers": (Program(lambda x, y: x + y, ("float32[N]", "float32[N]")), {"N": 3}, "add"),
+    "a residual": (
+        Program(lambda x: heads_there_and_back(x, 2), ("float32[B,S,D]",)),
+        *({"B": 2, "S": 3, "D": 4}, "view → residual"),
+    ),
+}
 
-def test_one_layer_can_make_queries_keys_and_values() -> None:
-    program = Program(fused_qkv, ("float32[B,N,D]", "float32[3*D,D]?"))
-    assert steps(program_tree(program, B=2, N=8, D=8)) == ["Q,K,V", "heads", "QKᵀ/√d", "softmax", "PV"]
 
-
-def test_attention_without_projections() -> None:
-    assert steps(program_tree(PROGRAMS["attention"], B=2, N=8, d=4)) == ["QKᵀ/√d", "softmax", "PV"]
+@pytest.mark.parametrize("name", ROLES)
+def test_what_operators_are_there_for(name: str) -> None:
+    program, sizes, expected = ROLES[name]
+    assert " → ".join(steps(program_tree(program, **sizes))) == expected
 
 
 def test_tilewrights_own_operators_are_named_by_what_they_stand_for() -> None:
@@ -189,30 +212,6 @@ def test_tilewrights_own_operators_are_named_by_what_they_stand_for() -> None:
     )
     backward = Program(lambda dy, x: torch.ops.tilewright.activation_backward(dy, x, "silu"), ("float32[N,D]",) * 2)
     assert steps(program_tree(backward, N=8, D=16)) == ["SiLU backward"]
-
-
-def test_a_softmax_between_linear_layers_is_no_attention() -> None:
-    def program(x: Tensor, w: Tensor) -> Tensor:
-        return F.linear(torch.softmax(F.linear(x, w), -1), w)
-
-    tree = program_tree(Program(program, ("float32[N,D]", "float32[D,D]?")), N=3, D=4)
-    assert steps(tree) == ["linear", "softmax", "linear"]
-
-
-def test_a_chain_of_layers_is_linear_between_its_activations() -> None:
-    def program(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        return F.linear(F.gelu(F.linear(F.gelu(F.linear(x, a)), b)), c)
-
-    weights = ("float32[D,D]?",) * 3
-    tree = program_tree(Program(program, ("float32[N,D]", *weights)), N=3, D=4)
-    assert steps(tree) == ["FF1", "GELU", "linear", "GELU", "FF2"]
-
-
-def test_a_sum_of_strangers_is_no_residual() -> None:
-    tree = program_tree(Program(lambda x, y: x + y, ("float32[N]", "float32[N]")), N=3)
-    assert steps(tree) == ["add"]
-    residual = Program(lambda x: heads_there_and_back(x, 2), ("float32[B,S,D]",))
-    assert steps(program_tree(residual, B=2, S=3, D=4))[-1] == "residual"
 
 
 # Rendering.
