@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -41,10 +42,31 @@ def different(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.exp() * 2, torch.unique(x.long()) * 3
 
 
-def counted(record: Recording) -> list[bool]:
-    assert [fallback for fallback in record.fallbacks if "graph" in fallback.what] == []
-    (graph,) = record.graphs
-    return [step.generated for step in graph.executable.steps]
+def agrees_at_each(
+    function: Callable[..., Tensor],
+    shifts: Sequence[float],
+    *,
+    rows: Sequence[int] = (7,),
+    device: str = "cpu",
+    **options: Any,
+) -> Recording:
+    """Compiled whole, `function` of [rows, 9] and its gradient are eager's at each count that a shift makes."""
+    generator = torch.Generator(device).manual_seed(2)
+    run = torch.compile(function, backend=backend, fullgraph=True, **{"dynamic": False, **options})
+    with recording() as record:
+        for count, shift in itertools.product(rows, shifts):
+            x = (torch.randn(count, 9, generator=generator, device=device) + shift).requires_grad_()
+            ours, theirs = run(x), function(x)
+            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+    return record
+
+
+def runs_without_python(record: Recording) -> bool:
+    """The executor in C++ runs all graphs, and none fell back."""
+    executables = [graph.executable for graph in record.graphs]
+    programs = [one.native is not None and one.native.program(one) is not None for one in executables]
+    return record.fallbacks == [] and all(programs)
 
 
 @pytest.mark.parametrize("function", [places, chosen, routed, different], ids=lambda f: f.__name__)
@@ -56,7 +78,9 @@ def test_the_rest_of_the_graph_is_compiled(function: Callable[[Tensor], Any]) ->
             # Other counts at every call, none and all among them.
             x = torch.randn(7, 9, generator=generator) + shift
             torch.testing.assert_close(run(x), function(x))
-    assert True in counted(record) and False in counted(record)
+    (graph,) = record.graphs
+    assert {step.generated for step in graph.executable.steps} == {True, False}
+    assert [fallback for fallback in record.fallbacks if "graph" in fallback.what] == []
 
 
 def in_part(x: Tensor) -> Tensor:
@@ -98,24 +122,16 @@ def experts(x: Tensor) -> Tensor:
 TRAINED = [chosen, routed, in_part, parted, normalised, picked, selected, experts]
 
 
+SHIFTS = (0.0, 0.5, -0.3, -9.0, 9.0, 0.1)
+"""Other counts at every call, none and all among them."""
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
 def test_a_backward_is_planned_once_for_all_counts(function: Callable[[Tensor], Tensor], dynamic: bool) -> None:
-    generator = torch.Generator().manual_seed(2)
-    run = torch.compile(lambda x: function(x).sum(), backend=backend, fullgraph=True, dynamic=dynamic)
-    with recording() as record:
-        for shift in (0.0, 0.5, -0.3, -9.0, 9.0, 0.1):
-            x = (torch.randn(7, 9, generator=generator) + shift).requires_grad_()
-            ours, theirs = run(x), function(x).sum()
-            torch.testing.assert_close(ours, theirs)
-            torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
-    assert record.fallbacks == []
-    forward, backward = record.graphs
-    # The executor in C++ ran the later calls.
-    for graph in record.graphs:
-        assert graph.executable.native is not None and graph.executable.native.program(graph.executable) is not None
-    assert any(step.generated for step in forward.executable.steps)
-    assert any(step.generated for step in backward.executable.steps)
+    record = agrees_at_each(lambda x: function(x).sum(), SHIFTS, dynamic=dynamic)
+    assert len(record.graphs) == 2 and runs_without_python(record)
+    assert all(any(step.generated for step in graph.executable.steps) for graph in record.graphs)
 
 
 def test_sizes_that_change_are_planned_apart_and_counts_are_not() -> None:
@@ -125,17 +141,8 @@ def test_sizes_that_change_are_planned_apart_and_counts_are_not() -> None:
         kept = x[x[:, 0] > 0]
         return torch.nn.functional.gelu(kept @ (x.t() @ x)).square().sum() + x.cos().sum()
 
-    generator = torch.Generator().manual_seed(2)
-    run = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)
-    with recording() as record:
-        for rows in (7, 11, 7, 11, 7):
-            for shift in (0.0, 0.4, -9.0):
-                x = (torch.randn(rows, 9, generator=generator) + shift).requires_grad_()
-                ours, theirs = run(x), function(x)
-                torch.testing.assert_close(ours, theirs)
-                torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
-    assert record.fallbacks == []
-    assert len(record.graphs) == 4
+    record = agrees_at_each(function, (0.0, 0.4, -9.0), rows=(7, 11, 7, 11, 7), dynamic=True)
+    assert record.fallbacks == [] and len(record.graphs) == 4
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -160,14 +167,5 @@ def cut(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [scaled, counted_positive, judged, cut], ids=lambda f: f.__name__)
 def test_numbers_read_from_data_are_values_of_the_program(function: Callable[[Tensor], Tensor]) -> None:
-    generator = torch.Generator().manual_seed(2)
-    with torch._dynamo.config.patch(capture_scalar_outputs=True), recording() as record:
-        run = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
-        for shift in (0.0, 1.0, -1.0, 9.0, 0.2):
-            x = (torch.randn(7, 9, generator=generator) + shift).requires_grad_()
-            ours, theirs = run(x), function(x)
-            torch.testing.assert_close(ours, theirs)
-            torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
-    assert record.fallbacks == []
-    for graph in record.graphs:
-        assert graph.executable.native is not None and graph.executable.native.program(graph.executable) is not None
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert runs_without_python(agrees_at_each(function, (0.0, 1.0, -1.0, 9.0, 0.2)))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.backend.test_custom_operators import experts as grouped_experts
-from tests.backend.test_data_dependent_sizes import TRAINED, whole_graphs
-from tilewright.backend import backend, recording
+from tests.backend.test_data_dependent_sizes import SHIFTS, TRAINED, agrees_at_each, whole_graphs
+from tilewright.backend import backend
 
 pytestmark = pytest.mark.gpu
 __all__ = ["whole_graphs"]
@@ -23,14 +23,7 @@ def test_gradients_are_eagers(
 ) -> None:
     # What reads how many there are is not recorded: that these graphs stay by calls is a line, not an error.
     monkeypatch.setenv("TILEWRIGHT_STRICT", "0" if mode else "1")
-    generator = torch.Generator("cuda").manual_seed(2)
-    run = torch.compile(lambda x: function(x).sum(), backend=backend, fullgraph=True, dynamic=False, mode=mode)
-    with recording() as record:
-        for shift in (0.0, 0.5, -0.3, -9.0, 9.0, 0.1):
-            x = (torch.randn(7, 9, generator=generator, device="cuda") + shift).requires_grad_()
-            ours, theirs = run(x), function(x).sum()
-            torch.testing.assert_close(ours, theirs)
-            torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x))
+    record = agrees_at_each(lambda x: function(x).sum(), SHIFTS, device="cuda", mode=mode)
     assert len(record.graphs) == 2
     assert all(any(step.generated for step in graph.executable.steps) for graph in record.graphs)
 
