@@ -63,11 +63,32 @@ def test_a_model_in_training_draws_and_in_evaluation_does_not() -> None:
     assert not {"native_dropout", "bernoulli"} & {*targets(found), *targets(found, "after")}
 
 
-def test_dropout_that_draws_nothing_is_gone() -> None:
-    for p, training in ((0.0, True), (0.5, False)):
-        found = priced(lambda x, p=p, t=training: F.dropout(x.exp(), p, t).sin(), "fp32[N=4,8]", training=True)
-        assert [len(r.members) for r in found.program.regions if r.graph == "forward"] == [2]
-        assert not any(op.operator_class == "random" for op in found.program.operators)
+def writes_its_input(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+OPERATORS: dict[str, tuple[Callable[..., Any], str, bool, list[str]]] = {
+    "results of a dict": (
+        lambda x: {"a": x.sin(), "b": [x.cos(), 3], "c": "text", "d": None},
+        *("fp32[N=4]", False, ["sin", "cos"]),
+    ),
+    "integers, which have no backward": (lambda i: (i * 2).sum(), "i64[N=4,M=6]", True, ["mul", "sum"]),
+    "a write to an input": (writes_its_input, "fp32[N=4]", False, ["add", "mul", "copy_"]),
+    "indices beside floats": (
+        lambda x, i: x[i].exp(),
+        *("fp32[N=9,M=8],i64[K=3]", True, ["index", "exp"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_of_a_model(name: str) -> None:
+    model, inputs, training, expected = OPERATORS[name]
+    found = priced(model, inputs, training)
+    assert [target for target in targets(found) if target != "detach"] == expected
+    assert bool(operators(found, graph="backward")) == (training and "fp32" in inputs)
+    assert {op.cost.provenance for op in found.program.operators} == {"formula"}
 
 
 def test_explaining_leaves_a_models_buffers_as_they_are() -> None:
@@ -83,40 +104,6 @@ def test_nothing_is_computed() -> None:
     # A step of this would take minutes and 100 GB.
     found = priced(lambda x: (x @ x.t()).sum(), "fp32[N=100000,D=512]")
     assert [op.cost.flops for op in operators(found) if op.operator_class == "compute"] == [2 * 100000**2 * 512]
-
-
-def test_two_inputs_keep_their_names() -> None:
-    found = priced(lambda x, w: x @ w, "fp32[N=4,K=6],fp32[K=6,M=8]")
-    (product,) = operators(found)
-    assert product.shape_symbolic == "[N, M]"
-    assert product.cost.flops_symbolic == "2*K*M*N"
-
-
-def test_dicts_lists_and_what_is_no_tensor_among_results() -> None:
-    found = priced(lambda x: {"a": x.sin(), "b": [x.cos(), 3], "c": "text", "d": None}, "fp32[N=4]")
-    assert sorted(targets(found)) == ["cos", "sin"]
-    assert [len(region.members) for region in found.program.regions] == [2]
-
-
-def test_integers_have_no_backward() -> None:
-    found = priced(lambda i: (i * 2).sum(), "i64[N=4,M=6]", training=True)
-    assert {op.graph for op in found.program.operators} == {"forward"}
-    assert operators(found)[0].dtype == "int64"
-
-
-def test_indices_beside_floats() -> None:
-    found = priced(lambda x, i: x[i].exp(), "fp32[N=9,M=8],i64[K=3]", training=True)
-    assert {op.graph for op in found.program.operators} == {"forward", "backward"}
-
-
-def test_a_model_that_writes_to_its_input() -> None:
-    def model(x: Tensor) -> Tensor:
-        x.add_(1)
-        return x * 2
-
-    found = priced(model, "fp32[N=4]")
-    assert targets(found) == ["add", "mul", "copy_"]
-    assert {op.cost.provenance for op in operators(found)} == {"formula"}
 
 
 def test_a_generator_of_results_that_nobody_can_know_is_named() -> None:
@@ -154,15 +141,6 @@ def test_every_record_of_the_block_is_whole(block: PricedCase) -> None:
     for op in operators(block, "after"):
         assert all(name in made or name.startswith("primals") for name in op.inputs), op
         made.add(op.name)
-
-
-def test_indices_number_the_launches(block: PricedCase) -> None:
-    for graph in ("forward", "backward"):
-        assert [op.index for op in operators(block, "before", graph)] == list(
-            range(len(operators(block, "before", graph)))
-        )
-        after = [op.index for op in operators(block, "after", graph)]
-        assert after == sorted(after)
 
 
 def test_every_region_is_one_launch(block: PricedCase) -> None:
@@ -239,22 +217,6 @@ def test_a_loss_in_chunks_holds_the_logits_of_one_of_them() -> None:
     found = priced(loss, "bf16[T=8192,D=64],bf16[V=131072,D=64],int64[T=8192]")
     points = [point.live_bytes for point in found.program.memory if point.stage == "before"]
     assert 0 < max(points) < 8192 * 131072 * 2 / 2
-
-
-def test_a_refused_pair_says_what_its_kernel_would_have_taken() -> None:
-    def summed(*xs: Tensor) -> Tensor:
-        return sum((x.exp() for x in xs), start=torch.zeros(()))
-
-    def sums(terms: int) -> PricedCase:
-        return priced(summed, ", ".join(["fp32[2000,2000]"] * terms))
-
-    (whole,) = sums(19).program.regions
-    refused = [d for d in sums(30).program.decisions if d.verdict == "refused"]
-    assert refused and whole.predicted_us is not None
-    for decision in refused:
-        tensors = int(decision.reason.split()[-4])
-        assert tensors > 24
-        assert decision.predicted_us == pytest.approx(whole.predicted_us * tensors / 20, rel=0.05)
 
 
 def test_fusing_saves_launches_bytes_and_memory_but_computes_the_same(block: PricedCase) -> None:
@@ -381,16 +343,6 @@ def _copy_us(nbytes: float, profile: DeviceProfile) -> float:
 # Every refusal.
 
 
-class Narrow(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.linear(x)
-        return result
-
-
 def product(x: Tensor, y: Tensor) -> Tensor:
     z = x.relu()
     return z @ y
@@ -427,40 +379,44 @@ def test_an_operator_that_refuses_its_operands(training: bool, capfd: pytest.Cap
     assert capfd.readouterr().err == ""
 
 
-def test_a_module_that_refuses_its_input_is_blamed_on_the_users_line() -> None:
-    with pytest.raises(InputError, match=r"at test_price\.py:\d+: result: Tensor = self\.linear\(x\)\n") as caught:
-        capture(case(Narrow(), "fp32[N=4,9]"))
-    assert "linear of [4, 9], [3, 8], [3]: " in str(caught.value)
+LINE = r"at test_price\.py:\d+: "
+REFUSED: dict[str, tuple[Callable[..., Any], str, bool, type[Exception], str]] = {
+    "a module's input": (
+        lambda x, layer=nn.Linear(8, 3): layer(x),
+        *("fp32[N=4,9]", False, InputError, LINE + r".*layer\(x\),\n.*linear of \[4, 9\], \[3, 8\], \[3\]: "),
+    ),
+    "a leaf that is written to": (
+        lambda x: x.add_(1),
+        *("fp32[N=4]", True, InputError, r"add_ of \[4\]: a leaf Variable .* --inference"),
+    ),
+    "an exception of the model's": (
+        refuses,
+        *("fp32[N=3]", False, InputError, LINE + r"raise ValueError\(.*\)\n  ValueError\('only even ba"),
+    ),
+    "a graph break": (
+        breaks,
+        *("fp32[N=4]", False, CaptureError, rf"subject is not one graph; it breaks {LINE}torch\._dynamo\.graph_break"),
+    ),
+    "a branch on a value": (
+        branches,
+        *("fp32[N=4]", False, CaptureError, rf"subject is not one graph; it breaks {LINE}if x\.sum\(\) > 0:\n"),
+    ),
+    "a size of the data": (
+        selects,
+        *("fp32[N=4]", False, CaptureError, LINE + r"return x\[x > 0\]\.sin\(\)(.|\n)*([dD]epend|Dynamic shape)"),
+    ),
+    "no tensors": (
+        lambda x: 3,
+        *("fp32[N=4]", False, CaptureError, "subject computes no tensor from its inputs; there is nothing to explain"),
+    ),
+}
 
 
-def test_a_leaf_that_is_written_to_says_what_to_do() -> None:
-    with pytest.raises(InputError, match=r"add_ of \[4\]: a leaf Variable .* --inference"):
-        capture(case(lambda x: x.add_(1), "fp32[N=4]", training=True))
-
-
-def test_a_model_that_raises() -> None:
-    with pytest.raises(InputError, match=r"at test_price\.py:\d+: raise ValueError\(.*\)\n  ValueError\('only even ba"):
-        capture(case(refuses, "fp32[N=3]"))
-
-
-@pytest.mark.parametrize(
-    ("model", "line"),
-    [(breaks, r"torch\._dynamo\.graph_break\(\)"), (branches, r"if x\.sum\(\) > 0:")],
-)
-def test_a_program_of_several_graphs(model: Callable[..., Any], line: str) -> None:
-    with pytest.raises(CaptureError, match=rf"subject is not one graph; it breaks at test_price\.py:\d+: {line}\n"):
-        capture(case(model, "fp32[N=4]"))
-
-
-def test_a_size_that_depends_on_the_data() -> None:
-    with pytest.raises(CaptureError, match=r"at test_price\.py:\d+: return x\[x > 0\]\.sin\(\)") as caught:
-        capture(case(selects, "fp32[N=4]"))
-    assert "depend" in str(caught.value) or "Dynamic shape" in str(caught.value)
-
-
-def test_a_program_without_tensors() -> None:
-    with pytest.raises(CaptureError, match="subject computes no tensor from its inputs; there is nothing to explain"):
-        capture(case(lambda x: 3, "fp32[N=4]"))
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_captured_says_why(name: str) -> None:
+    model, inputs, training, error, said = REFUSED[name]
+    with pytest.raises(error, match=said):
+        capture(case(model, inputs, training))
 
 
 def test_after_a_refusal_the_next_capture_works() -> None:

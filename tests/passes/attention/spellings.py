@@ -50,25 +50,12 @@ def scaled_both(q, k, v):
     return torch.softmax((q / root) @ (k / root).transpose(-1, -2), -1) @ v
 
 
-def unscaled(q, k, v):
-    return (q @ k.mT).softmax(dim=-1) @ v
-
-
 def tensor_scale(q, k, v):
     return torch.softmax(q @ k.mT / torch.sqrt(torch.tensor(D)), -1) @ v
 
 
 def number_first(q, k, v):
     return torch.softmax(0.25 * (q @ k.mT), -1) @ v
-
-
-def scaled_twice(q, k, v):
-    return torch.softmax(torch.mul(torch.div(q @ k.mT, 2.0), 0.7), -1) @ v
-
-
-def einsums(q, k, v):
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(D)
-    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
 
 
 def einsum_sequence_first(q, k, v):
@@ -91,10 +78,6 @@ def baddbmm(q, k, v):
     q, k, v = (x.reshape(B * H, N, D) for x in (q, k, v))
     room = q.new_empty(B * H, N, N)
     return torch.bmm(torch.baddbmm(room, q, k.mT, beta=0, alpha=D**-0.5).softmax(-1), v)
-
-
-def one_head(q, k, v):
-    return torch.softmax(q[0, 0] @ k[0, 0].T / math.sqrt(D), dim=1) @ v[0, 0]
 
 
 def one_head_mm(q, k, v):
@@ -158,13 +141,6 @@ def written_values(q, k, v):
     return powers / torch.sum(powers, 3)[:, :, :, None] @ v
 
 
-def written_unpacked(q, k, v):
-    scores = q @ k.mT
-    top, _ = scores.max(-1, keepdim=True)
-    powers = torch.exp(scores - top)
-    return (powers / powers.sum(-1, True)) @ v
-
-
 def log_softmax(q, k, v):
     return F.log_softmax(q @ k.mT, -1).exp() @ v
 
@@ -195,21 +171,17 @@ def merged_heads(q, k, v):
     return out.transpose(1, 2).contiguous().view(B, N, H * D)
 
 
-def viewed_result(q, k, v):
-    return (torch.softmax(q @ k.mT, -1) @ v).view(B * H, N, D)
-
-
 def viewed_scores(q, k, v):
     scores = torch.bmm(q.reshape(B * H, N, D), k.reshape(B * H, N, D).mT).view(B, H, N, N)
     return torch.softmax(scores, -1) @ v
 
 
 SPELLINGS: list[Function] = [
-    plain, functional, methods, module_softmax, scaled_key, scaled_both, unscaled, tensor_scale, number_first,
-    scaled_twice, einsums, einsum_sequence_first, einsum_reversed, batched, baddbmm, one_head, one_head_mm,
+    plain, functional, methods, module_softmax, scaled_key, scaled_both, tensor_scale, number_first,
+    einsum_sequence_first, einsum_reversed, batched, baddbmm, one_head_mm,
     three_axes, five_axes, given_transposed, half_depth_values, half_depth_keys, grouped_repeat,
-    grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values, written_unpacked,
-    log_softmax, logsumexp, stabilised, dropout_off, value_written_first, merged_heads, viewed_result, viewed_scores,
+    grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values,
+    log_softmax, logsumexp, stabilised, dropout_off, value_written_first, merged_heads, viewed_scores,
 ]  # fmt: skip
 
 
@@ -437,24 +409,11 @@ def in_place_scale(q, k, v):
     return torch.softmax(scores, -1) @ v
 
 
-def in_place_fill(q, k, v):
-    scores = q @ k.mT
-    scores.masked_fill_(torch.ones(N, N).triu(1) == 1, -INF)
-    return torch.softmax(scores, -1) @ v
-
-
 def written_query(q, k, v):
     q = q.clone()
     weights = torch.softmax(q @ k.mT, -1)
     q[:, :, 0] = 0
     return weights @ v
-
-
-def written_mask(q, k, v):
-    mask = torch.zeros(N, N)
-    scores = q @ k.mT + mask
-    mask[:, 0] = -5.0
-    return torch.softmax(scores, -1) @ v
 
 
 def no_maximum(q, k, v):
@@ -515,8 +474,8 @@ def mode_change(q, k, v):
 
 REFUSED: list[tuple[Function, str]] = [
     (training_dropout, "dropout on the weights"), (returned_weights, "the weights are used by"),
-    (used_scores, "is also used by"), (in_place_scale, "in place"), (in_place_fill, "in place"),
-    (written_query, "to what they read"), (written_mask, "to what they read"), (no_maximum, "row maximum"),
+    (used_scores, "is also used by"), (in_place_scale, "in place"),
+    (written_query, "to what they read"), (no_maximum, "row maximum"),
     (normalised_later, "not normalised"),
     (over_queries, "last axis"), (weak_fill, "keep some weight"), (negative_scale, "scaled by -1"),
     (changed_weights, "nan_to_num between"), (clipped_scores, "tanh between"), (trained_bias, "needs a gradient"),
