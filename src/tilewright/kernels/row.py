@@ -26,7 +26,7 @@ class RowLayout(NamedTuple):
     """Where the rows of a matrix lie: all that a schedule asks of a tensor."""
 
     address: int
-    """Of the first element, modulo `LINE`."""
+    """Address of the first element, modulo `LINE`."""
     rows: int
     stride: int
     """Elements from row to row; of a single row its columns."""
@@ -57,7 +57,7 @@ def _row_stride(x: Operand) -> int | None:
 
 
 def layout_of(matrix: Operand) -> RowLayout:
-    """Of a matrix [rows, columns] with adjacent columns."""
+    """The layout of a matrix [rows, columns] with adjacent columns."""
     rows, columns = matrix.shape
     return RowLayout(matrix.data_ptr() % LINE, rows, matrix.stride(0) if rows > 1 else columns)
 

@@ -20,8 +20,7 @@ Storage = Literal["registers", "ring", "tma", "stream"]
 CLUSTERS = (1, 2, 4, 8, 16)
 """Blocks that may share a row."""
 IMPLS = ("auto", "torch", "triton", "cuda")
-"""Whose kernels take rows: an operator's CUDA C++ ones where they can be built, else its Triton ones, else PyTorch's
-(`auto`); or those of one alone."""
+"""Implementations of an operator on rows. `auto`: CUDA C++ where it can be built, else Triton, else PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,11 @@ class Schedule:
     """One build of a kernel of rows. The sources see the fields as macros of the same names in capitals."""
 
     threads: int
-    """Of a block, that compute."""
+    """Threads of a block that compute."""
     row_threads: int
-    """Of a block, that share a row: all of them, or a power of two within a warp."""
+    """Threads that share a row: all of a block, or a power of two within a warp."""
     vectors: int
-    """Of 16 bytes, that a thread has of a row at once."""
+    """Vectors of 16 bytes that a thread has of a row at once."""
     cluster: int = 1
     """Blocks that share a row."""
     blocks: int = 1

@@ -1,4 +1,4 @@
-"""Which implementation computes a call of attention, and the memory of its results."""
+"""The choice of the implementation that computes a call of attention, and the layout of its results."""
 
 from __future__ import annotations
 

@@ -89,5 +89,5 @@ class Request(NamedTuple):
 
 
 def strides_of(tensor: TensorLike | None) -> Strides:
-    """Of a tensor of four axes; zeros where there is none."""
+    """Strides of a tensor of four axes; zeros for None."""
     return (0, 0, 0, 0) if tensor is None else (tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3))

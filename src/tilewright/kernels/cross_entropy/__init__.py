@@ -107,7 +107,7 @@ def _recipe(
     wide: bool,
     impl: str,
 ) -> Recipe | None:
-    """Of the loss, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for []."""
+    """The recipe of the loss, each row's maximum and log Σ exp(x - maximum) [2, N], and the weight of one row []."""
     dtype = _loss_dtype(logits.dtype, wide, reduction)
     kernels = kernels_for(__name__, logits, impl)
     if kernels is None:
@@ -150,7 +150,7 @@ def _backward_recipe(
     padding: int,
     impl: str,
 ) -> Recipe | None:
-    """Of the gradient of the logits [N, C], with so many columns of zeros behind them [N, C + padding]."""
+    """The recipe of the gradient of the logits [N, C + padding], whose last `padding` columns are zero."""
     kernels = kernels_for(__name__, logits, impl)
     if kernels is None:
         return None

@@ -32,7 +32,7 @@ WORD = 2**32 - 1
 
 @dataclass(frozen=True)
 class Geometry:
-    """Which thread and step of PyTorch's kernel draws for which of n elements."""
+    """How PyTorch's kernel assigns n elements to threads and steps."""
 
     vector: int
     """Neighbouring elements of a thread."""
@@ -55,7 +55,7 @@ def vector_of(count: int, itemsize: int, alignment: int) -> int:
 
 
 def geometry(count: int, itemsize: int, alignment: int, most_blocks: int) -> Geometry:
-    """Of `count` > 0 elements of `itemsize` bytes, the first at a multiple of `alignment` bytes."""
+    """The geometry for `count` > 0 elements of `itemsize` bytes, the first at a multiple of `alignment` bytes."""
     vector = vector_of(count, itemsize, alignment)
     blocks = min(-(-count // LANES), most_blocks)
     a_step = blocks * LANES * (vector if vector > 1 else 4)

@@ -33,7 +33,7 @@ STEPS = 2
 WARPS = 4
 
 LANES = tl.constexpr(256)
-"""Of PyTorch's threads a program has: those of one block (`generator.LANES`)."""
+"""Threads of PyTorch's kernel that a program stands for: those of one block (`generator.LANES`)."""
 
 
 @triton.jit

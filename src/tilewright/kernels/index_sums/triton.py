@@ -23,7 +23,7 @@ from tilewright.records.recipe import Recipe
 WIDE = 96
 """Columns from which on a warp takes rows."""
 COLUMNS = 256
-"""Of a tile: 8 for each thread of a warp."""
+"""Columns of a tile: 8 for each thread of a warp."""
 TILE = 4096
 """Elements of a tile of rows: 128 for each thread."""
 FEW = 64
@@ -95,7 +95,7 @@ def rows_of_tile(columns: int) -> int:
 
 
 def recipe(call: RecipeBuilder, source: Operand, index: Operand, extent: int, wraps: bool) -> Recipe:
-    """Of source and index [O, P, D]: the sums [O, extent, D], fp32."""
+    """The sums [O, extent, D], fp32, of source at index, both [O, P, D]."""
     outer, positions, columns = source.shape
     out = call.empty((outer, extent, columns), torch.float32)
     if out.numel():

@@ -1,4 +1,4 @@
-"""Which implementation of a product of some sizes is fastest on this device: raced once, the outcome kept."""
+"""The fastest implementation of a product of some sizes on this device: raced once, the outcome kept."""
 
 from __future__ import annotations
 

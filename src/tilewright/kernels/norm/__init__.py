@@ -156,7 +156,7 @@ def add_norm_recipe(
     centered: bool,
     impl: str = "auto",
 ) -> Recipe | None:
-    """Of y, x + residual (if there is one), mean (empty unless `centered`) and rstd; `impl`: auto, cuda or triton."""
+    """y, x + residual (if there is one), mean (empty unless `centered`) and rstd; `impl`: auto, cuda or triton."""
     if not x.numel():
         return None
     rows, other = rows_of(call, x), None if residual is None else rows_of(call, residual)
@@ -185,7 +185,7 @@ def backward_recipe(
     centered: bool,
     impl: str = "auto",
 ) -> Recipe | None:
-    """Of dx (plus `dsum`), dweight and dbias, empty where there is no weight, no bias; `impl`: auto, cuda, triton."""
+    """dx (plus `dsum`), dweight and dbias, empty where there is no weight, no bias; `impl`: auto, cuda, triton."""
     if not x.numel():
         return None
     rows, incoming = rows_of(call, x), rows_of(call, dy)

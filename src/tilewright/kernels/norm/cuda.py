@@ -66,7 +66,7 @@ class NormCall:
 
     @property
     def weight_vector_bytes(self) -> int:
-        """Of the weights that belong to one vector of x; 0 without a weight."""
+        """Bytes of the weights that belong to one vector of x; 0 without a weight."""
         return 0 if self.weight_dtype is None else self.weight_dtype.itemsize * VECTOR // self.dtype.itemsize
 
     def definitions(self) -> tuple[tuple[str, int | str], ...]:

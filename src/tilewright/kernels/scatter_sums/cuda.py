@@ -18,11 +18,11 @@ from tilewright.records.recipe import Recipe
 SOURCE = Path(__file__).parent / "scatter.cu"
 INDICES = {torch.int64: "long long", torch.int32: "int"}
 WARPS = 8
-"""Of a block, each with a row of the index."""
+"""Warps of a block, each with a row of the index."""
 WIDTH = 64
 """Columns of a tile, where neighbours in memory are of different rows (ACROSS)."""
 SHARED_BYTES = 64 * 1024
-"""Of a block's sums, so that a multiprocessor holds three blocks."""
+"""Most bytes of a block's sums, so that a multiprocessor holds three blocks."""
 MOST = 4096
 """Elements of a result's row; one that is longer has no room beside those of the other warps."""
 GRID = 65535
@@ -30,7 +30,7 @@ GRID = 65535
 
 
 def recipe(call: RecipeBuilder, source: Operand, index: Operand, extent: int) -> Recipe | None:
-    """Of source and index [*, K]; None for a dtype of the index or an extent that the kernel does not take.
+    """The sums of source at index, both [*, K]; None for a dtype or an extent that the kernel does not take.
 
     Leading dimensions along which the index is expanded become `heads`, which share passes over it.
     """

@@ -25,15 +25,15 @@ MOST_ROWS = 64
 ALIGNED = 16
 """Bytes at whose multiples rows of x and of the weights begin."""
 ROW_ELEMENTS = 8192
-"""Of the weights, that a program for one row has on their way at once."""
+"""Elements of the weights that a program for one row loads at once."""
 LONGEST = 2048
-"""Columns of those."""
+"""Most columns of them."""
 COLUMNS, WARPS = 128, 4
-"""Of a tile for several rows; of a program."""
+"""Columns of a tile for several rows; warps of a program."""
 LEAST_STEPS, MOST_SPLITS = 4, 8
 """Tiles of a split, and splits of a block."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
-"""That are there at least, if columns can be split."""
+"""Programs that a call has at least, if its columns can be split."""
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -42,22 +42,22 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
-"""Of the first product and its bias; beside "swiglu"."""
+"""Activations of the first product and its bias, beside "swiglu"."""
 
 
 class Tiling(NamedTuple):
     """How a call is cut into programs."""
 
     rows: int
-    """Of x: 1, or those of a tile."""
+    """Rows of x in a tile; 1: no tensor cores."""
     block_rows: int
-    """Of a weight."""
+    """Rows of a weight in a tile."""
     block_columns: int
     splits: int
     blocks: int
-    """Of all weights."""
+    """Blocks of rows of all weights."""
     stages: int
-    """Tiles on their way."""
+    """Tiles in flight."""
 
 
 def plan(count: int, columns: int, outputs: Sequence[int], gated: bool, multiprocessors: int) -> Tiling:

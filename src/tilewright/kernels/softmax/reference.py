@@ -18,5 +18,5 @@ def log_softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def _maximum(x: torch.Tensor) -> torch.Tensor:
-    """Of each row; any number will do where a row is empty."""
+    """The maximum of each row; of an empty row, 0."""
     return x.amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(())

@@ -32,7 +32,7 @@ from tilewright.passes.attention.writer import Writer
 FUSED = "_scaled_dot_product_"
 UNFUSED = "_scaled_dot_product_attention_math"
 ALIGNMENT_BYTES = 16
-"""Of the rows of q, k and v in PyTorch's fused kernels."""
+"""Alignment of the rows of q, k and v in PyTorch's fused kernels."""
 MASK_ALIGNMENT = 16
 """Elements whose multiples the rows of a mask begin at in PyTorch's memory-efficient kernel."""
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
@@ -51,7 +51,7 @@ class SdpaCall(NamedTuple):
     scale: float | Node | None
     grouped: bool
     dtype: torch.dtype
-    """Of the result; under autocast not that of the operands."""
+    """The dtype of the result; under autocast not that of the operands."""
 
     def write(self, write: Writer) -> Node:
         """The call in the graph."""

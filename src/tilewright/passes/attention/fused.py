@@ -191,7 +191,7 @@ class FusedAttention:
         return None if prefix is None else prefix._replace(else_all=shows_all)
 
     def _check_results(self) -> None:
-        """That every result which is read is dense, so that another can be laid out like it."""
+        """Refuse results with gaps in memory: ours could not be laid out like them."""
         read = [self.results[0]] if 0 in self.results else []
         for node in (*read, *(result for backward in self.backwards for result in _results(backward).values())):
             _order(value_of(node))

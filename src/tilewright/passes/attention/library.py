@@ -1,5 +1,6 @@
-"""Which of PyTorch's fused attentions runs on a GPU that is not here: in a graph that was captured on a CPU they are
-the CPU's, and no other call differs.
+"""The fused attention of PyTorch that would run on a GPU that is not here.
+
+A graph that was captured on a CPU calls the CPU's; no other call differs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tilewright.passes.attention.fused import CUDNN, EFFICIENT, FLASH, ON_CPU, P
 HOPPER = 9
 """Major compute capability from which PyTorch prefers cuDNN."""
 MOST_WIDE = 128
-"""Of cuDNN's heads, forward and backward."""
+"""Largest head size of cuDNN's kernels, forward and backward."""
 STEP = 8
 """Elements that divide the rows of cuDNN's and FlashAttention's operands."""
 

@@ -1,4 +1,4 @@
-"""Which keys a mask shows to which queries, read from the comparisons that build it.
+"""The keys that a mask shows to each query, read from the comparisons that build it.
 
     m = (k <= q) & (k > q - 8)                     →   a band: 7 keys before a query to its own place
     m = (q >= 0) & padding[:, None, None, :]       →   padding, [B, 1, 1, Sk]

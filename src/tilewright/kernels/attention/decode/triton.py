@@ -25,7 +25,7 @@ INTERPRETED = Blocks(0, 16, 4, 1)
 LEAST_STAGES = 2
 """Where shared memory is short, tiles shrink before copies stop running ahead of the products."""
 SPLIT_COST, COMBINE_COST = 1.0, 0.0625
-"""Of beginning and ending a split, and of combining it with the others; the unit is one step over a block of keys."""
+"""Costs of starting and ending a split, and of combining it with the others, in steps over a block of keys."""
 
 
 def supports(request: Request, limits: DeviceLimits) -> str | None:

@@ -27,7 +27,7 @@ UNROLL = tl.constexpr(4)
 def _first_hidden(
     prefix: tl.tensor, more: tl.tensor, valid: tl.tensor, origin: tl.tensor, limit: tl.tensor, ELSE_ALL: tl.constexpr
 ) -> tl.tensor:
-    """Of each row, the first key that its prefix hides: `limit` at most, `origin` of rows that are not there."""
+    """The first key that each row's prefix hides: `limit` at most; `origin` for rows of padding."""
     hidden = tl.load(prefix, mask=valid, other=0) + more
     if ELSE_ALL:
         hidden = tl.where(hidden > 0, hidden, limit)

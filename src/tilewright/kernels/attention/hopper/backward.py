@@ -20,7 +20,7 @@ ENDS = HERE / "backward_prepare_finish.cu"
 HEADS = (64, 128, 256)
 """Head sizes of the builds; TMA pads others with zeros."""
 KEYS = 128
-"""Of a block, which a program owns, or a cluster of two."""
+"""Keys of a block, which a program owns, or a cluster of two."""
 WIDTH = 64
 """Columns of a tile in shared memory."""
 VECTOR = 8
@@ -44,7 +44,7 @@ class BackwardTiles:
 
     head: int
     queries: int
-    """Of a step."""
+    """Queries of a step."""
     q_stages: int
     dout_stages: int
     cluster: int = 1
@@ -153,9 +153,9 @@ class BackwardLaunches:
     """Whether the two math warpgroups take turns."""
     q_blocks: int
     k_blocks: int
-    """Of a head."""
+    """Blocks of keys of a head."""
     programs: int
-    """Of the main kernel."""
+    """Programs of the main kernel."""
     below: int
     above: int
     ahead: int = 0

@@ -23,7 +23,7 @@ from tilewright.kernels.device import NARROW
 TRITON = "3.6."
 """Gluon is experimental: its functions change between releases."""
 STRIDE_LIMIT = 1 << 39
-"""Of a tensor map, in elements of 16 bits: below 2⁴⁰ bytes."""
+"""Strides of a tensor map are below 2⁴⁰ bytes, here in elements of 16 bits."""
 ORDER_BYTES = 64 << 20
 """The most that all tables of tiles take together."""
 _ORDERS: dict[tuple[Order, torch.device], torch.Tensor] = {}
@@ -79,7 +79,7 @@ class ForwardPlan:
     rows: tuple[int, int, int, int]
     """Positions that one bulk copy moves of q, k, v and out."""
     scale: float
-    """Of the scores, times log₂ e; with a soft cap c, c · log₂ e."""
+    """The scale of the scores times log₂ e; with a soft cap c, c · log₂ e."""
     tanh_scale: float
     """With a soft cap c, 2 · log₂ e · scale of the scores / c; else 0."""
     counts: tuple[int, ...]
@@ -155,7 +155,7 @@ def _span(request: Request) -> Span:
 
 
 def _shapes(r: Request) -> tuple[tuple[int, int, int, int], ...]:
-    """Of q, k, v and the result."""
+    """Shapes of q, k, v and the result."""
     return (
         (r.batch, r.heads, r.queries, r.head_size),
         (r.batch, r.kv_heads, r.keys, r.head_size),

@@ -11,7 +11,7 @@ from tilewright.launch import nvrtc
 BOX_COLUMNS = 64
 """Columns that one bulk copy moves: 128 bytes, the widest swizzle."""
 SIGNATURE = "iiiiqqqq" * 4 + "PPff" + "i" * 8 + "PP"
-"""Of the forward, but for its tensor maps: shapes and strides of q, k, v and out, then lse, the table of tiles, scales,
+"""Parameters of the forward beside its tensor maps: shapes and strides of q, k, v and out, lse, table of tiles, scales,
 the counts of a plan, and scratch of Triton's own, which the kernel does not use."""
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LOG2_E = 1.4426950408889634
 COUNTERS, COUNTERS_OF_A_HEAD = 4, 2
-"""Of 32 bits, in scratch: work that was taken, and blocks of each key head that are zeroed and added."""
+"""Counters of 32 bits in scratch: claimed work; for each key head, blocks that are zeroed and added."""
 
 
 class Problem(ctypes.Structure):
@@ -58,7 +58,7 @@ def problem_of(made: BackwardLaunches, request: Request) -> Problem:
 
 
 def scale_of(request: Request) -> float:
-    """Of dQ and dK. The weight of a single key is 1 whatever its score: both are zero; dP - Δ would leave roundings."""
+    """The factor of dQ and dK; 0 where a query sees one key: its weight is 1 for any score, and dP - Δ is rounding."""
     return 0.0 if request.single_key else request.scale
 
 
@@ -73,7 +73,7 @@ class Scratch(NamedTuple):
     zeroed: int
     added: int
     numbers: int
-    """Of 32 bits, in all."""
+    """All 32-bit numbers together."""
 
 
 def scratch_of(made: BackwardLaunches, request: Request) -> Scratch:

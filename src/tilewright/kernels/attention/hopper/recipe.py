@@ -70,7 +70,7 @@ def _problem(made: hopper_backward.BackwardLaunches, request: Request, scratch: 
 
 
 def _maps(shape: hopper_backward.BackwardTiles, tensors: Sequence[Operand]) -> list[TensorMap]:
-    """Of q, k, v and dout, of which tiles are fetched, and of dk and dv, of which each warpgroup writes its own."""
+    """Tensor maps to fetch tiles of q, k, v and dout, and to store each warpgroup's tiles of dk and dv."""
     keys, part = hopper_backward.KEYS // shape.cluster, hopper_backward.KEYS // hopper_backward.GROUPS
     rows = shape.queries, keys, keys, shape.queries, part, part
     return [tensor_map(x, (1, 1, count, BOX_COLUMNS)) for x, count in zip(tensors, rows, strict=True)]

@@ -15,7 +15,7 @@ Masked = Literal["never", "last", "diagonal", "any"]
 """Which key blocks of a tile need a mask: none; only the last; only the last, which begins at the position of the
 tile's first query; or any."""
 NO_LIMIT = 1 << 30
-"""Of a band: beyond every difference of two positions."""
+"""A side of a band without limit: beyond every difference of two positions."""
 ROWS = 64
 """Queries of a warpgroup."""
 WIDEST = 256
@@ -39,7 +39,7 @@ class Tiles:
     stages: int
     """Slots of the ring of key blocks, and of that of value blocks."""
     registers: int
-    """Of a thread of a consumer warpgroup."""
+    """Registers of a thread of a consumer warpgroup."""
     masked: Masked
     banded: bool
     """Whether a query's position hides keys from it: causal or a window."""

@@ -13,7 +13,7 @@ from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH,
 from tilewright.kernels.device import interpreted
 
 SPARE_BYTES = 4096
-"""Of a block's shared memory, for barriers and layout conversions that the compiler adds."""
+"""Shared memory of a program for barriers and layout conversions that the compiler adds."""
 
 
 class Blocks(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which calls the portable attention kernels take, and how a plan is launched."""
+"""The launch of a plan of the portable attention kernels, and the calls that they refuse."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class LaunchPlan:
     warps: int
     stages: int
     descriptors: Sequence[Descriptor | None] = ()
-    """Of the first tensors, where the kernel takes them as descriptors; the others are pointers."""
+    """TMA descriptors of the first tensors; None, and all further ones: the kernel takes a pointer."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -89,7 +89,7 @@ class BackwardPlan(NamedTuple):
 
 
 class BackwardStrides(NamedTuple):
-    """Of the tensors that a request does not describe."""
+    """Strides of the tensors that a request does not describe."""
 
     out: Strides
     dout: Strides
@@ -219,7 +219,7 @@ def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma:
 def descriptors_of(
     request: Request, limits: DeviceLimits, rows: Sequence[int], widths: tuple[int, int], dout: Sequence[int] = ()
 ) -> Sequence[Descriptor]:
-    """Of q, k, v and, where its strides are given, dout; none where the device or the layout rules out TMA."""
+    """Descriptors of q, k, v and, where its strides are given, dout; empty where device or layout rule out TMA."""
     if not uses_tma(request, limits):
         return ()
     sizes = (request.head_size, request.head_size, request.value_size, request.value_size)

@@ -158,7 +158,7 @@ def sequence_bounds(
     starts_q: tl.tensor, starts_k: tl.tensor, index: tl.tensor, queries: tl.tensor, keys: tl.tensor,
     PACKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """Of batch entry or packed sequence `index`: its entry, its first query and key there, and its lengths."""
+    """Batch entry, first query, first key, queries and keys of batch entry or packed sequence `index`."""
     if PACKED:
         q_first = tl.load(starts_q + index)
         k_first = tl.load(starts_k + index)

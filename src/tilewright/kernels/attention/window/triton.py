@@ -33,7 +33,7 @@ MOST_WIDTH = 64
 """Beyond it the backward's tiles take more registers than there are."""
 WAVES = 3
 PROGRAMS = {"forward": 4, "backward": 2}
-"""That run on a multiprocessor at once."""
+"""Programs that a multiprocessor runs at once."""
 STAGES = 2
 
 
