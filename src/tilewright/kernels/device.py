@@ -13,7 +13,7 @@ from tilewright.launch.triton import is_interpreted
 
 NARROW = (torch.bfloat16, torch.float16)
 DTYPES = (*NARROW, torch.float32)
-"""What the kernels compute on, in fp32; float64 stays PyTorch's."""
+"""Dtypes that the kernels take; they compute in fp32. float64 stays PyTorch's."""
 
 
 interpreted = is_interpreted
@@ -46,14 +46,14 @@ def runs_triton(tensor: torch.Tensor | Operand) -> bool:
 
 
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
-    """What autocast takes floating-point operands of a product on the device of `tensor` in; None where it is off."""
+    """The dtype to which autocast casts operands of a product on the device of `tensor`; None where it is off."""
     kind = tensor.device.type
     on = kind in ("cuda", "cpu") and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if on else None
 
 
 def autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as autocast takes an operand of a product; fp64 stays, as it does there."""
+    """`tensor` cast as autocast casts an operand of a product: fp64 stays."""
     dtype = autocast_dtype(tensor)
     return tensor if dtype is None or tensor.dtype not in DTYPES else tensor.to(dtype)
 

@@ -1,4 +1,4 @@
-"""What a call of attention asks for, as plain data: what implementations choose and plan by."""
+"""A call of attention as plain data, from which implementations are chosen and launches planned."""
 
 from __future__ import annotations
 

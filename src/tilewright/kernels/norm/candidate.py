@@ -36,7 +36,7 @@ MOST_STEPS = 4
 FORWARD = frozenset({"aten.native_layer_norm.default", "aten._fused_rms_norm.default"})
 BACKWARD = {"native_layer_norm_backward", "_fused_rms_norm_backward"}
 SMALLEST = torch.finfo(torch.float32).eps
-"""What PyTorch's RMS norm adds where the caller says nothing."""
+"""The eps of PyTorch's RMS norm, unless the caller gives one."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def definitions(dtype: torch.dtype, index: torch.dtype, group: int, across: bool
 
 
 def _shared(index: Operand) -> int:
-    """How many leading dimensions the index is the same along."""
+    """The number of leading dimensions along which the index repeats."""
     lead = zip(index.shape[:-1], index.strides[:-1], strict=True)
     return next((d for d, (size, stride) in enumerate(lead) if size > 1 and stride), index.dim() - 1)
 

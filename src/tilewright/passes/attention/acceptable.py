@@ -119,7 +119,7 @@ def _number(x: float | Node | None) -> Any:
 
 
 def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
-    """What was changed in `call` so that a fused kernel takes it, and its result; nothing where one takes it as is."""
+    """The changes in words that make a fused kernel take `call`, and its result; none where one takes it as it is."""
     if fused_kernel(write, call) is not None:
         return [], None
     _check(call)

@@ -1,4 +1,4 @@
-"""What all keys of an attention have in common has no gradient.
+"""A term that is added to all keys of an attention alike has no gradient.
 
     k = linear(x, W, b)                 →   b' = detach(b) + (b - b)
                                             k = linear(x, W, b')

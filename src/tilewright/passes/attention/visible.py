@@ -38,7 +38,7 @@ class Band(NamedTuple):
     right: int | None
 
     def within(self, other: Band) -> Band:
-        """What both show."""
+        """The band of the keys that both show."""
         (left, right), (more_left, more_right) = self, other
         return Band(
             more_left if left is None else left if more_left is None else min(left, more_left),
@@ -61,7 +61,7 @@ class Visible:
     added: tuple[Node, ...] = ()
     """Floating, broadcastable to [B, H, Sq, Sk]."""
     fills: frozenset[float] = frozenset()
-    """What hidden scores become."""
+    """The numbers that hidden scores become."""
     places: Band = EVERYWHERE
     """What comparisons show that are too large to be computed, beside `known`."""
 

@@ -66,7 +66,7 @@ class Prefix(NamedTuple):
     query_stride: int
     more: int
     else_all: bool
-    """Where that is none: it sees all of them."""
+    """Whether a query that sees no key by this sees all of them."""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""What the backward's main kernel takes by value, and how the scratch of its launches is cut."""
+"""The parameter structure of the backward's main kernel, and the layout of its launches' scratch."""
 
 from __future__ import annotations
 

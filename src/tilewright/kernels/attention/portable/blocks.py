@@ -1,4 +1,4 @@
-"""How the portable kernels are cut: sizes of blocks, padded head sizes, and whether tiles come by TMA."""
+"""Tiles of the portable kernels: their sizes, padded head sizes, and whether TMA loads them."""
 
 from __future__ import annotations
 

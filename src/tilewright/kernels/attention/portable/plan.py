@@ -36,7 +36,7 @@ PREPARED_ROWS = 64
 
 
 class Descriptor(NamedTuple):
-    """What a tensor descriptor (TMA) of [batch, head, position, column] is made of, but for the tensor."""
+    """A tensor descriptor (TMA) of [batch, head, position, column] without its tensor."""
 
     strides: tuple[int, ...]
     rows: int
@@ -197,7 +197,7 @@ def band_of(request: Request) -> tuple[int, int]:
 
 
 def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma: bool) -> dict[str, Any]:
-    """What the kernels are compiled for, in the order of their parameters."""
+    """The constants of the kernels, in the order of their parameters."""
     return {
         "LEFT": request.left is not None,
         "RIGHT": request.right is not None,
