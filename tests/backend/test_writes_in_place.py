@@ -230,3 +230,14 @@ def test_what_reads_before_runs_before_and_what_reads_after_runs_after() -> None
         return second, a.neg(), b.neg()
 
     after_steps(function, cache(), cache(), torch.randn(2, 3, 1, 4))
+
+
+def test_a_write_that_the_next_one_covers() -> None:
+    """Nothing reads the value first written, so its kernel does not run, and nothing waits for it."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        x[::2].fill_(3)
+        x.fill_(2)
+        return x[::2], x + 1
+
+    assert after_steps(function, torch.randn(6, 40)).graphs

@@ -43,8 +43,9 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
                 before[node].add(last_impure)
             last_impure = node
     for node, earlier in hazards(graph).items():
-        if node in unit_of:
-            before[unit_of[node]].update(unit_of[e] for e in earlier if e in unit_of)
+        # A kernel whose value nothing reads does not run.
+        if (unit := unit_of.get(node)) in before:
+            before[unit].update(other for e in earlier if (other := unit_of.get(e)) in before)
     for unit in units:
         before[unit].discard(unit)
     return _topological(units, before, order)
