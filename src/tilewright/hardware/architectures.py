@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tilewright.records.errors import UsageError
 
@@ -24,7 +24,7 @@ class Architecture:
     """A compute capability: what one multiprocessor holds, and which instructions it has. Sizes in bytes."""
 
     capability: str
-    name: str
+    """`9.0`."""
     max_threads: int
     max_blocks: int
     shared_bytes: int
@@ -62,24 +62,20 @@ class Architecture:
         return f"sm_{self.number}{'a' if self.wgmma else ''}"
 
 
-def _before_ampere(capability: str, name: str, threads: int, blocks: int, shared_kib: int) -> Architecture:
+def _before_ampere(capability: str, threads: int, blocks: int, shared_kib: int) -> Architecture:
     shared_bytes = shared_kib * KIB
-    return Architecture(
-        capability, name, threads, blocks, shared_bytes, shared_bytes, 256, 0, flops_per_transcendental=8
-    )
+    return Architecture(capability, threads, blocks, shared_bytes, shared_bytes, 256, 0, flops_per_transcendental=8)
 
 
-def _from_ampere(
-    capability: str, name: str, threads: int, blocks: int, shared_kib: int, **features: Any
-) -> Architecture:
-    return Architecture(capability, name, threads, blocks, shared_kib * KIB, (shared_kib - 1) * KIB, **features)
+def _from_ampere(capability: str, threads: int, blocks: int, shared_kib: int, **features: Any) -> Architecture:
+    return Architecture(capability, threads, blocks, shared_kib * KIB, (shared_kib - 1) * KIB, **features)
 
 
 def _from_hopper(
-    capability: str, name: str, threads: int, blocks: int, shared_kib: int, largest_cluster: int, wgmma: bool = False
+    capability: str, threads: int, blocks: int, shared_kib: int, largest_cluster: int, wgmma: bool = False
 ) -> Architecture:
     return _from_ampere(
-        capability, name, threads, blocks, shared_kib,
+        capability, threads, blocks, shared_kib,
         max_cluster=8, largest_cluster=largest_cluster, tensor_copies=True, wgmma=wgmma,
     )  # fmt: skip
 
@@ -87,19 +83,19 @@ def _from_hopper(
 _ARCHITECTURES = {
     row.capability: row
     for row in (
-        _before_ampere("7.0", "Volta", 2048, 32, 96),
-        _before_ampere("7.2", "Volta", 2048, 32, 96),
-        _before_ampere("7.5", "Turing", 1024, 16, 64),
-        _from_ampere("8.0", "Ampere", 2048, 32, 164, flops_per_transcendental=8),
-        _from_ampere("8.6", "Ampere", 1536, 16, 100),
-        _from_ampere("8.7", "Ampere", 1536, 16, 164),
-        _from_ampere("8.9", "Ada", 1536, 24, 100),
-        _from_hopper("9.0", "Hopper", 2048, 32, 228, 16, wgmma=True),
-        _from_hopper("10.0", "Blackwell", 2048, 32, 228, 16),
-        _from_hopper("10.3", "Blackwell", 2048, 32, 228, 16),
-        _from_hopper("11.0", "Blackwell", 1536, 24, 228, 8),
-        _from_hopper("12.0", "Blackwell", 1536, 24, 100, 8),
-        _from_hopper("12.1", "Blackwell", 1536, 24, 100, 8),
+        _before_ampere("7.0", 2048, 32, 96),  # Volta
+        _before_ampere("7.2", 2048, 32, 96),
+        _before_ampere("7.5", 1024, 16, 64),  # Turing
+        _from_ampere("8.0", 2048, 32, 164, flops_per_transcendental=8),  # Ampere
+        _from_ampere("8.6", 1536, 16, 100),
+        _from_ampere("8.7", 1536, 16, 164),
+        _from_ampere("8.9", 1536, 24, 100),  # Ada
+        _from_hopper("9.0", 2048, 32, 228, 16, wgmma=True),  # Hopper
+        _from_hopper("10.0", 2048, 32, 228, 16),  # Blackwell
+        _from_hopper("10.3", 2048, 32, 228, 16),
+        _from_hopper("11.0", 1536, 24, 228, 8),
+        _from_hopper("12.0", 1536, 24, 100, 8),
+        _from_hopper("12.1", 1536, 24, 100, 8),
     )
 }
 
@@ -121,31 +117,11 @@ def known(capability: str | None) -> Architecture | None:
     return None if capability is None else _ARCHITECTURES.get(capability)
 
 
-class DeviceLimits(NamedTuple):
-    """The limits of a device that a kernel's plan depends on, hashable as a key of cached plans. Sizes in bytes."""
+@dataclass(frozen=True)
+class DeviceLimits(Architecture):
+    """One device: its architecture with what the device reports. A kernel's plan depends on it, so it is hashable."""
 
-    capability: str
-    """Compute capability, `9.0`; empty for the CPU, where kernels are interpreted."""
-    multiprocessors: int
-    shared_bytes_per_block: int
-    """The most shared memory that one block may ask for."""
-    max_cluster: int = 1
-    """Blocks that every device of the architecture puts in one cluster; 1: no clusters."""
-    tensor_copies: bool = False
-    """Bulk copies through tensor maps (TMA)."""
-    wgmma: bool = False
-    """Asynchronous products of a warpgroup, with operands in shared memory."""
-    largest_cluster: int = 1
-    """`max_cluster` where a kernel asks for more than is portable."""
-    shared_bytes: int = 0
-    """Shared memory of a multiprocessor."""
-    shared_reserved: int = KIB
-    """Of it, the part that the driver reserves for each block."""
-    registers: int = 65536
-    """Of a multiprocessor, 32 bits each."""
-    max_threads: int = 2048
-    """Of a multiprocessor."""
-    max_threads_per_block: int = 1024
+    multiprocessors: int = 1
     l2_bytes: int = 0
     warp_size: int = 32
 
@@ -155,7 +131,7 @@ class DeviceLimits(NamedTuple):
         return f"compute capability {self.capability}" if self.capability else "the CPU"
 
 
-INTERPRETER = DeviceLimits("", multiprocessors=2, shared_bytes_per_block=2**31)
+INTERPRETER = DeviceLimits("", 2048, 32, 0, shared_bytes_per_block=2**31, multiprocessors=2)
 """Triton's interpreter: every block fits, and two programs are enough to have more than one."""
 
 
@@ -175,18 +151,18 @@ def limits_of(device: torch.device) -> DeviceLimits:
 def reported_limits(properties: Any) -> DeviceLimits:
     """The limits in what `torch.cuda.get_device_properties` returned, with the table's features."""
     capability = f"{properties.major}.{properties.minor}"
-    return DeviceLimits(
-        capability=capability,
-        multiprocessors=properties.multi_processor_count,
-        shared_bytes_per_block=properties.shared_memory_per_block_optin,
-        shared_bytes=properties.shared_memory_per_multiprocessor,
-        registers=properties.regs_per_multiprocessor,
-        max_threads=properties.max_threads_per_multi_processor,
-        max_threads_per_block=properties.max_threads_per_block,
-        l2_bytes=properties.L2_cache_size,
-        warp_size=properties.warp_size,
-        **_features(known(capability)),
-    )
+    reported = {
+        "shared_bytes_per_block": properties.shared_memory_per_block_optin,
+        "shared_bytes": properties.shared_memory_per_multiprocessor,
+        "registers": properties.regs_per_multiprocessor,
+        "max_threads": properties.max_threads_per_multi_processor,
+        "max_threads_per_block": properties.max_threads_per_block,
+        "multiprocessors": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "warp_size": properties.warp_size,
+    }
+    row = known(capability) or Architecture(capability, 2048, 32, 0, 0)
+    return DeviceLimits(**vars(row) | reported)
 
 
 def stated_limits(capability: str, multiprocessors: int, l2_bytes: int) -> DeviceLimits:
@@ -195,20 +171,4 @@ def stated_limits(capability: str, multiprocessors: int, l2_bytes: int) -> Devic
     >>> stated_limits("9.0", multiprocessors=132, l2_bytes=60 * 2**20).shared_bytes_per_block
     232448
     """
-    row = architecture(capability)
-    return DeviceLimits(
-        capability=capability,
-        multiprocessors=multiprocessors,
-        shared_bytes_per_block=row.shared_bytes_per_block,
-        shared_bytes=row.shared_bytes,
-        registers=row.registers,
-        max_threads=row.max_threads,
-        max_threads_per_block=row.max_threads_per_block,
-        l2_bytes=l2_bytes,
-        **_features(row),
-    )
-
-
-def _features(row: Architecture | None) -> dict[str, Any]:
-    names = ("max_cluster", "tensor_copies", "wgmma", "largest_cluster", "shared_reserved")
-    return {name: getattr(row, name) for name in names} if row else {}
+    return DeviceLimits(**vars(architecture(capability)), multiprocessors=multiprocessors, l2_bytes=l2_bytes)

@@ -85,7 +85,7 @@ def _draws(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> tuple[torch.Ten
 
 
 def _ours(function: Callable[..., Any], fused: Callable[..., Any], limit: str) -> tuple[Variant, ...]:
-    """The operator as users call it, our kernel alone, and the library's product with the steps behind it."""
+    """The operator as users call it, and our kernel alone."""
     return (
         Variant("tilewright", "cuda", function, "the fastest of the implementations below, as measured at these sizes"),
         Variant(
