@@ -7,7 +7,7 @@ often as the iterations left out hold them. Live memory grows, or not, as it doe
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -162,13 +162,21 @@ def _operators_repeated(rows: Sequence[Operator], repeat: _Repeat) -> list[Opera
     def name(j: int, copy: int) -> str:
         return before[j].name if copy < 0 else cycle[j].name if not copy else f"{cycle[j].name}.{copy}"
 
-    def moved(op: Operator, copy: int, named: str) -> Operator:
+    def moved(op: Operator, copy: int, suffix: str) -> Operator:
         reads = tuple(name(place[n][0], place[n][1] + copy) if n in place else n for n in op.inputs)
+        named = op.name + suffix
         return _changed(op, name=named, region=op.region and named, index=op.index + copy * step, inputs=reads)
 
-    copies = [moved(op, copy, f"{op.name}.{copy}") for copy in range(1, repeat.times + 1) for op in cycle]
-    rest = [moved(op, repeat.times, op.name) for op in rows[repeat.end :]]
-    return [*rows[: repeat.end], *copies, *rest]
+    return _repeated(rows, repeat, moved)
+
+
+def _repeated(rows: Sequence[Row], repeat: _Repeat, moved: Callable[[Row, int, str], Row]) -> list[Row]:
+    """`rows` with the copies of the cycle behind it. `moved` gives a row of copy number n, with a suffix for its name,
+    and the rows behind the copies, with the number of copies and no suffix."""
+    cycle, numbers = rows[repeat.start : repeat.end], range(1, repeat.times + 1)
+    copies = [moved(row, number, f".{number}") for number in numbers for row in cycle]
+    later = [moved(row, repeat.times, "") for row in rows[repeat.end :]]
+    return list(rows[: repeat.end]) + copies + later
 
 
 def _all_points(points: Sequence[MemoryPoint], known: Iterations, left_out: int, saved: int) -> list[MemoryPoint]:
@@ -190,26 +198,23 @@ def _all_points(points: Sequence[MemoryPoint], known: Iterations, left_out: int,
 def _points_repeated(points: Sequence[MemoryPoint], repeat: _Repeat) -> list[MemoryPoint]:
     growth = points[repeat.end - 1].live_bytes - points[repeat.start - 1].live_bytes
 
-    def moved(point: MemoryPoint, copy: int, name: str) -> MemoryPoint:
-        live = point.live_bytes + copy * growth
-        return _changed(point, name=name, index=point.index + copy * repeat.length, live_bytes=live)
+    def moved(point: MemoryPoint, copy: int, suffix: str) -> MemoryPoint:
+        index, live = point.index + copy * repeat.length, point.live_bytes + copy * growth
+        return _changed(point, name=point.name + suffix, index=index, live_bytes=live)
 
-    cycle = points[repeat.start : repeat.end]
-    copies = [moved(point, copy, f"{point.name}.{copy}") for copy in range(1, repeat.times + 1) for point in cycle]
-    return [*points[: repeat.end], *copies, *(moved(point, repeat.times, point.name) for point in points[repeat.end :])]
+    return _repeated(points, repeat, moved)
 
 
 def _all_decisions(decisions: Sequence[Decision], known: Iterations, left_out: int) -> list[Decision]:
     """The decisions of the whole program; those of the kept part alone if they show no cycle."""
     kinds = [(x.verdict, _NUMBER.sub("", x.reason), x.bytes_saved, x.passed_by, x.source) for x in decisions]
     for repeat in _repeats(kinds, [known.get(x.consumer) for x in decisions], left_out):
-        copies = [
-            _changed(x, producer=f"{x.producer}.{copy}", consumer=f"{x.consumer}.{copy}")
-            for copy in range(1, repeat.times + 1)
-            for x in decisions[repeat.start : repeat.end]
-        ]
-        decisions = [*decisions[: repeat.end], *copies, *decisions[repeat.end :]]
+        decisions = _repeated(decisions, repeat, _decision_of_copy)
     return list(decisions)
+
+
+def _decision_of_copy(row: Decision, _: int, suffix: str) -> Decision:
+    return _changed(row, producer=row.producer + suffix, consumer=row.consumer + suffix)
 
 
 def _changed(row: Row, **changes: object) -> Row:

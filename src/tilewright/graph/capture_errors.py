@@ -37,25 +37,23 @@ def capture_error(name: str, error: Exception) -> TilewrightError:
     line = user_line(text.rpartition("from user code:")[2])
     # A module that is one of PyTorch's own layers has no line.
     place = f" at {line}" if line else ""
+    first = text.strip().partition("\n")[0]
+    refusal: str | None = None
     if found := OPERATOR.search(text):
         shapes = ", ".join(f"[{size.rstrip(', ')}]" for size in SIZE.findall(found["operands"]))
-        what = f"{found['name']} of {shapes or 'no tensor'}: {found['reason']}"
-        hint = (
-            " In training, inputs are leaves; use --inference to capture without gradients."
-            if "leaf Variable" in what
-            else ""
-        )
-        return InputError(f"{name} does not accept its inputs{place}\n  {what}{hint}")
-    if found := RAISED.search(text):
-        raised = CONSTANT.sub(r"\1", found[1])
-        return InputError(f"{name} does not accept its inputs{place}\n  {raised}")
-    first = text.strip().partition("\n")[0]
-    if first.startswith(UNPACKED):
-        return InputError(f"{name} does not accept its inputs{place}\n  {first}")
-    if FALSE.search(text):
-        return InputError(f"{name} does not accept its inputs{place}\n  the assertion does not hold for their shapes")
-    if not isinstance(error, TorchDynamoException):
-        return InputError(f"{name} does not accept its inputs{place}\n  {type(error).__name__}: {first}")
+        refusal = f"{found['name']} of {shapes or 'no tensor'}: {found['reason']}"
+        if "leaf Variable" in refusal:
+            refusal += " In training, inputs are leaves; use --inference to capture without gradients."
+    elif found := RAISED.search(text):
+        refusal = CONSTANT.sub(r"\1", found[1])
+    elif first.startswith(UNPACKED):
+        refusal = first
+    elif FALSE.search(text):
+        refusal = "the assertion does not hold for their shapes"
+    elif not isinstance(error, TorchDynamoException):
+        refusal = f"{type(error).__name__}: {first}"
+    if refusal is not None:
+        return InputError(f"{name} does not accept its inputs{place}\n  {refusal}")
     return CaptureError(
         f"{name} is not one graph; it breaks{place}\n  {first}; "
         "torch.compile would run it as several graphs: name a part as the target, or rewrite the line"

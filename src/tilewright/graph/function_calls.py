@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from tilewright.graph.source import library_prefixes
+from tilewright.graph.source import user_frame
 from tilewright.records.progress import tell
 
 READS_VALUES = frozenset(
@@ -238,13 +238,9 @@ def _spec(x: torch.Tensor) -> Spec:
 
 
 def _place(frame: FrameType | None) -> tuple[str, int, str]:
-    """The innermost frame of the user's code."""
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(library_prefixes()):
-            return code.co_filename, frame.f_lineno, code.co_name
-        frame = frame.f_back
-    return "", 0, ""
+    """File, line and function of the innermost frame of the user's code."""
+    found = user_frame(frame)
+    return ("", 0, "") if found is None else (found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
 
 
 @contextmanager

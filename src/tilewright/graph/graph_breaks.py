@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 from torch import fx
 
+from tilewright.graph.source import place_text
 from tilewright.records.program import Fallback
 
 SHORT = 40
@@ -24,7 +24,7 @@ def graph_break(module: fx.GraphModule) -> Fallback | None:
     where = "an unknown place"
     if reason.user_stack:
         frame = reason.user_stack[-1]
-        where = f"{os.path.basename(frame.filename)}:{frame.lineno}" + (f": {frame.line}" if frame.line else "")
+        where = place_text(frame.filename, frame.lineno, frame.line or "")
     return Fallback("the call that breaks the graph", where, in_words(reason.reason))
 
 

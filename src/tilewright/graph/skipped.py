@@ -13,21 +13,19 @@ the end of each compilation, whatever ended it.
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch._dynamo.callback import callback_handler
 
 from tilewright.graph.graph_breaks import in_words
+from tilewright.graph.source import library_prefixes, place_text, user_frame
 from tilewright.records.program import Fallback
 
 Report = Callable[[Fallback], None]
-_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
 def watch(backend: object, report: Report) -> None:
@@ -73,7 +71,8 @@ def _skipped(backend: object) -> Fallback | None:
     error = sys.exc_info()[1]
     if not isinstance(error, Unsupported):
         return None
-    compilation = _around(sys._getframe(), lambda frame: {"compiler_fn", "one_graph", "code"} <= frame.f_locals.keys())
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    compilation = next((f for f in frames if {"compiler_fn", "one_graph", "code"} <= f.f_locals.keys()), None)
     if compilation is None or compilation.f_locals["one_graph"]:
         return None
     requested = compilation.f_locals["compiler_fn"]
@@ -82,24 +81,14 @@ def _skipped(backend: object) -> Fallback | None:
         if requested is None:
             return None
     code: CodeType = compilation.f_locals["code"]
-    what = "the call" if code.co_filename.startswith(_LIBRARIES) else f"the function {code.co_name}"
+    what = "the call" if code.co_filename.startswith(library_prefixes()) else f"the function {code.co_name}"
     return Fallback(what, _place(error, compilation), in_words(str(error.msg)))
 
 
 def _place(error: Any, compilation: FrameType) -> str:
     """The innermost traced line of the user's code, else the line that called the compiled function."""
     lines = [(frame.filename, frame.lineno) for frame in getattr(error, "real_stack", None) or ()]
-    user_lines = [line for line in lines if not line[0].startswith(_LIBRARIES)]
-    caller = _around(compilation, lambda frame: not frame.f_code.co_filename.startswith(_LIBRARIES))
-    if not user_lines and caller is not None:
-        user_lines = [(caller.f_code.co_filename, caller.f_lineno)]
-    if not user_lines:
-        return "an unknown place"
-    filename, number = user_lines[-1]
-    text = linecache.getline(filename, number).strip()
-    return f"{os.path.basename(filename)}:{number}" + (f": {text}" if text else "")
-
-
-def _around(inner: FrameType, wanted: Callable[[FrameType], bool]) -> FrameType | None:
-    """The nearest enclosing frame of `inner` for which `wanted` is true."""
-    return next((frame for frame, _ in traceback.walk_stack(inner) if wanted(frame)), None)
+    lines = [line for line in lines if not line[0].startswith(library_prefixes())]
+    if not lines and (caller := user_frame(compilation)) is not None:
+        lines = [(caller.f_code.co_filename, caller.f_lineno)]
+    return place_text(*lines[-1], linecache.getline(*lines[-1])) if lines else "an unknown place"

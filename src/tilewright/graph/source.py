@@ -6,6 +6,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,6 +55,16 @@ def user_line(trace: str) -> str | None:
     frames = [frame for frame in FRAME.finditer(trace) if not frame["file"].startswith(library_prefixes())]
     if not frames:
         return None
-    frame = frames[-1]
-    place = f"{Path(frame['file']).name}:{frame['line']}"
-    return f"{place}: {frame['code'].strip()}" if frame["code"] else place
+    return place_text(frames[-1]["file"], frames[-1]["line"], frames[-1]["code"] or "")
+
+
+def place_text(file: str, line: int | str, code: str) -> str:
+    """A line of a program as messages name it: `model.py:12: y = x + 1`."""
+    return f"{Path(file).name}:{line}" + (f": {code.strip()}" if code.strip() else "")
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame from `frame` outwards whose code is neither torch's nor tilewright's."""
+    while frame is not None and frame.f_code.co_filename.startswith(library_prefixes()):
+        frame = frame.f_back
+    return frame

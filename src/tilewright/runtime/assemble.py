@@ -49,14 +49,8 @@ from tilewright.runtime.native import NUMBERS, Native, holds_values
 from tilewright.runtime.storage_reuse import same_storage_layout, writes_after_reads
 
 aten = torch.ops.aten
-PRODUCTS: dict[object, Any] = {
-    aten.mm.default: torch.mm,
-    aten.bmm.default: torch.bmm,
-    aten.addmm.default: torch.addmm,
-    aten.baddbmm.default: torch.baddbmm,
-}
-"""Library calls that can write into pooled storage (`out=`), by PyTorch's own functions: an operator of
-`torch.ops` takes the host twice as long."""
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+"""Library calls that write into pooled storage (`out=`) on a CPU."""
 
 
 @dataclass
@@ -204,7 +198,7 @@ class _Assembler:
         if target is attention_backward.OPERATOR:
             target = attention_backward.attention_backward()
         elif isinstance(target, OpOverload):
-            # Nobody is left to see tilewright's own operators: what they run costs the host less than finding it.
+            # Below autograd and Dynamo, calling the implementation costs the host less than the dispatcher.
             target = IMPLEMENTATIONS.get(target.name(), target)
         meta = unit.meta.get("val")
         recipe = self._recipe(unit)
@@ -215,16 +209,11 @@ class _Assembler:
         if self._is_restrided(unit):
             base, offset = part_of(unit)
             return ViewStep(unit.name, self._slot(unit), self._slot(base), spec, offset)
-        # The executor calls operators by name; Python calls PyTorch's functions at half the cost.
-        call = PRODUCTS.get(unit.target, target) if meta.device.type == "cpu" else target
-        if call is not target:
-            stands_for = target
-            if not kwargs and meta.is_contiguous():
-                return CallStep(unit.name, self._slot(unit), call, args, {}, out=spec, operator=target)
+        if unit.target in PRODUCTS and meta.device.type == "cpu" and not kwargs and meta.is_contiguous():
+            return CallStep(unit.name, self._slot(unit), target.overloadpacket.out, args, {}, out=spec)
         # A view of a tensor of the planned layout has its planned layout; one of several results may differ.
-        lies = is_view(unit) and unit.target is not operator.getitem
-        given = None if lies else spec
-        return CallStep(unit.name, self._slot(unit), call, args, kwargs, given, recipe=recipe, operator=stands_for)
+        given = None if is_view(unit) and unit.target is not operator.getitem else spec
+        return CallStep(unit.name, self._slot(unit), target, args, kwargs, given, recipe=recipe, operator=stands_for)
 
     def _recipe(self, unit: fx.Node) -> Recipe | None:
         """The recipe of one of tilewright's operators, all on the GPU of the graph; None where it has none."""

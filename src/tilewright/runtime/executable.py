@@ -191,11 +191,11 @@ class CallStep(OneResult):
     kwargs: dict[str, Any]
     spec: Layout | None = None
     out: Layout | None = None
-    """The layout of a pooled `out=` tensor, if the operator can write into one."""
+    """The layout of a pooled tensor that `target`, an overload with `out=`, writes to."""
     recipe: Recipe | None = None
     """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
     operator: OpOverload | None = None
-    """What `target` runs, where that is no operator itself."""
+    """The operator that the recipe stands for."""
 
     @property
     def reads(self) -> tuple[int, ...]:

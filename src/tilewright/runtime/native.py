@@ -180,10 +180,7 @@ def _recorded(step: CallStep) -> tuple[Any, ...] | None:
 
 def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] | None:
     """A call through the dispatcher; None where it is no operator of PyTorch's, or one that gives a list."""
-    # With a recipe, `target` is what the operator runs.
-    target = step.target if step.operator is None or step.recipe is not None else step.operator
-    if step.out is not None and isinstance(target, OpOverload):
-        target = target.overloadpacket.out
+    target = step.target
     if not isinstance(target, OpOverload) or (operands := _operands(target, step)) is None:
         return None
     results = [(0, step.output, _checked(step))] if target._schema.returns else []
