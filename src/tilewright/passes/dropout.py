@@ -35,7 +35,6 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator
 from tilewright.measure.truth.contract import ulp
-from tilewright.operators.table import row_of
 from tilewright.passes.draws import SHAPE, draw_stream, generator_is_known, keep
 from tilewright.passes.philox import draw_philox, keep_philox
 from tilewright.passes.simplify import is_pure
@@ -128,14 +127,6 @@ class _PhiloxDraws:
         return dropout.all_input_nodes[0]
 
 
-def _draws(node: fx.Node) -> bool:
-    """Whether a call may take numbers from PyTorch's generator."""
-    row = row_of(node.target) if node.op == "call_function" else None
-    if row is not None:
-        return not row.pure
-    return node.op == "call_function" and not is_pure(node)
-
-
 def _extent(graph: fx.Graph, x: fx.Node, dim: int) -> int | fx.Node:
     """The size of a dimension: a number, or a new `sym_size` node."""
     extent: int | torch.SymInt = x.meta["val"].shape[dim]
@@ -191,7 +182,8 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
     philox = _philox_draws(graph, target)
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.native_dropout.default:
-            if philox is not None and _draws(node):
+            # An impure call may take numbers from the generator.
+            if philox is not None and node.op == "call_function" and not is_pure(node):
                 philox.interrupt()
             continue
         x, p, train = node.args[0], float(node.args[1]), node.args[2]

@@ -14,13 +14,13 @@ difference of Σ² / n and mean². The gradient is that of Wu and He, arXiv:1803
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.kernels.registration import define
+from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
 from tilewright.passes.simplify import drop_unread
 
@@ -96,20 +96,9 @@ def _fake_backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rs
     return torch.empty_like(x), dw, db
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Norm) -> None:
-    x, _, weight, bias, _ = inputs
-    ctx.save_for_backward(x, weight, *output[1:])
-    ctx.has_bias = bias is not None
-
-
-def _derivative(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, mean, rstd = ctx.saved_tensors
-    dx, dw, db = torch.ops.tilewright.group_norm_backward.default(gradients[0], x, weight, mean, rstd)
-    return dx, None, None if weight is None else dw, db if ctx.has_bias else None, None
-
-
-define("group_norm", _forward, _fake, backward=_derivative, save=_save)
-define("group_norm_backward", _backward, _fake_backward)
+_group_norm_backward = define("group_norm_backward", _backward, _fake_backward)
+_GRADIENT = Gradient(_group_norm_backward, (Grad(0), Given(0), Given(2), Kept(1), Kept(2)), (0, None, 1, 2, None))
+define("group_norm", _forward, _fake, gradient=_GRADIENT)
 FORMULAS: dict[str, Callable[..., Norm]] = {GROUP_NORM: _forward, GROUP_NORM_BACKWARD: _backward}
 
 
