@@ -13,7 +13,8 @@ from torch import Tensor
 from examples import mlp, transformer_block
 from tests.passes.graphs import aten
 from tilewright.compile.price import price_case
-from tilewright.cost.memory import MemoryStep, live_bytes, nbytes, storage
+from tilewright.cost.memory import MemoryStep, live_bytes, storage
+from tilewright.graph.calls import nbytes
 from tilewright.hardware.target import target_named
 from tilewright.measure.inputs import make_inputs
 from tilewright.measure.memory import peak_bytes

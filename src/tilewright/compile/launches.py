@@ -95,7 +95,7 @@ def _behind_results(node: fx.Node) -> fx.Node:
 
 
 def _dtype(value: torch.Tensor | None) -> str:
-    return "" if value is None else str(value.dtype).removeprefix("torch.")
+    return "" if value is None else calls.dtype_name(value.dtype)
 
 
 def operators_after(

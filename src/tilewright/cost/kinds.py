@@ -153,4 +153,4 @@ def attention_us(cost: Cost, dtype: str, profile: DeviceProfile) -> float | None
 
 
 def _dtype(value: Tensor | None) -> str:
-    return "float32" if value is None else str(value.dtype).removeprefix("torch.")
+    return "float32" if value is None else calls.dtype_name(value.dtype)

@@ -58,7 +58,7 @@ def live_bytes(
         nonlocal total
         for node in nodes:
             end([node])
-            alive[node] = nbytes(node)
+            alive[node] = calls.nbytes(node)
             total += alive[node]
 
     begin(map(home, inputs))
@@ -80,7 +80,3 @@ def live_bytes(
 def storage(node: Node) -> Node:
     """The node whose result `node` is a view of, or writes to and gives."""
     return calls.through(node, lambda call: calls.is_view(call) or calls.gives_operand(call))
-
-
-def nbytes(node: Node) -> int:
-    return sum(t.numel() * t.element_size() for t in calls.outputs(node) if t is not None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tilewright.cost.memory import nbytes, storage
+from tilewright.cost.memory import storage
 from tilewright.cost.work import Distances
 from tilewright.graph import calls
 
@@ -26,9 +26,9 @@ def reuse_distances(launches: Sequence[tuple[Iterable[Node], Iterable[Node]]]) -
         found = []
         for reads, makes in launches:
             read = {storage(node): node for node in reads}
-            sizes = {home: min(nbytes(node), nbytes(home)) for home, node in read.items()}
+            sizes = {home: min(calls.nbytes(node), calls.nbytes(home)) for home, node in read.items()}
             found.append(tuple((size, clock + size - touched.get(home, 0)) for home, size in sizes.items() if size))
-            for home, size in (*sizes.items(), *((node, nbytes(node)) for node in _made(makes))):
+            for home, size in (*sizes.items(), *((node, calls.nbytes(node)) for node in _made(makes))):
                 clock += size
                 touched[storage(home)] = clock
     return found

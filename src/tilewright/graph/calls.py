@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError
 
 if TYPE_CHECKING:
-    from torch import SymInt, Tensor
+    from torch import SymInt, Tensor, dtype
     from torch.fx import Node
     from torch.fx.node import Argument
 
@@ -120,6 +121,21 @@ def has_many_outputs(node: Node) -> bool:
 def output(node: Node) -> Tensor | None:
     """The tensor of a node with one output, else None."""
     return None if has_many_outputs(node) else outputs(node)[0]
+
+
+def results(node: Node) -> list[Tensor]:
+    """The result tensors of a node, without those that are absent."""
+    return [tensor for tensor in outputs(node) if tensor is not None]
+
+
+def nbytes(node: Node) -> int:
+    """Bytes of all results of a node."""
+    return sum(prod(shape_of(tensor)) * tensor.dtype.itemsize for tensor in results(node))
+
+
+def dtype_name(kind: dtype) -> str:
+    """`bfloat16` for `torch.bfloat16`."""
+    return str(kind).removeprefix("torch.")
 
 
 def number(size: int | SymInt) -> int:

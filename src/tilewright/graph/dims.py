@@ -157,7 +157,7 @@ def _call(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> CallAxe
     def dtype_of(name: str) -> str:
         tensor = calls.output(cast("Node", arguments[name]))
         assert tensor is not None
-        return str(tensor.dtype).removeprefix("torch.")
+        return calls.dtype_name(tensor.dtype)
 
     return CallAxes(
         names,

@@ -144,7 +144,7 @@ def _tensors(node: Node, symbolic: SymbolicShapes) -> Iterator[TensorNote]:
     for tensor, shape in zip(calls.outputs(node), symbolic.of_outputs(node), strict=True):
         if tensor is not None:
             sizes = calls.shape_of(tensor)
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = calls.dtype_name(tensor.dtype)
             yield TensorNote(node.name, _axes(shape, sizes), sizes, dtype)
 
 

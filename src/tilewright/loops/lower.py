@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import fx
 
+from tilewright.graph.calls import dtype_name
 from tilewright.hardware.target import Language
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
-from tilewright.loops.trace import dtype_name, trace_nodes
+from tilewright.loops.trace import trace_nodes
 from tilewright.operators.axes import Axis, AxisUsedTwice, Unfusable, leaves, refuse_diagonal, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 from tilewright.operators.redundant import eliminate_redundant

@@ -9,17 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, through
+from tilewright.graph.calls import class_of, dtype_name, results, through
 from tilewright.hardware.target import Language
 from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.table import row_of, rows
 
 aten = torch.ops.aten
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 SUPPORTED = frozenset(["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
@@ -37,13 +33,6 @@ class Traced:
 
     trace: Trace
     values: dict[fx.Node, Value]
-
-
-def results(node: fx.Node) -> list[torch.Tensor]:
-    """The result tensors of a node, without those that are None."""
-    val = node.meta.get("val")
-    many = val if isinstance(val, (tuple, list)) else [val]
-    return [v for v in many if isinstance(v, torch.Tensor)]
 
 
 def trace_nodes(

@@ -14,7 +14,6 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, replace
 from tilewright.graph.source import source_line
-from tilewright.passes.units import nbytes
 from tilewright.records.program import Decision, GraphName
 
 aten = torch.ops.aten
@@ -32,7 +31,7 @@ def _accumulated(total: fx.Node, name: GraphName) -> Decision | None:
     product, into = (one, other) if _is_product_for(total, one) and not _is_product_for(total, other) else (other, one)
     if not _is_product_for(total, product) or not _takes(into, total):
         return None
-    source, saved = source_line(total), 2 * nbytes(total)
+    source, saved = source_line(total), 2 * calls.nbytes(total)
     insert_call(total, aten.addmm_.default, into, *product.args)
     replace(total, into)
     product.graph.erase_node(product)

@@ -23,7 +23,6 @@ from tilewright.kernels.cross_entropy.candidate import CANDIDATE as CROSS_ENTROP
 from tilewright.kernels.linear.candidate import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.candidate import CANDIDATE as NORM
 from tilewright.kernels.softmax.candidate import CANDIDATE as SOFTMAX
-from tilewright.loops.trace import results
 from tilewright.passes.generated import Groups
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
@@ -51,7 +50,7 @@ def choose_candidates(graph: fx.Graph, target: Target) -> list[Decision]:
 
 def _sizes_are_known(node: fx.Node) -> bool:
     """Whether no size of the operands and results depends on data; those that change from call to call have a hint."""
-    tensors = [value for one in (node, *node.all_input_nodes) for value in results(one)]
+    tensors = [value for one in (node, *node.all_input_nodes) for value in calls.results(one)]
     return all(calls.is_known(size) for value in tensors for size in value.shape)
 
 

@@ -26,7 +26,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.units import behind_views, nbytes, readers
+from tilewright.passes.units import behind_views, readers
 from tilewright.records.program import Decision, GraphName
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     if not isinstance(table, fx.Node) or not _takes_sums(table, total):
         return None
     dout, keys, order, _, padding = sums.args
-    source, saved = source_line(total), 3 * nbytes(total)
+    source, saved = source_line(total), 3 * calls.nbytes(total)
     insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, padding)
     replace(total, table)
     sums.graph.erase_node(sums)

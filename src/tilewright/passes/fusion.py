@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from tilewright.cost.kinds import arithmetic_us
-from tilewright.graph.calls import operator_name, shape_of
+from tilewright.graph.calls import nbytes, operator_name, results, shape_of
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.floor import cache_us, dram_us
@@ -29,7 +29,6 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Level, Nest
-from tilewright.loops.trace import results
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
     Reachability,
@@ -38,7 +37,6 @@ from tilewright.passes.units import (
     is_fusible,
     is_view,
     live_out,
-    nbytes,
     readers,
     sources,
     values_of,

@@ -15,16 +15,14 @@ from torch import fx
 from tilewright.cost.kinds import call_work, kind_name
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import arguments, class_of, shape_of, strides_of
+from tilewright.graph.calls import arguments, class_of, nbytes, results, shape_of, strides_of
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.loops.trace import results
 from tilewright.passes.units import (
     behind_views,
     gradients,
     is_fusible,
     is_view,
     live_out,
-    nbytes,
     readers,
     sources,
 )

@@ -113,7 +113,7 @@ class _Padder:
 
     def decide(self, product: _Product) -> Decision:
         node, (m, k, n) = product.node, product.extents
-        dtype = str(calls.output(product.left).dtype).removeprefix("torch.")  # type: ignore[union-attr]
+        dtype = calls.dtype_name(calls.output(product.left).dtype)  # type: ignore[union-attr]
         # The launch takes what it takes, aligned or not.
         work, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, replace(self.profile, launch_us=0.0), "compute")
         aligned, plain = (max(us, self.profile.launch_us) for us in (work, work * product.slower))

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, through
+from tilewright.graph.calls import class_of, closure, nbytes, through
 from tilewright.graph.partition import OVERWRITTEN
 from tilewright.operators.table import row_of
-from tilewright.passes.units import has_known_sizes, is_fusible, is_view, nbytes, readers
+from tilewright.passes.units import has_known_sizes, is_fusible, is_view, readers
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 BESIDE = 1 / 64

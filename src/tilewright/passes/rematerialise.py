@@ -15,11 +15,12 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from tilewright.graph.calls import nbytes
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region, computes_again
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import behind_views, is_view, live_out, nbytes, readers, values_of
+from tilewright.passes.units import behind_views, is_view, live_out, readers, values_of
 
 MOST_OPERATORS = 24
 """The longest chain that is computed again."""

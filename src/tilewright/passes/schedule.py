@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import fx
 
-from tilewright.graph.calls import closure
+from tilewright.graph.calls import closure, nbytes
 from tilewright.graph.undefined import is_tangent
 from tilewright.passes.fusion import Region
 from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import gradients, has_known_sizes, is_view, nbytes, readers, sources
+from tilewright.passes.units import gradients, has_known_sizes, is_view, readers, sources
 
 Unit = Region | fx.Node
 

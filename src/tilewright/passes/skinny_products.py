@@ -231,13 +231,13 @@ def _own_us(match: _Match, profile: DeviceProfile) -> float:
     written //= 1 + (match.activation == "swiglu")
     read = weights + x.numel() + (0 if match.residual is None else written)
     flops = 2 * x.shape[0] * weights
-    work = Work("tilewright.skinny_linear", 2 * read, 2 * written, flops, dtype=str(x.dtype).removeprefix("torch."))
+    work = Work("tilewright.skinny_linear", 2 * read, 2 * written, flops, dtype=calls.dtype_name(x.dtype))
     return predicted_us(work, profile)
 
 
 def _library_us(product: _Product, profile: DeviceProfile) -> float:
     x, weight, y = (node.meta["val"] for node in (product.x, product.weight, product.node))
-    moved, dtype = 2 * (x.numel() + weight.numel() + y.numel()), str(x.dtype).removeprefix("torch.")
+    moved, dtype = 2 * (x.numel() + weight.numel() + y.numel()), calls.dtype_name(x.dtype)
     sizes = (1, x.shape[0], weight.shape[0], x.shape[1])
     by_tiles = predicted_us(
         Work("product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, products=(sizes,)), profile

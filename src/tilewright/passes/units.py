@@ -9,11 +9,11 @@ from math import prod
 
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, is_known, outputs, shape_of, through
+from tilewright.graph.calls import class_of, closure, dtype_name, is_known, outputs, results, shape_of, through
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.target import Target
-from tilewright.loops.trace import SUPPORTED, dtype_name, results
+from tilewright.loops.trace import SUPPORTED
 from tilewright.operators.table import row_of
 from tilewright.passes.dropout import keep_mask
 from tilewright.passes.hazards import hazards
@@ -136,10 +136,6 @@ def live_out(members: Sequence[fx.Node]) -> list[fx.Node]:
 def has_known_sizes(node: fx.Node) -> bool:
     """Whether no size of a value depends on data (`nonzero`); a value with such sizes is never recomputed."""
     return all(value is None or all(map(is_known, value.shape)) for value in outputs(node))
-
-
-def nbytes(node: fx.Node) -> int:
-    return sum(prod(shape_of(t)) * t.dtype.itemsize for t in results(node))
 
 
 class Reachability:

@@ -93,7 +93,7 @@ def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node |
 def _work(product: Node, x: Node, weight: Node, keep: bool) -> Work:
     values = [calls.output(one) for one in (x, weight, product)]
     sizes = [0 if value is None else prod(calls.shape_of(value)) * value.element_size() for value in values]
-    shape, dtype = calls.shape_of(values[0]), str(values[0].dtype).removeprefix("torch.")  # type: ignore[arg-type,union-attr]
+    shape, dtype = calls.shape_of(values[0]), calls.dtype_name(values[0].dtype)  # type: ignore[arg-type,union-attr]
     m, k = shape[0], shape[-1]
     n = calls.shape_of(values[2])[-1]  # type: ignore[arg-type]
     written = sizes[2] * (1 + keep)
