@@ -46,6 +46,54 @@ def test_which_are_summed_in_the_kernel(model: nn.Module, inputs: str, device: s
     assert ("tilewright.embedding_sums.default" in ran) == (verdicts == ["taken"])
 
 
+class Bags(nn.Module):
+    def __init__(self, mode: str, **options: bool) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(5000, 64, mode=mode, dtype=torch.bfloat16, **options)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.bags(indices).sin()
+
+
+@pytest.mark.parametrize(
+    ("model", "verdicts"),
+    [
+        (Bags("sum"), ["taken"]),
+        (Bags("mean"), ["taken"]),
+        (Bags("max"), []),
+        (Bags("sum", scale_grad_by_freq=True), []),
+    ],
+    ids=["sum", "mean", "max", "by frequency"],
+)
+def test_gradients_of_bags_are_those_of_their_rows(model: nn.Module, verdicts: list[str]) -> None:
+    found = priced(model, "int64[512,4]", "h200")
+    assert [d.verdict for d in found.program.decisions if d.passed_by == "embeddings"] == verdicts
+    assert any("_embedding_bag_backward" in kernel for _, _, kernel in found.plan.launches()) == (not verdicts)
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["sum", "mean"])
+@pytest.mark.parametrize("padding", [-1, 2])
+def test_numbers_of_bags_stay(mode: int, padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bags of several lengths, one of them empty."""
+    indices, offsets = torch.randint(7, (30,)), torch.tensor([0, 4, 4, 11, 29])
+    bag_of = torch.bucketize(torch.arange(30), offsets, right=True) - 1
+    sizes = torch.zeros(5, dtype=torch.int64).index_add(0, bag_of, (indices != padding).long())
+    dout, table = torch.randn(5, 9), torch.randn(7, 9, requires_grad=True)
+
+    def gradient(dout: Tensor, indices: Tensor, offsets: Tensor, bag_of: Tensor, sizes: Tensor) -> Tensor:
+        return torch.ops.aten._embedding_bag_backward(
+            dout, indices, offsets, bag_of, sizes, sizes, 7, False, mode, False, None, padding
+        )
+
+    graph = aten(gradient, dout, indices, offsets, bag_of, sizes)
+    sum_sorted(graph, H200)
+    assert "_embedding_bag_backward.default" not in calls(graph)
+    padded = None if padding < 0 else padding
+    y = F.embedding_bag(indices, table, offsets, mode=("sum", "mean")[mode], padding_idx=padded)
+    (true,) = torch.autograd.grad(y, table, dout)
+    torch.testing.assert_close(run(graph, dout, indices, offsets, bag_of, sizes), true)
+
+
 @pytest.mark.parametrize("padding", [-1, 2])
 @pytest.mark.parametrize("expanded", [False, True])
 def test_numbers_stay(padding: int, expanded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
