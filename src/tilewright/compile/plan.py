@@ -1,4 +1,4 @@
-"""A `Plan`: what becomes of a program on a target, decided before anything runs."""
+"""A `Plan`: the graphs, kernels and order in which a program runs on a target, decided before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions by how a library computes them, and as the matrix product that each is."""
+"""Convolutions: the kinds by which libraries compute them, and the equivalent matrix products."""
 
 from __future__ import annotations
 

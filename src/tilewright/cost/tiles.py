@@ -1,4 +1,4 @@
-"""The time that the tiles of a matrix product take on a device: the last wave of programs may fill few of its SMs."""
+"""The time of a matrix product by its tiles: the last wave of programs may fill few of the SMs."""
 
 from __future__ import annotations
 

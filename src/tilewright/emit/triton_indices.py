@@ -1,4 +1,4 @@
-"""Which integers of a nest fit 32 bits: places computed from positions, which the loop language has in 64.
+"""Which integers of a nest fit 32 bits. The loop language computes all indices in 64 bits.
 
 A 64-bit addition or comparison takes two instructions, a product four; the gradient of a max pool is made of them.
 """

@@ -1,4 +1,4 @@
-"""Folds a program whose calls repeat: the same graph with fewer iterations, and how many were left out.
+"""Folds a program whose calls repeat: the same graph with fewer iterations, and the number of those left out.
 
     35,009 calls: 4, then 5,000 × 7, then 5   →   a graph of 4 + 85 × 7 + 5 calls; 4,915 iterations left out
 

@@ -1,13 +1,13 @@
 """Gradients of custom operators that read their data (`torch.library.register_autograd`): calls of one operator.
 
-AOTAutograd traces a Python formula on tensors without data, so that one which asks for numbers (`offsets.tolist()`, as
-the experts of transformers do on a CPU) cannot be traced, and would take its whole graph with it. Traced as this
-operator it runs at the call as it was written:
+AOTAutograd traces a gradient's Python formula on tensors without data. One that reads numbers (`offsets.tolist()`, as
+the experts of transformers do on a CPU) cannot be traced, and its whole graph would run as PyTorch runs it. Instead the
+trace records a call of this operator, which runs the formula on real tensors:
 
     gradients = tilewright_custom::backward(context, incoming gradients, held tensors, sizes)
 
-`context` numbers what else the formula holds: numbers, the places of its tensors, dtypes and devices of the results.
-`sizes` are those of the results, and those that the formula holds.
+`context` is the number of a `_Context`, which has the formula's constants, the places of its tensors, and the dtypes
+and devices of its results. `sizes` are those of the results, then those among the formula's attributes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Programs that were compiled, on disk by what they were captured from: another process traces and plans none of them.
+"""The on-disk cache of compiled programs: a process that finds its program neither traces nor plans it.
 
     key     what the caller says (versions, device, options) and `fingerprint`: graph, inputs, modes, settings
-    entry   AOTAutograd's wrappers (`aot_entry.py`), the planned graphs (`packed.py`), and the outcomes of races that
-            were asked for; where one of those is another now, the program is planned anew
+    entry   AOTAutograd's wrappers (`aot_entry.py`), the planned graphs (`packed.py`), and the outcomes of the races
+            that the plan follows; if one of these has changed, the program is planned anew
 
-A program with symbolic sizes is kept as it was traced, with the conditions on its sizes (`size_guards.py`); the plan
-for the sizes of a call is an entry of its own, by the program's key and the sizes.
+A program with symbolic sizes is kept as it was traced, with the conditions on its sizes (`size_guards.py`). The plan
+for the sizes of a call is a separate entry; its key is the program's key and the sizes.
 
-The key holds no rank, and no number of the current device.
+Keys contain neither the rank nor the index of the current device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conditions on symbolic sizes under which a program that was kept is valid (private modules of torch 2.11 to 2.13).
 
-AOTAutograd writes them as an expression over the integers among a program's inputs: those that Dynamo had before, and
-what tracing and the passes asked of the sizes.
+AOTAutograd writes them as an expression over the integers among a program's inputs: Dynamo's own guards, and the
+comparisons of sizes that tracing and the passes made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The graph of one call's sizes, from one whose sizes are symbolic."""
+"""Specialises a graph of symbolic sizes to the sizes of one call."""
 
 from __future__ import annotations
 

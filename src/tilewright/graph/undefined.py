@@ -1,7 +1,7 @@
-"""Results whose gradient autograd does not give, as of logits beside a loss: a backward graph without it.
+"""Backward graphs without the gradients that autograd leaves undefined, such as that of logits beside a loss.
 
-Where one result is left undefined, AOTAutograd would be given a tensor of zeros, as large as the logits, and add it.
-Here autograd gives None, and backward is compiled without that gradient; with all of them when one comes after all.
+For an undefined gradient autograd materialises zeros, as large as the logits, which backward would add. Here it passes
+None, and backward is compiled without that gradient. If one comes after all, backward is compiled again, with all.
 """
 
 from __future__ import annotations

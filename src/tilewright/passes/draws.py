@@ -4,10 +4,10 @@
                                                  mask = keep(stream, [N, M], order, p)
 
 PyTorch draws serially from MT19937: an element takes two words, and is True where their 53 low bits, as
-a fraction, are below p. So the state before the draw says it all. A stream is int32 [8, 626]: a row is
-the last word before a block of 624, the block's state, and one number, in row 0 the word of the first
-block that the draw begins with, in row 1 how many blocks lie between the rows, so that threads can begin in the
-middle. What is here runs where no kernel does, and has the first row only; `emit/random.h` is the fast way.
+a fraction, are below p. So the state before the draw determines all numbers. A stream is int32 [8, 626]. Each row is a
+state of the generator, so that a thread can begin at any of them: the last word before a block of 624, the block, and
+one number, which in row 0 is the word of the block at which the draw begins and in row 1 the number of blocks between
+rows. The implementations here fill row 0 only, for graphs that run without kernels; kernels use `emit/random.h`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What operators are predicted to take as fusion would join them, before fusion has run.
+"""The predicted time of operators grouped into kernels as fusion will group them, before fusion runs.
 
-Operators with a body that read each other become one kernel, on either side of the cut; a library call stays one.
-A kernel reads what it gets from outside once and writes what somebody outside reads.
+Adjacent operators with a body become one kernel if both are in forward or both in backward; a library call is a launch
+of its own. A kernel reads each operand once and writes the values that have a reader outside.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from its operand, a layer norm's from its input, a masked value from the mask. R
 reductions and matrix products are always kept; so are operands of convolutions, which on a GPU take
 about as long as a pass over them.
 
-Where as much must be kept, the result of a library call is kept and not a value computed of it that forward's kernels
-hold in registers alone: Mixtral's masked products were written twice.
+Of equal bytes, the result of a library call is kept rather than a pointwise value of it: the former is in memory
+anyway, the latter may otherwise stay in registers. Mixtral's masked products were written twice.
 """
 
 from __future__ import annotations

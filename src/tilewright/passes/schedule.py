@@ -1,10 +1,9 @@
 """The order in which the kernels and library calls of a graph run, and when each value is last needed.
 
-A region runs where its last member stood, unless a reader needs it earlier. Calls that draw random
-numbers or write an operand keep their order among themselves, and what reads an operand before or after it
-is written in the graph does so here (`hazards.py`). In backward a call that gives a result (the gradient
-of a weight) runs as soon as it can, since what it reads beside the gradient can go; or, where the result is larger than
-all that it reads, at the end.
+A region runs at the place of its last member, unless a reader needs it earlier. Calls that draw random numbers or
+write an operand keep their order, and reads of a written operand stay before or after the write (`hazards.py`). In
+backward a call that gives a result of the graph (the gradient of a weight) runs as soon as its operands exist, which
+frees them early; at the end, if the result is larger than all its operands.
 """
 
 from __future__ import annotations

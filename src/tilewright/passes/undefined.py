@@ -1,9 +1,9 @@
-"""Incoming gradients that are known to be undefined, as of logits beside a loss, and what was computed of them.
+"""Removes incoming gradients that are known to be undefined, such as that of logits beside a loss, from backward.
 
     dz = add(view(dlogits), tangents_2)   →   dz = view(dlogits)
 
-As in eager, an undefined gradient adds nothing; in AOTAutograd's graph it is a tensor of zeros. What is linear in it
-is undefined, too; what is left to read it reads zeros.
+As in eager, an undefined gradient adds nothing; in AOTAutograd's graph it is a tensor of zeros. Results of linear
+operators on it are undefined too; readers of other kinds get zeros.
 """
 
 from __future__ import annotations

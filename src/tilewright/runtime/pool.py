@@ -3,11 +3,11 @@
 The first touch of a fresh page costs a CPU several times what writing a warm one does, and a large
 `malloc` is fresh pages every time. The pool keeps the pages: a block goes back when the last tensor
 on it is freed, whoever held it (autograd, a view, another thread). Blocks of 2 MB and more are
-aligned to huge pages. What is kept idle never exceeds twice what was live at the peak; `trim` returns it
+aligned to huge pages. Idle blocks never exceed twice the live bytes at the peak; `trim` returns them
 to the system.
 
-What counts as live is what was asked for: the rest of a block's size class is address space that
-nobody touches.
+Live bytes are the requested ones: the rest of a block's size class is address space that is never
+touched.
 """
 
 from __future__ import annotations

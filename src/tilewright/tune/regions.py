@@ -1,4 +1,4 @@
-"""A region as one kernel, raced against one kernel an operator, on the device that it is for."""
+"""Races a region as one kernel against one kernel for each of its operators, on its own device."""
 
 from __future__ import annotations
 

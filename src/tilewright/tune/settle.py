@@ -1,4 +1,4 @@
-"""Which proposed fusions stay: by prediction, or where that cannot tell by a race on this machine.
+"""Decides which proposed fusions stay: by prediction, or if that is too close, by a race on this machine.
 
 The fusion pass predicts that moving fewer bytes is faster. With `measure=True` each region whose predicted time is
 within a factor of `TELLS` of that of its operators one by one is raced against them, on a CPU or a GPU, and the outcome

@@ -1,7 +1,7 @@
-"""Rows of tilewright's own operators: a file for each folder of `kernels/`, which stands above this room.
+"""Rows of tilewright's own operators: a file for each folder of `kernels/`, which this room must not import.
 
 A row holds the operator's schema; the folder's `define("name", …)` takes it from here, so that cost, traces and
-`explain` know the operator where its kernels, and PyTorch, are not imported. Whoever imports this has all rows.
+`explain` know the operator where its kernels, and PyTorch, are not imported. Importing this package declares all.
 """
 
 from __future__ import annotations
