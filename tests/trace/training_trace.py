@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,72 +38,72 @@ class TrainingTrace:
         self.peak = 0
         self.live: dict[tuple[str, str], int] = {}
         self._random = random.Random(seed)
-        self._stacks = stacks
         self._now = 1_000
+        self._path: Path_ = (f"thread {HOST} (python)",)
         self._stream_free = 0
         self._number = 0
         self._held: dict[int, tuple[int, str, str]] = {}
-        self._before = 5_000
-        self._allocated = self._before
+        self._before = self._allocated = 5_000
+        frames = ("train.py(3): main", "train.py(12): step") if stacks else ()
         for step in range(steps):
-            self._step(step, operators)
+            for phase in ("forward", "backward", "optimizer"):
+                self._phase(phase, step, frames, operators)
 
     def write(self, path: Path) -> Path:
         return written(path, self.events, schemaVersion=1)
 
-    def _step(self, step: int, operators: int) -> None:
-        stack: Path_ = (f"thread {HOST} (python)",)
-        with_frames = ("train.py(3): main", "train.py(12): step") if self._stacks else ()
-        for phase in ("forward", "backward", "optimizer"):
-            inside = [("user_annotation", f"ProfilerStep#{step}", "ProfilerStep")] if phase == "forward" else []
-            inside += [("python_function", frame, frame) for frame in with_frames]
-            inside += [("user_annotation", f"phase {phase}", f"phase {phase}")]
-            begun = [(self._now + i, *each) for i, each in enumerate(inside)]
-            path, paths = stack, []
-            for _, _, _, folded in begun:
-                path = (*path, folded)
-                paths.append(path)
-            self._now += len(begun)
+    def _phase(self, phase: str, step: int, frames: Path_, operators: int) -> None:
+        with ExitStack() as inside:
+            if phase == "forward":
+                inside.enter_context(self._span(f"ProfilerStep#{step}", "user_annotation", "ProfilerStep"))
+            for frame in frames:
+                inside.enter_context(self._span(frame, "python_function"))
+            inside.enter_context(self._span(f"phase {phase}", "user_annotation"))
             for _ in range(operators):
-                self._operator(path, phase)
+                self._operator(phase)
                 self._now += self._random.randrange(1, 900)
-            self._close(begun, paths)
-            self._now += 500
+        self._now += 500
 
-    def _close(self, begun: list[tuple[int, str, str, str]], paths: list[Path_]) -> None:
-        """End the open slices innermost first, and give each its own time: its own less that of what it holds."""
-        for (start, category, name, _), path in zip(reversed(begun), reversed(paths), strict=True):
-            self._now += 1
-            self._slice(name, category, start, self._now - start, path)
+    @contextmanager
+    def _span(
+        self, name: str, category: str, folded: str | None = None, args: Mapping[str, object] | None = None
+    ) -> Iterator[None]:
+        """A slice around what happens within, which has its own time: all of it but what its children take."""
+        outer, start = self._path, self._now
+        self._path = path = (*outer, folded or name)
+        self._now += 1
+        yield
+        self._now += 1
+        self._path, dur = outer, self._now - start
+        self.events.append(complete(name, start / 1e3, dur / 1e3, HOST, HOST, cat=category, args=args or {}))
+        self.host[path] += dur
+        if len(outer) > 1:
+            self.host[outer] -= dur
 
-    def _operator(self, path: Path_, phase: str, depth: int = 0) -> None:
-        start, name = self._now, self._random.choice(OPERATORS)
-        path = (*path, name)
-        self._now += self._random.randrange(1, 3_000)
-        if depth < 2:
-            for _ in range(self._random.randrange(0, 3)):
-                self._operator(path, phase, depth + 1)
+    def _operator(self, phase: str, depth: int = 0) -> None:
+        name = self._random.choice(OPERATORS)
+        with self._span(name, "cpu_op", args={"Input Dims": [[self._random.choice((8, 17)), 64]]}):
+            self._now += self._random.randrange(1, 3_000)
+            for _ in range(self._random.randrange(0, 3) if depth < 2 else 0):
+                self._operator(phase, depth + 1)
                 self._now += self._random.randrange(1, 400)
-        self._allocate(name, phase)
-        if self._random.random() < 0.7:
-            self._launch(path)
-        self._now += self._random.randrange(1, 500)
-        self._slice(
-            name, "cpu_op", start, self._now - start, path, {"Input Dims": [[self._random.choice((8, 17)), 64]]}
-        )
+            self._allocate(name, phase)
+            if self._random.random() < 0.7:
+                self._launch()
+            self._now += self._random.randrange(1, 500)
 
-    def _launch(self, path: Path_) -> None:
+    def _launch(self) -> None:
         self._number += 1
-        call, kernel = (*path, "cudaLaunchKernel"), self._random.choice(KERNELS)
-        start, dur = max(self._now + 2_500, self._stream_free), self._random.randrange(800, 20_000)
-        self._slice("cudaLaunchKernel", "cuda_runtime", self._now, 1_800, call, {"correlation": self._number})
-        self._flow("s", HOST, HOST, self._now)
+        kernel, called = self._random.choice(KERNELS), self._now
+        start, dur = max(called + 2_500, self._stream_free), self._random.randrange(800, 20_000)
+        with self._span("cudaLaunchKernel", "cuda_runtime", args={"correlation": self._number}):
+            self.device[(*self._path, kernel)] += dur
+            self._now += 1_800
+        self._flow("s", HOST, HOST, called)
         self._flow("f", GPU, STREAM, start)
         args = {"correlation": self._number, "grid": [132, 1, 1], "stream": STREAM}
         self.events.append(complete(kernel, start / 1e3, dur / 1e3, STREAM, GPU, cat="kernel", args=args))
-        self.device[(*call, kernel)] += dur
         self._stream_free = start + dur + 1
-        self._now += 1_900
 
     def _allocate(self, operator: str, phase: str) -> None:
         """One allocation, and sometimes the freeing of an older one; an address is used again after its freeing."""
@@ -126,14 +128,6 @@ class TrainingTrace:
             for held, operator, phase in self._held.values():
                 sums[operator, phase] += held
             self.live = dict(sums)
-
-    def _slice(
-        self, name: str, category: str, start: int, dur: int, path: Path_, args: dict[str, Any] | None = None
-    ) -> None:
-        self.events.append(complete(name, start / 1e3, dur / 1e3, HOST, HOST, cat=category, args=args or {}))
-        self.host[path] += dur
-        if len(path) > 2:
-            self.host[path[:-1]] -= dur
 
     def _flow(self, phase: str, pid: int, tid: int, ts: int) -> None:
         event = {"ph": phase, "id": self._number, "cat": "ac2g", "name": "ac2g", "pid": pid, "tid": tid, "ts": ts / 1e3}
