@@ -15,7 +15,7 @@ from torch import nn
 
 from tests import processes
 from tilewright.measure.inputs import make_inputs
-from tilewright.records.case import Case, InputSpec
+from tilewright.records.case import Case
 from tilewright.targets import load_case
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -112,15 +112,6 @@ def test_mlp_is_alternating_linear_and_gelu() -> None:
     torch.testing.assert_close(model(x), expected, rtol=1e-13, atol=1e-14)
 
 
-def test_mlp_factory_carries_the_sizes_of_the_study() -> None:
-    module = module_of("mlp")
-    case = module.mlp(16, 2, 3)
-    assert case.name == "mlp_D16_L2_B3"
-    assert case.inputs == [InputSpec("float32", (3, 16), ("B", "D"))]
-    assert case.dims == {"L": 2}
-    assert [tuple(linear.weight.shape) for linear in case.build().linears] == [(16, 16)] * 2
-
-
 def test_mlp_training_lowers_the_loss_and_repeats() -> None:
     train = module_of("mlp").train
     torch.manual_seed(5)
@@ -157,16 +148,6 @@ def test_block_is_pre_norm_attention_then_feed_forward() -> None:
     expected = y + wide @ block.down.weight.T + block.down.bias
 
     torch.testing.assert_close(block(x), expected, rtol=1e-11, atol=1e-11)
-
-
-def test_block_drops_while_training_only() -> None:
-    case = small("transformer_block", dropout=0.5)
-    block = case.build()
-    (x,) = make_inputs(case, seed=7, device="cpu", requires_grad=False)
-    torch.manual_seed(8)
-    assert not torch.equal(block(x), block(x))
-    block.eval()
-    assert torch.equal(block(x), block(x))
 
 
 def test_loading_allocates_nothing() -> None:

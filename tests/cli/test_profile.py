@@ -177,14 +177,6 @@ def test_a_block(home: Path) -> None:
     assert "<pre>" in run._repr_html_()
 
 
-def test_a_block_with_a_schedule(home: Path) -> None:
-    with package.profile(wait=1, warmup=1, active=2) as run:
-        for _ in range(6):
-            torch.ones(3).exp()
-            run.step()
-    assert query(run.path, "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(2,)]
-
-
 def test_floors_are_from_the_ceilings_that_were_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"copy": 10.0, "read": 10.0, "write": 10.0, "vector": 1.0, "launch": 1.0}
     kept = [Ceiling("Some CPU", kind, "", rate, "GB/s", "measured") for kind, rate in rates.items()]

@@ -10,16 +10,14 @@ from typing import Any
 import duckdb
 import pytest
 
-from tests.trace.loading import complete, written
-from tests.trace.training_trace import TrainingTrace, load, load_events
+from tests.trace.loading import complete, loaded, loaded_events, rows, written
+from tests.trace.training_trace import TrainingTrace
 from tilewright.report.kinds import kind_of
 from tilewright.report.timeline import DEEPEST, MOST_TRACKS, laid_out, timeline
-from tilewright.store.query import query, reading
 
 
-def packed(run: Path, most: int = 50_000) -> dict[str, Any]:
-    with reading(run) as connection:
-        found = timeline(connection, most)
+def packed(connection: duckdb.DuckDBPyConnection, most: int = 50_000) -> dict[str, Any]:
+    found = timeline(connection, most)
     assert found is not None
     return json.loads(json.dumps(laid_out(found)))  # type: ignore[no-any-return]
 
@@ -27,44 +25,46 @@ def packed(run: Path, most: int = 50_000) -> dict[str, Any]:
 def slices_of(lines: dict[str, Any]) -> list[dict[str, Any]]:
     """Every drawn slice of a page's timeline, by its place."""
     columns = lines["slices"]
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    for row in rows:
+    found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    for row in found:
         row["name"], row["category"], row["kind"] = lines["names"][row["label"]]
         row["ts"], row["dur"] = int(lines["origin"]) + row["begin"], row["length"]
-    return rows
+    return found
 
 
 def slice_(name: str, ts: float, dur: float, tid: int = 1, **more: Any) -> dict[str, Any]:
     return complete(name, ts, dur, tid, cat="cpu_op", **more)
 
 
+def packed_events(events: list[dict[str, Any]]) -> dict[str, Any]:
+    return packed(loaded_events(events)[0])
+
+
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("training")
-    return load(TrainingTrace(1, steps=3).write(folder / "trace.json"), folder / "run.duckdb")
+def training() -> duckdb.DuckDBPyConnection:
+    return loaded_events(TrainingTrace(1, steps=3).events)[0]
 
 
-def test_every_slice_is_drawn(training: Path) -> None:
+def test_every_slice_is_drawn(training: duckdb.DuckDBPyConnection) -> None:
     drawn = slices_of(packed(training))
     keys = ("id", "ts", "dur", "name", "category")
-    rows = query(training, f"SELECT {', '.join(keys)} FROM slice WHERE name <> '[memory]' ORDER BY id")[1]
-    assert sorted(tuple(each[key] for key in keys) for each in drawn) == rows
+    expected = rows(training, f"SELECT {', '.join(keys)} FROM slice WHERE name <> '[memory]' ORDER BY id")
+    assert sorted(tuple(each[key] for key in keys) for each in drawn) == expected
     assert {each["count"] for each in drawn} == {1}
 
 
-def test_every_flow_joins_its_slices(training: Path) -> None:
+def test_every_flow_joins_its_slices(training: duckdb.DuckDBPyConnection) -> None:
     found = packed(training)
     ids = [each["id"] for each in slices_of(found)]
     flows = found["flows"]
     pairs = zip(flows["out"], flows["into"], strict=True)
-    assert (
-        sorted((ids[a], ids[b]) for a, b in pairs)
-        == query(training, "SELECT slice_out, slice_in FROM flow ORDER BY ALL")[1]
+    assert sorted((ids[a], ids[b]) for a, b in pairs) == rows(
+        training, "SELECT slice_out, slice_in FROM flow ORDER BY ALL"
     )
     assert flows["kinds"] == ["ac2g"] and set(flows["kind"]) == {0}
 
 
-def test_arguments_are_told_without_the_numbers_that_tie_events(training: Path) -> None:
+def test_arguments_are_told_without_the_numbers_that_tie_events(training: duckdb.DuckDBPyConnection) -> None:
     found = packed(training)
     told = {
         (each["category"], json.dumps(found["args"][each["args"] - 1])) for each in slices_of(found) if each["args"]
@@ -76,25 +76,25 @@ def test_arguments_are_told_without_the_numbers_that_tie_events(training: Path) 
     }
 
 
-def test_devices_come_as_streams(training: Path) -> None:
+def test_devices_come_as_streams(training: duckdb.DuckDBPyConnection) -> None:
     tracks = {(track["process"], track["name"], track["device"]) for track in packed(training)["homes"]}
     assert tracks == {("GPU 0", "stream 7", True), ("python 4000", "thread 4000 (python)", False)}
 
 
 @pytest.mark.parametrize("most", [1, 40, 300])
-def test_fewer_slices_when_asked_and_it_says_so(training: Path, most: int) -> None:
+def test_fewer_slices_when_asked_and_it_says_so(training: duckdb.DuckDBPyConnection, most: int) -> None:
     found = packed(training, most)
-    drawn, every = slices_of(found), query(training, "SELECT count(*) FROM slice WHERE name <> '[memory]'")[1][0][0]
-    rows = len({(each["track"], each["row"]) for each in drawn}) * 2
-    assert len(drawn) <= max(most, rows) and sum(each["count"] for each in drawn) == found["kept"]["slices"] == every
+    drawn, every = slices_of(found), rows(training, "SELECT count(*) FROM slice WHERE name <> '[memory]'")[0][0]
+    least = len({(each["track"], each["row"]) for each in drawn}) * 2
+    assert len(drawn) <= max(most, least) and sum(each["count"] for each in drawn) == found["kept"]["slices"] == every
     merged = [each for each in drawn if each["count"] > 1]
     assert found["kept"]["blocks"] == len(merged)
     assert found["kept"]["merged"] == sum(each["count"] for each in merged)
-    longest = query(training, "SELECT max(dur) FROM slice")[1][0][0]
+    longest = rows(training, "SELECT max(dur) FROM slice")[0][0]
     assert max(each["dur"] for each in drawn) >= longest
 
 
-def test_every_slice_has_a_row_below_the_slice_around_it(training: Path) -> None:
+def test_every_slice_has_a_row_below_the_slice_around_it(training: duckdb.DuckDBPyConnection) -> None:
     """No two slices of a row overlap, Python's frames are below the others, and so are the tracks below each other."""
     drawn = slices_of(packed(training))
     for each in drawn:
@@ -103,58 +103,57 @@ def test_every_slice_has_a_row_below_the_slice_around_it(training: Path) -> None
             assert outer["ts"] <= each["ts"] and each["ts"] + each["dur"] <= outer["ts"] + outer["dur"]
             if (outer["kind"] == "python") == (each["kind"] == "python"):
                 assert outer["row"] < each["row"]
-    rows: dict[int, list[dict[str, Any]]] = {}
+    by_row: dict[int, list[dict[str, Any]]] = {}
     for each in sorted(drawn, key=lambda each: each["ts"]):
-        rows.setdefault(each["row"], []).append(each)
-    for row in rows.values():
+        by_row.setdefault(each["row"], []).append(each)
+    for row in by_row.values():
         assert len({(each["track"], each["kind"] == "python") for each in row}) == 1
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(row))
 
 
-def test_counters_are_curves(tmp_path: Path) -> None:
+def test_counters_are_curves() -> None:
     place = {"ph": "C", "name": "power", "pid": 1, "tid": 1}
     events = [slice_("a", 0, 100), *({**place, "ts": t, "args": {"watts": 7.5 * t}} for t in (10, 20))]
-    (counter,) = packed(load_events(events, tmp_path))["counters"]
+    (counter,) = packed_events(events)["counters"]
     assert counter["ts"] == [10_000, 20_000] and counter["values"] == [75.0, 150.0]
 
 
-def test_a_slice_that_never_ended_and_an_instant(tmp_path: Path) -> None:
+def test_a_slice_that_never_ended_and_an_instant() -> None:
     events = [slice_("a", 0, 10), {"ph": "B", "name": "open", "pid": 1, "tid": 2, "ts": 3}]
     events.append({"ph": "i", "name": "now", "pid": 1, "tid": 2, "ts": 5})
-    assert {each["name"]: each["dur"] for each in slices_of(packed(load_events(events, tmp_path)))} == {
+    assert {each["name"]: each["dur"] for each in slices_of(packed_events(events))} == {
         "a": 10_000, "open": -1, "now": 0,
     }  # fmt: skip
 
 
-def test_what_is_too_deep_or_on_too_many_tracks_is_counted(tmp_path: Path) -> None:
+def test_what_is_too_deep_or_on_too_many_tracks_is_counted() -> None:
     deep = DEEPEST + 30
     events = [slice_(f"f{i}", i, 2 * deep - 2 * i, tid=0) for i in range(deep)]
     events += [slice_("one", 0, 1, tid=1 + i) for i in range(MOST_TRACKS + 5)]
-    found = packed(load_events(events, tmp_path))
+    found = packed_events(events)
     assert len(found["homes"]) == MOST_TRACKS
     assert found["kept"]["left_out"] == 30 + 6 and found["kept"]["slices"] == len(events)
 
 
-def test_long_names_and_arguments_are_cut(tmp_path: Path) -> None:
+def test_long_names_and_arguments_are_cut() -> None:
     events = [slice_("n" * 5_000, i, 1, args={"k" * 900: "v" * 9_000, "list": list(range(500))}) for i in range(3)]
-    found = packed(load_events(events, tmp_path))
+    found = packed_events(events)
     assert len(found["names"][0][0]) == 400
     assert {len(key) for key in found["args"][0]} <= {60, 4} and max(map(len, found["args"][0].values())) == 300
 
 
-def test_arguments_without_room_are_counted_and_the_longest_slices_keep_theirs(tmp_path: Path) -> None:
+def test_arguments_without_room_are_counted_and_the_longest_slices_keep_theirs() -> None:
     events = [
         slice_("a", 10 * i, 1 + i / 1000, args={f"k{j}": f"{i}".rjust(290, "x") for j in range(9)}) for i in range(400)
     ]
-    found = packed(load_events(events, tmp_path))
+    found = packed_events(events)
     without = [each for each in slices_of(found) if not each["args"]]
     assert 0 < found["kept"]["without_arguments"] == len(without) < 400
     assert max(each["dur"] for each in without) < 1_400
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
-    with reading(load_events([], tmp_path)) as connection:
-        assert timeline(connection) is None
+def test_nothing_to_draw() -> None:
+    assert timeline(loaded_events([])[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -182,14 +181,13 @@ def test_kinds(name: str, category: str, kind: str) -> None:
 
 def test_processes_of_several_files_are_told_apart(tmp_path: Path) -> None:
     paths = [written(tmp_path / name, [slice_("a", 0, 10)]) for name in ("train.json", "infer.json")]
-    load(paths[0], tmp_path / "run.duckdb", paths[1])
-    found = packed(tmp_path / "run.duckdb")
+    found = packed(loaded(*paths)[0])
     assert [track["process"] for track in found["homes"]] == ["process 1 (train.json)", "process 1 (infer.json)"]
 
 
 def test_the_timed_steps_and_the_one_that_describes_them_are_told_apart(tmp_path: Path) -> None:
     paths = [written(tmp_path / name, [slice_("work", 1, 2)]) for name in ("light.json", "light.described.json")]
-    with duckdb.connect(str(load(paths[0], tmp_path / "run.duckdb", paths[1]))) as connection:
-        connection.execute("CREATE TABLE description AS SELECT 0 AS file_id, 1 AS described_by")
-    names = {track["process"] for track in packed(tmp_path / "run.duckdb")["homes"]}
+    connection, _ = loaded(*paths)
+    connection.execute("CREATE TABLE description AS SELECT 0 AS file_id, 1 AS described_by")
+    names = {track["process"] for track in packed(connection)["homes"]}
     assert names == {"process 1 (timed steps)", "process 1 (the step described)"}

@@ -143,8 +143,3 @@ def load(path: Path, run: Path, *more: Path) -> Path:
     with Run.create(run, command=f"tilewright trace {path.name}", target=str(path), case=path.stem) as made:
         load_traces([path, *more], made.connection)
     return run
-
-
-def load_events(events: list[dict[str, Any]], folder: Path) -> Path:
-    """A new run in `folder` that holds a trace of these events."""
-    return load(written(folder / "trace.json", events), folder / "run.duckdb")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tilewright.measure.recording.ranges import Marker
-from tilewright.measure.recording.synchronisations import MARK, line_of, marked_synchronisations
+from tilewright.measure.recording.synchronisations import MARK, marked_synchronisations
 
 MESSAGE = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:159.)"
 
@@ -129,7 +129,3 @@ def test_without_a_gpu_nothing_is_touched() -> None:
     before = torch.cuda.synchronize
     with marked_synchronisations(into([])):
         assert torch.cuda.synchronize is before
-
-
-def test_a_stack_without_a_users_frame_has_its_outermost() -> None:
-    assert line_of(None) == "?"
