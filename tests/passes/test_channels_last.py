@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import pytest
@@ -118,46 +118,41 @@ def test_results_gradients_and_strides_are_eagers(planned_for_h200: list[Decisio
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in convolutions(record))
 
 
-@pytest.mark.parametrize(
-    "model, dtype, why",
-    [
-        (Block(32, groups=32), torch.bfloat16, None),
-        (nn.Sequential(nn.Conv2d(3, 64, 16, stride=16)), torch.bfloat16, "fewer than 16 input channels"),
-        (Block(32), torch.float32, None),
-    ],
-)
-def test_what_stays_as_it_is(
-    model: nn.Module, dtype: torch.dtype, why: str | None, planned_for_h200: list[Decision]
-) -> None:
-    channels = next(m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d))
-    x = torch.randn(1, channels, 32, 32, dtype=dtype)
-    model = model.to(dtype).eval()
+CONVOLUTION = nn.Conv2d(16, 16, 3).bfloat16()
+LEFT: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], str]] = {
+    "few input channels": (nn.Conv2d(3, 64, 16, stride=16).bfloat16(), (1, 3, 32, 32), "fewer than 16 input channels"),
+    "a result with strides of its own": (
+        lambda x: CONVOLUTION(x).permute(0, 2, 3, 1),
+        *((1, 16, 8, 8), "a result is neither contiguous nor channels-last"),
+    ),
+    "statistics of samples": (
+        nn.Sequential(nn.Conv2d(32, 32, 3), nn.InstanceNorm2d(32)).bfloat16(),
+        *((2, 32, 8, 8), "reduces over places"),
+    ),
+    "a view of another order": (
+        lambda x: CONVOLUTION(x).permute(1, 0, 2, 3).reshape(16, 2, 36),
+        *((2, 16, 8, 8), "views a tensor"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_stays_as_it_is(name: str, planned_for_h200: list[Decision]) -> None:
+    function, shape, why = LEFT[name]
+    x = torch.randn(shape).bfloat16()
     with torch.no_grad(), recording() as record:
-        got = torch.compile(model, backend=backend)(x)
-    if dtype == torch.float32:
-        assert not planned_for_h200
-    elif why is None:
-        assert planned_for_h200[0].verdict == "taken"
-        return
-    else:
-        assert planned_for_h200[0].verdict == "refused" and why in planned_for_h200[0].reason
-    assert all(y.is_contiguous() for y in convolutions(record))
-    torch.testing.assert_close(got, model(x), rtol=2e-2, atol=2e-2)
+        got, wanted = torch.compile(function, backend=backend)(x), function(x)
+    assert planned_for_h200[0].verdict == "refused" and why in planned_for_h200[0].reason
+    assert all(y.is_contiguous() for y in convolutions(record)) and got.stride() == wanted.stride()
+    torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_a_result_with_strides_of_its_own_keeps_the_layout(planned_for_h200: list[Decision]) -> None:
-    convolution = nn.Conv2d(16, 16, 3).bfloat16()
-    x = torch.randn(1, 16, 8, 8).bfloat16()
-    with torch.no_grad():
-        got = torch.compile(lambda x: convolution(x).permute(0, 2, 3, 1), backend=backend)(x)
-        assert got.stride() == convolution(x).permute(0, 2, 3, 1).stride()
-    assert planned_for_h200[0].reason == "a result is neither contiguous nor channels-last"
-
-
-def test_statistics_of_samples_keep_the_layout(planned_for_h200: list[Decision]) -> None:
-    model = nn.Sequential(nn.Conv2d(32, 32, 3), nn.InstanceNorm2d(32)).bfloat16()
-    got = torch.compile(model, backend=backend)(torch.randn(2, 32, 8, 8).bfloat16())
-    assert got.is_contiguous() and "reduces over places" in planned_for_h200[0].reason
+def test_grouped_convolutions_take_the_layout_and_those_of_fp32_are_not_asked(planned_for_h200: list[Decision]) -> None:
+    for dtype, verdicts in ((torch.float32, []), (torch.bfloat16, ["taken"])):
+        model = Block(32, groups=32).to(dtype).eval()
+        with torch.no_grad():
+            torch.compile(model, backend=backend)(torch.randn(1, 32, 32, 32, dtype=dtype))
+        assert [decision.verdict for decision in planned_for_h200] == verdicts
 
 
 class Classifier(nn.Module):
@@ -261,12 +256,3 @@ def test_heads_viewed_in_channels_last_tensors(planned_for_h200: list[Decision])
         got = torch.compile(attention, backend=backend)(x)
         torch.testing.assert_close(got, attention(x), rtol=2e-2, atol=2e-2)
     assert [decision.verdict for decision in planned_for_h200] == ["taken"], planned_for_h200
-
-
-def test_a_view_of_another_order_keeps_the_layout(planned_for_h200: list[Decision]) -> None:
-    convolution = nn.Conv2d(16, 16, 3).bfloat16()
-    x = torch.randn(2, 16, 8, 8).bfloat16()
-    with torch.no_grad():
-        got = torch.compile(lambda x: convolution(x).permute(1, 0, 2, 3).reshape(16, 2, 36), backend=backend)(x)
-        torch.testing.assert_close(got, convolution(x).permute(1, 0, 2, 3).reshape(16, 2, 36), rtol=2e-2, atol=2e-2)
-    assert "views a tensor" in planned_for_h200[0].reason

@@ -93,21 +93,6 @@ def drawn() -> torch.Tensor:
     return torch.randn(3, 4)
 
 
-def test_an_eager_call_performs_its_recipe_built_once(fake: FakeDriver) -> None:
-    for _ in range(3):
-        x, y = drawn(), drawn()
-        first, second = sums(x, y)
-        assert torch.equal(first, x + y) and torch.equal(second, 2 * x)
-    assert calls == ["python", "built", "python", "python"]
-    assert [grid for _, grid, _, _ in fake.launches] == [(3, 1, 1), (5, 1, 1)] * 3
-
-
-def test_without_a_recipe_the_implementation_runs(fake: FakeDriver) -> None:
-    x = drawn()
-    assert torch.equal(sums(x, None, "formula")[0], 2 * x)
-    assert fake.launches == [] and calls == ["python", "built", "formula"]
-
-
 @pytest.mark.parametrize("by", ["native", "python"])
 def test_a_step_of_a_compiled_graph(fake: FakeDriver, by: str) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

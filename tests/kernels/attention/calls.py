@@ -142,6 +142,31 @@ def wrong(call: Call, device: torch.device, seed: int = 0, impl: Implementation 
     return [row for row in judged(call, device, seed, impl) if not row.ok]
 
 
+def wrong_packed(
+    lengths: tuple[Sequence[int], Sequence[int]], widths: tuple[int, int], dtype: torch.dtype, device: torch.device,
+    **options: Any,
+) -> list[Verified]:  # fmt: skip
+    """What breaks the contract of sequences that lie one behind the other, of so many queries and keys each."""
+    starts = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32, device=device) for n in lengths]
+    queries, keys = (sum(n) for n in lengths)
+    draw = torch.Generator(device).manual_seed(0)
+    sizes = (queries, 4, widths[0]), (keys, 2, widths[0]), (keys, 2, widths[1])
+    tensors = [torch.randn(size, device=device, generator=draw).to(dtype) for size in sizes]
+
+    def ours(*given: torch.Tensor, **options: Any) -> Any:
+        return attention(*given[:3], cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], return_lse=True, **options)
+
+    results = []
+    for impl, kind in ((ours, dtype), (by_sequence, dtype), (by_sequence, torch.float64)):
+        inputs = [x.to(kind).requires_grad_() for x in tensors]
+        out, lse = impl(*inputs, *([] if impl is ours else starts), **options)
+        dout = torch.randn(out.shape, device=device, generator=torch.Generator(device).manual_seed(1)).to(dtype)
+        results.append([out.detach(), *torch.autograd.grad(out, inputs, dout.to(out.dtype)), lse.detach()])
+    torch.testing.assert_close(results[0].pop().double(), results[2].pop(), rtol=1e-5, atol=1e-5)
+    rows = [compare(*three, tensor=name) for name, *three in zip(("out", "dq", "dk", "dv"), *results, strict=False)]
+    return [row for row in rows if not row.ok]
+
+
 def portable(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, return_lse: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:

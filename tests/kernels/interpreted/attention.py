@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
-from tests.kernels.attention.calls import Call, by_sequence, wrong
+from tests.kernels.attention.calls import Call, wrong, wrong_packed
 from tests.kernels.interpreter import install
 from tilewright.kernels.attention import attention, reference
 
@@ -78,28 +76,11 @@ def test_the_gradient_of_one_query_among_many_keys_is_small_where_one_weight_is_
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 5)}], ids=str)
 def test_packed_sequences_are_each_their_own(options: dict[str, object]) -> None:
-    torch.manual_seed(0)
-    lengths = [5, 0, 33, 1, 17], [7, 3, 20, 0, 40]
-    starts = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in lengths]
-    sizes = (sum(lengths[0]), 4, 16), (sum(lengths[1]), 2, 16), (sum(lengths[1]), 2, 24)
-    tensors = [torch.randn(size, requires_grad=True) for size in sizes]
-    found = attention(*tensors, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], return_lse=True, **options)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    true = by_sequence(*wide, *starts, **options)
-    dout = torch.randn_like(found[0])
-    gradients = torch.autograd.grad(found[0], tensors, dout), torch.autograd.grad(true[0], wide, dout.double())
-    for mine, right in zip((*found, *gradients[0]), (*true, *gradients[1]), strict=True):
-        torch.testing.assert_close(mine, right.float(), rtol=2e-6, atol=2e-6)
+    assert wrong_packed(([5, 0, 33, 1, 17], [7, 3, 20, 0, 40]), (16, 24), torch.float32, CPU, **options) == []
 
 
-def test_the_gradient_of_the_log_sum_exp() -> None:
+def test_the_gradient_of_the_log_sum_exp_alone() -> None:
     tensors, _ = Call(dtype=torch.float32).inputs(CPU)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    (out, lse), (true_out, true_lse) = attention(*tensors, return_lse=True), reference.attention(*wide)
-    mine = torch.autograd.grad(out.sum() + lse.square().sum(), tensors)
-    true = torch.autograd.grad(true_out.sum() + true_lse.square().sum(), wide)
-    for ours, right in zip(mine, true, strict=True):
-        torch.testing.assert_close(ours, right.float(), rtol=1e-5, atol=1e-5)
     alone = torch.autograd.grad(attention(*tensors, return_lse=True)[1].sum(), tensors[:2])
     assert all(x.isfinite().all() for x in alone)
 

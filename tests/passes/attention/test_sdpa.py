@@ -548,21 +548,17 @@ def copied(x: Tensor, y: Tensor) -> Tensor:
     return sdpa(q, k, v).transpose(1, 2).flatten(2)
 
 
-def test_operands_are_not_copied_to_lie_densely() -> None:
-    settled = Settled(copied, *projected(0))
-    check_fused(copied, settled.run, projected(0))
-    assert not any(node.users for node in settled.graph.nodes if str(node.target) in ("contiguous", "clone"))
-    assert "not copied" in settled.reason
-
-
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_lengths_that_vary_need_no_copies_either(dynamic: bool) -> None:
+def test_operands_are_not_copied_to_lie_densely(dynamic: bool) -> None:
     inputs = projected(0)
     if dynamic:
         for x in inputs:
             torch._dynamo.mark_dynamic(x, 1)
     settled = Settled(copied, *inputs)
     assert not any(node.users for node in settled.graph.nodes if str(node.target) in ("contiguous", "clone"))
+    assert "not copied" in settled.reason
+    if not dynamic:
+        check_fused(copied, settled.run, projected(0))
 
 
 def written_before_it_is_read(x: Tensor, y: Tensor) -> Tensor:

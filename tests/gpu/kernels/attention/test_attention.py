@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
-from tests.kernels.attention.calls import Call, by_sequence, portable, wrong
+from tests.kernels.attention.calls import Call, portable, wrong, wrong_packed
 from tilewright.kernels.attention import attention, reference
 from tilewright.kernels.attention.registered import attend
 from tilewright.measure.truth.contract import compare
@@ -102,27 +102,11 @@ def test_weights_of_nearly_one_have_gradients_of_nearly_zero(dtype: torch.dtype)
         assert wrong(call, GPU, seed) == []
 
 
-def packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *starts: torch.Tensor, **options: Any) -> Any:
-    return attention(q, k, v, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], return_lse=True, **options)
-
-
 @pytest.mark.parametrize("widths", [(40, 24), (64, 64), (128, 32), (80, 128), (256, 16)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (30, 50), "softcap": 2.0}], ids=str)
 def test_packed_sequences(options: dict[str, Any], dtype: torch.dtype, widths: tuple[int, int]) -> None:
-    lengths = [113, 0, 203, 1, 300], [50, 3, 203, 0, 77]
-    starts = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32, device=GPU) for n in lengths]
-    sizes = (sum(lengths[0]), 4, widths[0]), (sum(lengths[1]), 2, widths[0]), (sum(lengths[1]), 2, widths[1])
-    draw = torch.Generator(GPU).manual_seed(0)
-    tensors = [torch.randn(size, device=GPU, generator=draw).to(dtype) for size in sizes]
-    results = []
-    for impl, kind in ((packed, dtype), (by_sequence, dtype), (by_sequence, torch.float64)):
-        inputs = [x.detach().to(kind).requires_grad_() for x in tensors]
-        out = impl(*inputs, *starts, **options)[0]
-        dout = torch.randn(out.shape, device=GPU, generator=torch.Generator(GPU).manual_seed(1)).to(dtype)
-        results.append([out.detach(), *torch.autograd.grad(out, inputs, dout.to(out.dtype))])
-    for mine, eager, true in zip(*results, strict=True):
-        assert compare(mine, eager, true).ok
+    assert wrong_packed(([113, 0, 203, 1, 300], [50, 3, 203, 0, 77]), widths, dtype, GPU, **options) == []
 
 
 def test_the_gradient_of_the_log_sum_exp() -> None:
