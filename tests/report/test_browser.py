@@ -12,6 +12,7 @@ from tests.report.browser import CHROMIUM, Browser
 from tests.report.drawings import marks, point_at
 from tests.report.large import write_large
 from tests.report.sample import program, write_sample
+from tests.report.test_lost_time import write_lost
 from tests.report.test_page import HOSTILE, write_hostile
 from tests.waiting import until
 from tilewright.records.measurement import Ceiling
@@ -54,7 +55,7 @@ def test_opens_without_an_error_and_fits(browser: Browser, sample: Path, width: 
     assert (paper == "rgb(20, 23, 26)") == (scheme == "dark")
 
 
-def test_a_narrow_window_cuts_no_table_and_no_heading_off(browser: Browser, sample: Path) -> None:
+def test_a_narrow_window_cuts_no_table_and_no_heading_off(browser: Browser, sample: Path, tmp_path: Path) -> None:
     cut = "[...document.querySelectorAll('nav, .sheet')].filter((e) => e.scrollWidth > e.clientWidth).length"
     shown = "[...document.querySelectorAll('#operators th')].filter((e) => e.clientWidth).map((e) => e.innerText)"
     browser.open(sample, width=800)
@@ -63,6 +64,8 @@ def test_a_narrow_window_cuts_no_table_and_no_heading_off(browser: Browser, samp
     assert text(browser, "#operators .left-out") == "A wider window shows #, class, graph, FLOP/B, source too."
     browser.open(sample)
     assert len(browser.evaluate(shown)) == 12
+    browser.open(write_page(write_lost(tmp_path / "lost.duckdb"), tmp_path / "lost.html"), width=800)
+    assert "why" in text(browser, "[data-view=lost] thead") and browser.evaluate(cut) == 0
 
 
 def test_a_header_sorts_down_then_up(browser: Browser, sample: Path) -> None:

@@ -16,7 +16,7 @@ from tilewright.report.views import LOST
 from tilewright.store import Run, query
 
 
-def _run(path: Path) -> Path:
+def write_lost(path: Path) -> Path:
     """Two equal products at twice their floor, a region raced and lost, one without a reason, and an unknown call."""
     moved = Cost(bytes_read=80, bytes_written=80)
     mm = operator(0, "mm", stage="after", measured_us=200.0, floor_us=100.0, predicted_us=190.0, bound="compute-bound")
@@ -42,7 +42,7 @@ def _run(path: Path) -> Path:
 
 
 def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> None:
-    columns, found = query(_run(tmp_path / "run.duckdb"), "FROM lost_time WHERE lost_us > 0")
+    columns, found = query(write_lost(tmp_path / "run.duckdb"), "FROM lost_time WHERE lost_us > 0")
     rows: dict[Any, dict[str, Any]] = {row[0]: dict(zip(columns, row, strict=True)) for row in found}
     assert list(rows) == ["mm", "forward0_gelu", "softmax", "odd", "t"]
     mm = rows["mm"]
@@ -56,7 +56,7 @@ def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> N
 
 
 def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_path: Path) -> None:
-    answer = ask_view(_run(tmp_path / "run.duckdb"), LOST, 3)
+    answer = ask_view(write_lost(tmp_path / "run.duckdb"), LOST, 3)
     text = printed(show_view(LOST, answer), colours=True)
     lines = {name: line for line in text.splitlines() for name in ("mm", "forward0_gelu", "softmax") if name in line}
     assert "2 × mm" in lines["mm"] and "32.6 %" in lines["mm"] and "odd" not in text
@@ -66,6 +66,6 @@ def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_
 
 
 def test_the_page_has_the_list(tmp_path: Path) -> None:
-    path = _run(tmp_path / "run.duckdb")
+    path = write_lost(tmp_path / "run.duckdb")
     page = write_page(path, path.with_suffix(".html")).read_text("utf-8")
     assert 'data-view="lost"' in page and "FROM lost_time" in page

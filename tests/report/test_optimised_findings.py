@@ -9,7 +9,7 @@ from markupsafe import escape
 
 from tests.report.sample import program, write_sample
 from tests.store.test_query import operator
-from tilewright.records.program import Decision, Program
+from tilewright.records.program import Cost, Decision, Program
 from tilewright.report.optimised_findings import findings
 from tilewright.report.page import write_page
 
@@ -22,7 +22,8 @@ def launches() -> Program:
     small = operator(2, "fill", stage="after", measured_us=100.0, floor_us=100.0)
     refused = Decision("forward", "mm", "gelu", "refused", "the tile does not fit", bytes_saved=64_000_000)
     taken = replace(refused, verdict="taken", bytes_saved=10**9)
-    return Program([mm, region, small, operator(3, "before", measured_us=9e9)], [], [refused, taken])
+    view = operator(3, "t", stage="after", measured_us=50.0, floor_us=None, operator_class="layout", cost=Cost())
+    return Program([mm, region, small, view, operator(4, "before", measured_us=9e9)], [], [refused, taken])
 
 
 def test_what_is_slow_why_and_what_to_do() -> None:

@@ -41,7 +41,7 @@ function operators() {
 // Columns that hold names as programs write them, that hold sentences, and that a narrow window leaves out.
 const CODE = new Set(["operator", "shapes", "name", "kernel", "stack", "launch", "tensor", "pair"]);
 const PROSE = new Set(["why", "reason"]);
-const ASIDE = new Set(["graph", "pass", "shape", "suite", "direction", "repeats", "of_ceiling_percent", "max_error", "eager_max_error", "max_bound"]);
+const ASIDE = new Set(["graph", "pass", "shape", "suite", "direction", "repeats", "of_ceiling_percent", "max_error", "eager_max_error", "max_bound", "of_all_percent", "times_off"]);
 const MOST_CHOICES = 8;
 const FEW_ROWS = 12;
 
