@@ -155,7 +155,7 @@ def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
         operand = argument(node, place, name)
         if operand not in changed and _is_channels_last(operand):
             continue
-        converted = _laid(node, operand, torch.channels_last, None if operand in changed else _layout(operand))
+        converted = _with_layout(node, operand, torch.channels_last, None if operand in changed else _layout(operand))
         if len(node.args) > place:
             node.update_arg(place, converted)
         else:
@@ -169,7 +169,7 @@ def _restore(graph: fx.Graph, changed: set[fx.Node]) -> None:
             operands = node.all_input_nodes if node.op == "output" else [node.args[0]]
             for operand in [x for x in operands if x in changed and _rank(x) > 2]:
                 layout = _layout(operand) or torch.contiguous_format
-                node.replace_input_with(operand, _laid(node, operand, layout, torch.channels_last))
+                node.replace_input_with(operand, _with_layout(node, operand, layout, torch.channels_last))
 
 
 def _bring_gradients_back(images: set[fx.Node]) -> None:
@@ -177,7 +177,7 @@ def _bring_gradients_back(images: set[fx.Node]) -> None:
     for node in images:
         for user in [user for user in node.users if spelled(user) != "conv2d" and example(user) is not None]:
             if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shows(user, node):
-                user.replace_input_with(node, _laid(user, node, torch.channels_last, torch.channels_last))
+                user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
 def _keep_the_layout(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -202,7 +202,7 @@ def _shows(node: fx.Node, operand: fx.Node) -> bool:
     return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)
 
 
-class _Laid(torch.autograd.Function):
+class _Relayout(torch.autograd.Function):
     """A copy in one layout, whose gradient is handed on in another."""
 
     @staticmethod
@@ -216,8 +216,8 @@ class _Laid(torch.autograd.Function):
         return gradients[0].contiguous(memory_format=ctx.back), None, None
 
 
-def laid(x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
-    result: torch.Tensor = _Laid.apply(x, layout, back)  # type: ignore[no-untyped-call]
+def relayout(x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
+    result: torch.Tensor = _Relayout.apply(x, layout, back)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -226,13 +226,15 @@ def _rank(node: Any) -> int:
     return 0 if value is None else value.dim()
 
 
-def _laid(before: fx.Node, operand: fx.Node, layout: torch.memory_format, back: torch.memory_format | None) -> fx.Node:
+def _with_layout(
+    before: fx.Node, operand: fx.Node, layout: torch.memory_format, back: torch.memory_format | None
+) -> fx.Node:
     """`operand` in `layout`, its gradient in `back`; None for any."""
     with before.graph.inserting_before(before):
         if back is None or not _is_trained(operand):
             made = before.graph.call_method("contiguous", (operand,), {"memory_format": layout})
         else:
-            made = before.graph.call_function(laid, (operand, layout, back))
+            made = before.graph.call_function(relayout, (operand, layout, back))
     made.meta = {key: value for key, value in operand.meta.items() if key != "example_value"}
     value = example(operand)
     if value is not None:
