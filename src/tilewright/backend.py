@@ -189,16 +189,6 @@ class _Compiler(Compiler):
             raise error
         warn_once(f"a compiled program that was kept cannot be used, and is compiled anew: {first_line(error)}")
 
-    def compile_backward(self, module: fx.GraphModule) -> Boxed:
-        return self._compile({"backward": module})[0]
-
-    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
-        first, second = self._compile({"forward": forward, "backward": backward})
-        return first, second
-
-    def compile_inference(self, module: fx.GraphModule) -> Boxed:
-        return self._compile({"forward": module})[0]
-
     def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
         forward = self.replayed_forward
         backward = graph.kind == "backward"
@@ -244,7 +234,7 @@ class _Compiler(Compiler):
     def leave_to_pytorch(self, fallback: Fallback, error: Exception | None = None) -> None:
         _leave_to_pytorch(self.record, fallback, error)
 
-    def _compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
+    def compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
         if not any(map(sizes_are_given, modules.values())):
             compiled, self.graphs = self._try(modules)
             return compiled

@@ -171,10 +171,6 @@ class _Observer(Compiler):
         super().__init__(rewriter)
         self.captured = captured
 
-    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
-        self.captured.graphs = {"forward": forward.graph, "backward": backward.graph}
-        raise _Seen
-
-    def compile_inference(self, module: fx.GraphModule) -> Boxed:
-        self.captured.graphs = {"forward": module.graph}
+    def compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
+        self.captured.graphs = {name: module.graph for name, module in modules.items()}
         raise _Seen

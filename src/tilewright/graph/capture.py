@@ -31,6 +31,7 @@ from tilewright.graph.undefined import (
 from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, TilewrightError
 from tilewright.records.outcomes import Outcome
+from tilewright.records.program import GraphName
 
 if TYPE_CHECKING:
     from tilewright.graph.program_cache import KeptProgram
@@ -63,13 +64,8 @@ class Compiler:
     def __init__(self, rewriter: Rewriter) -> None:
         self.rewriter = rewriter
 
-    def compile_pair(self, forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[Boxed, Boxed]:
-        raise NotImplementedError
-
-    def compile_backward(self, module: fx.GraphModule) -> Boxed:
-        raise NotImplementedError
-
-    def compile_inference(self, module: fx.GraphModule) -> Boxed:
+    def compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
+        """A function for each of these graphs, which are compiled together; that of inference is a forward."""
         raise NotImplementedError
 
     def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
@@ -246,7 +242,8 @@ class _Pairs:
     """Whether sizes are symbolic."""
     is_kept: bool = False
     """Whether AOTAutograd's entry is kept: it reads the metadata of the backward graph that it is given."""
-    compiled: tuple[Boxed, Boxed] | None = None
+    compiled: Sequence[Boxed] = ()
+    """Forward and backward."""
     undefined: Sequence[int] = ()
     """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
     tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
@@ -276,7 +273,7 @@ class _Pairs:
             if self.compiler.rewriter.without_gradients(without.graph, undefined):
                 self.undefined, self.tangents = undefined, tangents_of(backward.graph)
                 self.backward_graph, self.whole = without, backward
-        self.compiled = self.compiler.compile_pair(forward, self.backward_graph)
+        self.compiled = self.compiler.compile({"forward": forward, "backward": self.backward_graph})
         return forward, given
 
     def whole_backward(self) -> fx.GraphModule:
@@ -290,7 +287,7 @@ class _Pairs:
         return whole
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
-        assert self.compiled is not None
+        assert self.compiled
         self.static = _static_inputs()
         _keep_saved_tensors()
         return _boxed(self.compiler.repeated(CallableGraph(gm, "forward", self.static), self.compiled[0]))
@@ -298,7 +295,7 @@ class _Pairs:
     def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         from torch._dynamo import disable
 
-        assert self.compiled is not None and self.backward_graph is not None
+        assert self.compiled and self.backward_graph is not None
         # Dynamo may be tracing the user's call of backward.
         untraced: Boxed = disable(
             self._backward(self.backward_graph, self.compiled[1]), reason="it is compiled already"
@@ -313,7 +310,7 @@ class _Pairs:
 
     def _compile_whole(self) -> Boxed:
         whole = self.whole_backward()
-        return self._repeated(whole, self.compiler.compile_backward(whole))
+        return self._repeated(whole, self.compiler.compile({"backward": whole})[0])
 
     def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
         inputs = backward.graph.find_nodes(op="placeholder")
@@ -322,7 +319,7 @@ class _Pairs:
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self.compiler.rewriter.joint(gm.graph)
-        run = self.compiler.compile_inference(gm)
+        (run,) = self.compiler.compile({"forward": gm})
         self.static = _static_inputs()
         return _boxed(self.compiler.repeated(CallableGraph(gm, "inference", self.static), run))
 
