@@ -23,10 +23,10 @@ from tilewright.measure.timing import contest
 from tilewright.records import errors
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import VerificationError
-from tilewright.records.measurement import Verified
+from tilewright.records.measurement import Ceiling, Verified
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Program
-from tilewright.store.run import SavedRun
+from tilewright.store.run import read_program, read_rows
 from tilewright.tune.regions import APART, FUSED
 from tilewright.verbs import bench_case, explain_case, optimisation, optimize_case
 from tilewright.verbs.bench import case_label, measure
@@ -87,19 +87,20 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
 
 
-def optimized(case: Case) -> tuple[Program, SavedRun]:
+def optimized(case: Case) -> tuple[Program, Program]:
+    """The program as `optimize` returns it, and as the run has it."""
     done = optimize_case(case, seconds=0.1)
     assert done.page.is_file() and all(tensor.ok for tensor in done.verified)
-    return done.program, SavedRun(done.run)
+    return done.program, read_program(done.run)
 
 
 def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> None:
     graphs = capture(BLOCK, Planner(target_named("cpu"))).graphs
     pairs = {(name, *pair) for name, graph in graphs.items() for pair in neighbours(graph)}
     (_, first), (_, second) = optimized(BLOCK), optimized(BLOCK)
-    rows = first.program().decisions
+    rows = first.decisions
     assert {(r.graph, r.producer, r.consumer) for r in rows if r.passed_by == "fusion"} == pairs
-    assert second.program().decisions == rows
+    assert second.decisions == rows
     for row in rows:
         if row.passed_by == "fusion" and row.verdict in ("taken", "tried and lost"):
             assert row.measured_us is not None and row.predicted_us is not None, row
@@ -109,10 +110,9 @@ def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> No
 def test_a_race_that_fusion_loses_is_followed_and_stored(unmeasured: None, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Outcome({FUSED: 30.0, APART: 10.0})
     monkeypatch.setattr("tilewright.tune.settle.race_regions", lambda pairs: [lost for _ in pairs])
-    program, run = optimized(naive_softmax.case(N=8, M=16))
+    program, stored = optimized(naive_softmax.case(N=8, M=16))
     assert [len(region.members) for region in program.regions] == [1] * 5
     assert sum(op.stage == "after" and op.target == "kernel" for op in program.operators) == 5
-    stored = run.program()
     assert {(d.verdict, d.measured_us, d.bytes_saved) for d in stored.decisions} == {("tried and lost", 30.0, 0)}
     assert all(region.measured_us for region in stored.regions)
 
@@ -139,7 +139,7 @@ def test_a_case_that_beats_its_floor_has_the_ceilings_measured_again(
     assert sum("again: the case took less than its floor" in line for line in told) == 1
     ours = next(row.median_us for row in done.measurements if row.impl == "tilewright")
     floor = sum(launch.floor_us or 0.0 for launch in done.program.operators if launch.stage == "after")
-    kept = {row.value for row in SavedRun(done.run).ceilings() if row.kind == "copy"}
+    kept = {row.value for row in read_rows(done.run, Ceiling) if row.kind == "copy"}
     assert (ours > floor) == is_found and kept == {(true if is_found else slow).copy_GBps}
     assert ("less than its floor of" in capsys.readouterr().err) != is_found
 

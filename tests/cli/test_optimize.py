@@ -13,7 +13,8 @@ import pytest
 
 from tests.cli.commands import MODELS, OWN_PATH, WITHOUT_MEASURED_CEILINGS, Tilewright
 from tests.waiting import HANG_S, until
-from tilewright.store.run import SavedRun
+from tilewright.records.measurement import Ceiling, Measurement, Verified
+from tilewright.store import query, read_program, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -55,16 +56,15 @@ def test_optimize_proves_measures_and_says_where_it_put_that(optimized: dict[str
 
 
 def test_the_run_holds_all_that_was_learned(with_run: Path) -> None:
-    run = SavedRun(with_run)
-    program = run.program()
-    assert run.info.case == "small gelu" and run.info.dims == {"N": 64, "M": 32}
+    program = read_program(with_run)
+    assert query(with_run, 'SELECT "case", dims FROM run')[1] == [("small gelu", {"N": 64, "M": 32})]
     assert {op.stage for op in program.operators} == {"before", "after"}
     assert all(op.measured_us for op in program.operators if op.operator_class != "layout")
     assert all(region.measured_us and region.predicted_us for region in program.regions)
     tried = [row for row in program.decisions if row.verdict in ("taken", "tried and lost")]
     assert tried and all(row.measured_us and row.predicted_us for row in tried)
-    assert {row.impl for row in run.measurements()} == {"eager", "inductor", "tilewright"}
-    assert all(tensor.ok for tensor in run.verified()) and run.ceilings()
+    assert {row.impl for row in read_rows(with_run, Measurement)} == {"eager", "inductor", "tilewright"}
+    assert all(tensor.ok for tensor in read_rows(with_run, Verified)) and read_rows(with_run, Ceiling)
 
 
 def test_sql_and_report_work_on_it(with_run: Path, tilewright: Tilewright, tmp_path: Path) -> None:

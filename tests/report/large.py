@@ -26,5 +26,5 @@ def write_large(path: Path, count: int) -> Path:
             regions.append(replace(block.regions[0], graph="forward", name=region, source_code="code;\n" * 400))
     with Run.create(path, command="tilewright optimize m:f", target="m:f", case="large") as run:
         run.add_program(Program(operators, regions, decisions, memory))
-        run.add_ceilings(CEILINGS)
+        run.add(CEILINGS)
     return path

@@ -75,9 +75,9 @@ def write_sample(path: Path) -> Path:
         path, command=f"tilewright optimize {target}", target=target, case=case, dims=DIMS, machine=machine
     ) as run:
         run.add_program(program())
-        run.add_ceilings(CEILINGS)
-        run.add_measurements(measurements())
-        run.add_verified(verified())
+        run.add(CEILINGS)
+        run.add(measurements())
+        run.add(verified())
     return path
 
 

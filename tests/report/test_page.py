@@ -72,9 +72,9 @@ def write_hostile(path: Path, text: str = HOSTILE) -> Path:
     )
     with Run.create(path, command=text, target=text, case=text, dims={text: 1}, machine={text: text}) as run:
         run.add_program(poison)
-        run.add_ceilings([poisoned(row, text) for row in CEILINGS])
-        run.add_measurements([poisoned(row, text) for row in measurements()])
-        run.add_verified([poisoned(row, text) for row in verified()])
+        run.add([poisoned(row, text) for row in CEILINGS])
+        run.add([poisoned(row, text) for row in measurements()])
+        run.add([poisoned(row, text) for row in verified()])
     return path
 
 

@@ -115,8 +115,8 @@ def test_text_is_neither_markup_nor_control() -> None:
 
 def written(path: Path, verified: Sequence[Verified] = (), measured: Sequence[Measurement] = ()) -> Path:
     with Run.create(path, command="c", target="t", case="k") as run:
-        run.add_verified(verified)
-        run.add_measurements(measured)
+        run.add(verified)
+        run.add(measured)
     return path
 
 

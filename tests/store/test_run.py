@@ -20,7 +20,7 @@ from tests.waiting import HANG_S
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
-from tilewright.store import Run, SavedRun, latest_run, new_run_path, runs_dir
+from tilewright.store import Run, latest_run, new_run_path, query, read_program, read_rows, runs_dir
 
 HOSTILE = "</script><script>alert(1)</script> '; DROP TABLE run; -- \" \x00 \u2028 é 🙂"
 
@@ -76,21 +76,20 @@ def test_what_goes_in_comes_out(
     path = tmp_path_factory.mktemp("run") / "a.duckdb"
     with create(path) as run:
         run.add_program(program)
-        run.add_measurements(measurements)
-        run.add_ceilings(ceilings)
-        run.add_verified(verified)
-    saved = SavedRun(path)
-    assert saved.program() == program
-    assert saved.measurements() == measurements
-    assert saved.ceilings() == ceilings
-    assert saved.verified() == verified
+        run.add(measurements)
+        run.add(ceilings)
+        run.add(verified)
+    assert read_program(path) == program
+    assert read_rows(path, Measurement) == measurements
+    assert read_rows(path, Ceiling) == ceilings
+    assert read_rows(path, Verified) == verified
 
 
 def test_nan_and_a_lone_surrogate_survive(tmp_path: Path) -> None:
     row = Verified("fwd", "bad\udc80", "float32", math.nan, 0.0, math.inf, 0.0, 1.0, 1.0, False)
     with create(tmp_path / "a.duckdb") as run:
-        run.add_verified([row])
-    (back,) = SavedRun(tmp_path / "a.duckdb").verified()
+        run.add([row])
+    (back,) = read_rows(tmp_path / "a.duckdb", Verified)
     assert math.isnan(back.error) and math.isinf(back.max_error)
     assert back.tensor == "bad?"
 
@@ -107,23 +106,25 @@ def test_what_was_asked_comes_out(tmp_path: Path) -> None:
         machine={"CPU": "x86 <b>", "threads": "2"},
     ):
         pass
-    info = SavedRun(path).info
-    assert (info.command, info.target, info.case) == (HOSTILE, "m:f", "naïve")
-    assert (info.dims, info.machine) == ({"N": 4000, "M": 5000}, {"CPU": "x86 <b>", "threads": "2"})
-    assert before - 1 < info.created.timestamp() < time.time() + 1
+    _, ((*asked, dims, machine, created),) = query(
+        path, 'SELECT command, target, "case", dims, machine, epoch_us(created) / 1e6 FROM run'
+    )
+    assert asked == [HOSTILE, "m:f", "naïve"]
+    assert (dims, machine) == ({"N": 4000, "M": 5000}, {"CPU": "x86 <b>", "threads": "2"})
+    assert isinstance(created, float) and before - 1 < created < time.time() + 1
 
 
 def test_rows_added_in_several_calls_keep_their_order(tmp_path: Path) -> None:
     with create(tmp_path / "a.duckdb") as run:
         for index in range(5):
             run.add_program(Program(memory=[MemoryPoint("forward", "before", index, f"v{index}", index)]))
-    assert [point.index for point in SavedRun(tmp_path / "a.duckdb").program().memory] == list(range(5))
+    assert [point.index for point in read_program(tmp_path / "a.duckdb").memory] == list(range(5))
 
 
 def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     for error in (ValueError, KeyboardInterrupt):
         with pytest.raises(error), create(tmp_path / "a.duckdb") as run:
-            run.add_ceilings([Ceiling("cpu", "copy", "", 10.0, "GB/s", "measured")])
+            run.add([Ceiling("cpu", "copy", "", 10.0, "GB/s", "measured")])
             raise error
         assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +142,7 @@ def test_an_earlier_run_survives_a_failed_one(tmp_path: Path) -> None:
 def test_nothing_has_the_name_of_a_run_before_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.duckdb"
     with create(path) as run:
-        run.add_ceilings([Ceiling("cpu", "copy", "", 10.0, "GB/s", "measured")])
+        run.add([Ceiling("cpu", "copy", "", 10.0, "GB/s", "measured")])
         assert not path.exists()
         (partial,) = tmp_path.iterdir()
         assert partial.name.startswith(".") and stat.S_IMODE(partial.stat().st_mode) == 0o700

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import mmap
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from tilewright.measure.timing.benchmark import benchmark
 from tilewright.measure.timing.stopwatch import CpuStopwatch, CudaStopwatch
 from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import CacheError, UsageError, warn_once
+from tilewright.records.home import home
 from tilewright.records.measurement import Ceiling
 
 _MIB = 1024**2
@@ -294,9 +294,7 @@ def _first_touch(bench: _Bench) -> Ceiling:
 
 def machine_dir() -> Path:
     """`$TILEWRIGHT_HOME/machine`, or `~/.local/share/tilewright/machine`; it may not exist yet."""
-    home = os.environ.get("TILEWRIGHT_HOME")
-    base = Path(home).expanduser() if home else Path.home() / ".local" / "share" / "tilewright"
-    return base / "machine"
+    return home() / "machine"
 
 
 def kept_ceilings(name: str) -> list[Ceiling] | None:

@@ -68,7 +68,7 @@ def save(
     with Run.create(path, command=command, target=target, case=name, dims=dims, machine=machine) as run:
         if program:
             run.add_program(program)
-        run.add_ceilings(ceilings or _kept_ceilings(found))
+        run.add(ceilings or _kept_ceilings(found))
         tell("reading the trace")
         paths = [path for recording in kept for path in (recording.trace, recording.description) if path]
         loaded = load_traces(paths, run.connection)

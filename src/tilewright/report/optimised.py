@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.records.measurement import Verified
 from tilewright.records.program import Program
 from tilewright.report.launch_rows import plain
 from tilewright.report.optimised_findings import findings
@@ -17,7 +18,7 @@ from tilewright.report.rows import show_view
 from tilewright.report.tables import open_table
 from tilewright.report.terminal import fallbacks
 from tilewright.report.views import LOST, MEASUREMENTS, VERIFIED
-from tilewright.store import SavedRun
+from tilewright.store import read_program, read_rows
 
 _ROWS = 10
 
@@ -28,8 +29,7 @@ def show_optimize(run: Path, top: int) -> RenderableType:
     Raises:
         StoreError: the run is missing or damaged.
     """
-    saved = SavedRun(run)
-    program, verified = saved.program(), saved.verified()
+    program, verified = read_program(run), read_rows(run, Verified)
     parts: list[RenderableType] = [Text(plain(f"- {sentence}")) for sentence in findings(program)]
     for view, most in ((LOST, top), (VERIFIED, _ROWS), (MEASUREMENTS, _ROWS)):
         answer = ask_view(run, view, most)

@@ -22,7 +22,7 @@ from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import DRAWN, Answer, ask_all
 from tilewright.report.traced import traced
 from tilewright.report.views import PROGRAM, TRACE
-from tilewright.store import SavedRun
+from tilewright.store import read_program
 
 _SCRIPTS = (
     *("dom.js", "table.js", "draw.js", "graph.js", "page.js"),
@@ -51,7 +51,7 @@ def write_page(run: Path, out: Path) -> Path:
     trace = traced(run)
     island = "" if trace is None else harmless_json(trace)
     answers = ask_all(run, taken=len(island))
-    words = findings(SavedRun(run).program()) if answers["measurements"].rows else []
+    words = findings(read_program(run)) if answers["measurements"].rows else []
     return write_document(out, render_page(answers, trace, island, words), "page")
 
 

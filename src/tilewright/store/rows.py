@@ -75,13 +75,14 @@ def storable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def insert(connection: DuckDBPyConnection, kind: type[Row], rows: Sequence[Row]) -> None:
+def insert(connection: DuckDBPyConnection, rows: Sequence[Row]) -> None:
     """Append `rows` to the table of their kind.
 
     One statement passes each column as a list: DuckDB's `executemany` is seventy times slower.
     """
     if not rows:
         return
+    kind = type(rows[0])
     declared = {name: type_.removesuffix(_NOT_NULL) for name, type_ in _declared(kind).items()}
     connection.execute(
         f"INSERT INTO {TABLES[kind]} ({', '.join(map(_quoted, declared))}) "

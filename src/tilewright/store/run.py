@@ -7,16 +7,14 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from tilewright.records.errors import StoreError
-from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.store.query import first_line, reading
 from tilewright.store.rows import Row, create_tables, insert, select, storable
@@ -30,19 +28,6 @@ _ABANDONED_S = 86_400.0
 """A folder of an unfinished run that is older than a day is a killed process's: no run is written for so long."""
 
 
-@dataclass(frozen=True)
-class RunInfo:
-    """The row of table `run`: the command, its target, and the machine."""
-
-    created: datetime
-    command: str
-    target: str
-    case: str
-    dims: Mapping[str, int]
-    machine: Mapping[str, str]
-    tilewright: str
-
-
 class Run:
     """A run being written. As a context manager it is committed at the end, or discarded after an exception:
 
@@ -51,7 +36,7 @@ class Run:
 
     The database is written in a temporary folder beside `path`, readable by its owner only, and then
     renamed to `path`. A killed process leaves that folder; a run of a later day removes it.
-    `SavedRun` reads a finished run.
+    `read_rows` and `query` read a finished run.
     """
 
     def __init__(self, path: Path, folder: TemporaryDirectory[str], connection: DuckDBPyConnection) -> None:
@@ -117,20 +102,16 @@ class Run:
 
     def add_program(self, program: Program) -> None:
         """Append the program's operators, regions, decisions, memory and fallbacks."""
-        self._add(Operator, program.operators)
-        self._add(Region, program.regions)
-        self._add(Decision, program.decisions)
-        self._add(MemoryPoint, program.memory)
-        self._add(Fallback, program.fallbacks)
+        self.add(program.operators)
+        self.add(program.regions)
+        self.add(program.decisions)
+        self.add(program.memory)
+        self.add(program.fallbacks)
 
-    def add_measurements(self, measurements: Sequence[Measurement]) -> None:
-        self._add(Measurement, measurements)
-
-    def add_ceilings(self, ceilings: Sequence[Ceiling]) -> None:
-        self._add(Ceiling, ceilings)
-
-    def add_verified(self, verified: Sequence[Verified]) -> None:
-        self._add(Verified, verified)
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows of one kind: measurements, ceilings, verified tensors, or a part of a program."""
+        with self._store_errors():
+            insert(self._connection, rows)
 
     def commit(self) -> Path:
         """Finish the file, rename it and return its path. Nothing can be added afterwards."""
@@ -161,10 +142,6 @@ class Run:
         else:
             self.discard()
 
-    def _add(self, kind: type[Row], rows: Sequence[Row]) -> None:
-        with self._store_errors():
-            insert(self._connection, kind, rows)
-
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
         import duckdb
@@ -185,58 +162,21 @@ class Run:
             raise
 
 
-class SavedRun:
-    """A finished run, read back as the dataclasses that were written.
+def read_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a kind in a finished run, as they were added; StoreError if it is missing, damaged, or no run."""
+    with reading(path) as connection:
+        return select(connection, kind)
 
-    Raises:
-        StoreError: the file is missing, damaged, or not a run.
-    """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.info = self._info()
-
-    def program(self) -> Program:
-        return Program(
-            operators=self._rows(Operator),
-            regions=self._rows(Region),
-            decisions=self._rows(Decision),
-            memory=self._rows(MemoryPoint),
-            fallbacks=self._rows(Fallback),
-        )
-
-    def measurements(self) -> list[Measurement]:
-        return self._rows(Measurement)
-
-    def ceilings(self) -> list[Ceiling]:
-        return self._rows(Ceiling)
-
-    def verified(self) -> list[Verified]:
-        return self._rows(Verified)
-
-    def _rows(self, kind: type[Row]) -> list[Row]:
-        with reading(self.path) as connection:
-            return select(connection, kind)
-
-    def _info(self) -> RunInfo:
-        with reading(self.path) as connection:
-            row = connection.execute(
-                'SELECT epoch_us(created), command, target, "case", dims, machine, tilewright FROM run'
-            ).fetchone()
-        if row is None:
-            raise StoreError(f"run {self.path} is damaged: it has no row in table run")
-        # Earlier runs have a timestamp with its time zone, which DuckDB returns only with pytz.
-        created = datetime.fromtimestamp(row[0] / 1e6, UTC)
-        command, target, case, dims, machine, version = row[1:]
-        return RunInfo(
-            created,
-            command,
-            target,
-            case,
-            cast("dict[str, int]", dims),
-            cast("dict[str, str]", machine),
-            version,
-        )
+def read_program(path: Path) -> Program:
+    """The program in a finished run; StoreError as `read_rows`."""
+    return Program(
+        operators=read_rows(path, Operator),
+        regions=read_rows(path, Region),
+        decisions=read_rows(path, Decision),
+        memory=read_rows(path, MemoryPoint),
+        fallbacks=read_rows(path, Fallback),
+    )
 
 
 def _sweep(parent: Path) -> None:

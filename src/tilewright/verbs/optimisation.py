@@ -123,9 +123,9 @@ def optimize_case(
                 "`tilewright doctor --refresh` measures them again"
             )
         run.add_program(done.program)
-        run.add_ceilings(ceilings_of(profile))
-        run.add_verified(done.verified)
-        run.add_measurements(done.measurements)
+        run.add(ceilings_of(profile))
+        run.add(done.verified)
+        run.add(done.measurements)
     page = write_page(path, path.with_suffix(".html"))
     return Optimized(case, done.program, done.verified, done.measurements, path, page)
 
