@@ -16,6 +16,9 @@ from tilewright.report.views import LOST
 from tilewright.store import Run, query
 
 
+FITS_NOT = "the tile of _scaled_dot_product_flash_attention_for_cpu_backward does not fit"
+
+
 def write_lost(path: Path) -> Path:
     """Two equal products at twice their floor, a region raced and lost, one without a reason, and an unknown call."""
     moved = Cost(bytes_read=80, bytes_written=80)
@@ -28,7 +31,7 @@ def write_lost(path: Path) -> Path:
     turned = operator(6, "t", stage="after", measured_us=3.0, floor_us=None, operator_class="layout", cost=Cost())
     region = Region("forward", "forward0_gelu", ("tanh", "mul"), moved, "triton", "")
     lost = Decision("forward", "tanh", "mul", "tried and lost", "one kernel took 90 µs, one each 80 µs", measured_us=90)
-    refused = Decision("forward", "mul", "mm", "refused", "the tile does not fit", bytes_saved=10**9)
+    refused = Decision("forward", "mul", "mm", "refused", FITS_NOT, bytes_saved=10**9)
     taken = Decision("forward", "softmax", "odd", "taken", "both are rows")
     impossible = Decision("forward", "softmax", "odd", "impossible", "a library call")
     program = Program(
@@ -47,7 +50,7 @@ def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> N
     assert list(rows) == ["mm", "forward0_gelu", "softmax", "odd", "t"]
     mm = rows["mm"]
     assert (mm["launches"], mm["measured_us"], mm["lost_us"], mm["share"]) == (2, 400.0, 200.0, 200.0 / 614.0)
-    assert mm["why"] == "refused, mul → mm: the tile does not fit"
+    assert mm["why"] == f"refused, mul → mm: {FITS_NOT}"
     assert rows["forward0_gelu"]["why"].startswith("tried and lost, tanh → mul: one kernel took 90 µs")
     assert rows["forward0_gelu"]["off"] == 3.0
     assert rows["softmax"]["why"] is None
