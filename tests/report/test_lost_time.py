@@ -15,7 +15,6 @@ from tilewright.report.rows import show_view
 from tilewright.report.views import LOST
 from tilewright.store import Run, query
 
-
 FITS_NOT = "the tile of _scaled_dot_product_flash_attention_for_cpu_backward does not fit"
 
 
