@@ -14,7 +14,6 @@ from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime, read_operator_table
 
 FIXTURES = Path(__file__).parent / "fixtures"
-MS = 1_000_000
 
 
 def row(table: OperatorTable, name: str) -> OperatorTime:

@@ -122,16 +122,6 @@ class Lazy(Tensor):
             return func(*(real(value) for value in args), **(kwargs or {}))
 
 
-def lazy_result() -> Function:
-    """A promise instead of a result."""
-    return Lazy.of
-
-
-def wrong_dtype() -> Function:
-    """Half the bytes."""
-    return lambda x: reference(x.to(torch.bfloat16))
-
-
 def patched_timer() -> Function:
     """A clock that runs slower."""
     slow = time.perf_counter_ns
@@ -222,11 +212,6 @@ def constant_input_memorised() -> Function:
     return cheat
 
 
-def smaller_problem() -> Function:
-    """Every second column, shown twice."""
-    return lambda x: reference(x[:, ::2]).repeat_interleave(2, dim=1)[:, : x.shape[1]]
-
-
 def asynchronous_copy() -> Function:
     """The result still on its way into the tensor that is returned."""
     hand_in = later()
@@ -254,11 +239,6 @@ def asynchronous_copy_cuda() -> Function:
     return cheat
 
 
-def nan_output() -> Function:
-    """No numbers at all."""
-    return lambda x: torch.full_like(x, float("nan"))
-
-
 def aliasing_result() -> Function:
     """The input itself, made into the result."""
 
@@ -274,17 +254,24 @@ Cheat = tuple[Callable[[], Function], str]
 ON_CPU: dict[str, Cheat] = {
     "cached output": (cached_output, "is wrong"),
     "work on a side stream": (side_thread, "is wrong"),
-    "lazy result": (lazy_result, "returned a Lazy, which may compute lazily"),
-    "wrong dtype": (wrong_dtype, "is wrong: error inf"),
+    # A promise instead of a result.
+    "lazy result": (lambda: Lazy.of, "returned a Lazy, which may compute lazily"),
+    # Half the bytes.
+    "wrong dtype": (lambda: lambda x: reference(x.to(torch.bfloat16)), "is wrong: error inf"),
     "patched timer": (patched_timer, r"replaced time\.perf_counter_ns"),
     "mutated input": (mutated_input, "writes its inputs"),
     "skipped rows": (skipped_rows, "is wrong"),
     "output written only once": (written_once, "is wrong"),
     "zeros assumed": (zeros_assumed, "is wrong"),
     "constant input memorised": (constant_input_memorised, "is wrong"),
-    "smaller problem": (smaller_problem, "is wrong"),
+    # Every second column, shown twice.
+    "smaller problem": (
+        lambda: lambda x: reference(x[:, ::2]).repeat_interleave(2, dim=1)[:, : x.shape[1]],
+        "is wrong",
+    ),
     "asynchronous copy": (asynchronous_copy, "is wrong"),
-    "NaN output": (nan_output, "is wrong: error nan"),
+    # No numbers at all.
+    "NaN output": (lambda: lambda x: torch.full_like(x, float("nan")), "is wrong: error nan"),
     "result aliasing the input": (aliasing_result, "shares memory with its input"),
 }
 ON_GPU: dict[str, Cheat] = ON_CPU | {
