@@ -559,6 +559,23 @@ CALLS: dict[str, list[Maker]] = {
     "aminmax.default": [unary, lambda o: call(o.x, dim=-1), lambda o: call(o.x, dim=0, keepdim=True)],
     "count_nonzero.dim_IntList": [lambda o: call(o.x, [-1]), lambda o: call(o.x, [0])],
     **{name: [unary, lambda o: call(o.x, 1), lambda o: call(o.x, -1)] for name in ("tril.default", "triu.default")},
+    "_weight_norm_interface.default": [
+        lambda o: call(o.row.contiguous(), _lengths(o, 0), 0),
+        lambda o: call(o.row.contiguous(), _lengths(o, -1), o.row.dim() - 1),
+    ],
+    "_weight_norm_interface_backward.default": [
+        lambda o: call(_gradient(o), *_weight_norm(o, 0), 0),
+        lambda o: call(_gradient(o), *_weight_norm(o, -1), o.row.dim() - 1),
+    ],
+    **{
+        f"index_{name}.default": [
+            lambda o: call(o.x, -1, torch.tensor([o.x.shape[-1] // 2]), o.like[..., :1]),
+            lambda o: call(o.x, 0, torch.tensor([0], dtype=torch.int32), o.like[:1]),
+            # Several, which a library scatters.
+            lambda o: call(o.x, 0, torch.arange(o.x.shape[0]), o.like),
+        ]
+        for name in ("copy", "add")
+    },
 }
 
 
@@ -623,6 +640,19 @@ def _pooled(o: Operands, indices: bool = False) -> Any:
 def _moments(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     _, mean, rstd = torch.ops.aten.native_layer_norm(o.row, o.last, None, None, 1e-5)
     return mean, rstd
+
+
+def _lengths(o: Operands, dim: int) -> torch.Tensor:
+    """A positive number for each slice of `o.row` along a dimension."""
+    shape = [1] * o.row.dim()
+    shape[dim] = o.row.shape[dim]
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(10)) + 0.5).to(o.row.dtype)
+
+
+def _weight_norm(o: Operands, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A weight's direction, its lengths, and the norms of the direction."""
+    v, g = o.row.contiguous(), _lengths(o, dim)
+    return v, g, torch.ops.aten._weight_norm_interface(v, g, dim % v.dim())[1]
 
 
 def _of_channels(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:

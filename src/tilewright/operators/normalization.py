@@ -18,8 +18,8 @@ from tilewright.operators.arithmetic import (
     per_operand,
     wanted,
 )
-from tilewright.operators.language import Value, call, where
-from tilewright.operators.row import Call, Traffic, body, calls
+from tilewright.operators.language import Unfusable, Value, call, where
+from tilewright.operators.row import Call, Traffic, body
 from tilewright.operators.shapes import Axes, CallAxes, Result, like, same
 
 
@@ -239,20 +239,39 @@ def rms_norm_backward(
     return (dx if wanted[0] else None), (dw if wanted[1] and weight is not None else None)
 
 
-# Weight norm: each slice of v along `dim` scaled to the length g. PyTorch's kernels; its callers make v and g dense.
+# Weight norm: each slice of v along `dim` scaled to the length g.
 
 
-calls(
+def _behind_first(v: Value, dim: int) -> list[int]:
+    """The dimensions of a slice. One kernel that sums columns, then scales them, reads the weight far apart twice."""
+    if dim % len(v.dims) != 0:
+        raise Unfusable("norms of a weight's columns")
+    return list(range(1, len(v.dims)))
+
+
+@body(
     "_weight_norm_interface.default(v, g, dim)",
-    "library",
+    operator_class="reduction",
+    promotion="none",
     arithmetic=Arithmetic(lambda sizes: 3 * elements(sizes.shape("v")), lambda sizes: elements(sizes.shape("g"))),
     shapes=like("v", "g"),
     dtypes=("v", "g"),
 )
-calls(
+def weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
+    norms = call("sqrt", (v * v).sum(_behind_first(v, dim)))
+    return v * (g / norms), norms
+
+
+@body(
     "_weight_norm_interface_backward.default(grad_w, saved_v, saved_g, saved_norms, dim)",
-    "library",
+    operator_class="reduction",
+    promotion="none",
     arithmetic=each(of_argument("saved_v"), 5),
     shapes=like("saved_v", "saved_g"),
     dtypes=("saved_v", "saved_g"),
 )
+def weight_norm_backward(c: Call, dw: Value, v: Value, g: Value, norms: Value, dim: int) -> tuple[Value, Value]:
+    """Towards v, what of dw is along v does not count: w's length is g whatever v's is."""
+    dg = (dw * v).sum(_behind_first(v, dim)) / norms
+    scale = g / norms
+    return scale * dw - (scale * dg / norms) * v, dg

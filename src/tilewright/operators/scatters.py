@@ -1,13 +1,15 @@
-"""Scatters, gradients of gathers, sorts and copies: calls of a library."""
+"""Scatters, gradients of gathers, sorts and copies: calls of a library, but for a scatter of one slice."""
 
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument, per_operand
 from tilewright.operators.creation import over_self
+from tilewright.operators.language import Scalar, Unfusable, Value, where
 from tilewright.operators.pieces import like_the_input
-from tilewright.operators.row import Traffic, calls
+from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
 
 
@@ -27,10 +29,7 @@ calls(
 
 
 at_places = partial(calls, operator_class="library", shapes=same, dtypes=("self",), priced=False)
-at_places(
-    "index_put.default(self, indices, values, accumulate)\nindex_copy.default(self, dim, index, source)",
-    arithmetic=NOTHING,
-)
+at_places("index_put.default(self, indices, values, accumulate)", arithmetic=NOTHING)
 # As many elements are written as there are values, unless the values broadcast over the indices.
 at_places(
     "index_put_.default(self, indices, values, accumulate)",
@@ -43,7 +42,25 @@ at_places(
     traffic=Traffic(unread=("self",), written=of_argument("source")),
 )
 at_places("scatter_add.default(self, dim, index, src)", arithmetic=each(of_argument("src"), 1))
-at_places("index_add.default(self, dim, index, source, alpha)", arithmetic=each(of_argument("source"), 1))
+one_slice = partial(body, promotion="none", shapes=same, dtypes=("self",), priced=False)
+
+
+def _is_at(x: Value, dim: int, index: Value) -> Value:
+    """Whether an element is in the slice along `dim` that the only element of `index` names."""
+    if not x.dims or prod(index.shape) != 1:
+        raise Unfusable("a scatter of several elements along an axis")
+    return x.index(dim).eq(index.to_compute("int64").checked(x.shape[dim]).view([1] * len(x.dims)))
+
+
+@one_slice("index_copy.default(self, dim, index, source)", arithmetic=NOTHING)
+def index_copy(c: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return where(_is_at(x, dim, index), source, x)
+
+
+@one_slice("index_add.default(self, dim, index, source, alpha)", arithmetic=each(of_argument("source"), 1))
+def index_add(c: Call, x: Value, dim: int, index: Value, source: Value, alpha: Scalar = 1) -> Value:
+    return where(_is_at(x, dim, index), x + (source if alpha == 1 else source * alpha), x)
+
 
 # How many there are depends on data: what they move has no formula.
 calls("nonzero.default(self)", "library", shapes=None, priced=False)
