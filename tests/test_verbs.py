@@ -83,7 +83,7 @@ def test_explaining_draws_nothing_from_the_users_generator() -> None:
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers are not timed: what that takes, `tests/test_cli.py` pays once."""
+    """Peers are not timed: what that takes, `tests/cli/test_optimize.py` pays once."""
     monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
 
 

@@ -34,8 +34,8 @@ def test_a_wait_costs_the_gaps_that_it_causes() -> None:
     found = dict(trace.rows(BY_CLASS))
     assert found == {"kernel": 50 + 35 + 30 + 100, "synchronisation": 15 + 20 + 5, "launch-bound": 45}
     # What is queued before the device runs dry waits for no host.
-    queued = stepped(100, (0, 0, 50), (2, 60, 100))
-    queued.call("cudaStreamSynchronize", 10, 55)
+    queued = stepped(100, (0, 0, 50), (32, 60, 100))
+    queued.call("cudaStreamSynchronize", 10, 30)
     assert dict(queued.rows(BY_CLASS)) == {"kernel": 90, "launch-bound": 10}
 
 
