@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.passes.graphs import aten
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_of
-from tilewright.passes.fusion import apart, fuse
+from tilewright.passes.fusion import fuse, split_region
 from tilewright.tune.regions import APART, FUSED, race_regions
 from tilewright.tune.settle import settle
 
@@ -28,7 +28,7 @@ def test_a_region_is_raced_on_a_gpu() -> None:
     (region,) = fuse(
         aten(normalised, torch.zeros(4096, 4096, device="cuda")), "forward", target_of(torch.device("cuda"))
     ).regions
-    parts = apart(region)
+    parts = split_region(region)
     assert parts is not None and len(parts) == 5
     (outcome,) = race_regions([(region, parts)])
     # One kernel moves a fifth of what five move.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.contract import keeps_contract
+from tests.passes.graphs import aten, calls, run
 from tilewright.backend import backend, recording
+from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.fusion import STRIDED_BYTES
+from tilewright.passes.split_norms import split_norms
 
+ops = torch.ops.aten
 SHAPES = {
     "images": (4, 33, 17, 19),
     "one place": (1024, 37, 1, 1),
@@ -89,3 +94,31 @@ def test_a_gradient_in_another_layout_is_copied_by_its_maker() -> None:
         for node in region.lowered.outputs
         if node.meta["val"].dim() == 4
     )
+
+
+FEW_LONG_ROWS: dict[str, Callable[..., Any]] = {
+    "batch norm": lambda x, w, b, g: ops._native_batch_norm_legit_functional(x, w, b, w, b, True, 0.1, 1e-5),
+    "instance norm": lambda x, w, b, g: ops._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5),
+    "without weights": lambda x, w, b, g: ops._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5),
+    "gradient": lambda x, w, b, g: ops.native_batch_norm_backward(
+        g, x, w, None, None, b, w, True, 1e-5, [True, True, True]
+    ),
+    "group norm": lambda x, w, b, g: ops.native_group_norm(x, w, b, 2, 4, 200 * 200, 2, 1e-5),
+    "group norm without weights": lambda x, w, b, g: ops.native_group_norm(x, None, None, 2, 4, 200 * 200, 1, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", FEW_LONG_ROWS)
+def test_few_long_rows_are_summed_apart_on_a_gpu(name: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, g = (torch.randn(2, 4, 200, 200, generator=generator) * 2 + 1 for _ in range(2))
+    w, b = (torch.rand(4, generator=generator) + 0.5 for _ in range(2))
+    graph = aten(FEW_LONG_ROWS[name], x, w, b, g)
+    split_norms(graph, target_named("cpu"))
+    assert any("norm" in call for call in calls(graph))
+    split_norms(graph, target_named("h200"))
+    assert not any("norm" in call for call in calls(graph))
+    true = FEW_LONG_ROWS[name](x.double(), w.double(), b.double(), g.double())
+    for ours, exact in zip(run(graph, x, w, b, g), true, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))

@@ -88,7 +88,7 @@ class Planner(Rewriter):
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
         name_attention(graph, self.target)
-        split_norms(graph)
+        split_norms(graph, self.target)
         split_group_norms(graph)
         split_bias(graph, self.target)
         written = write_in_place(graph, name)
