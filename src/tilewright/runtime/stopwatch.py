@@ -73,11 +73,11 @@ def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> d
 
 
 def example_inputs(graph: fx.Graph) -> list[Any]:
-    """Random tensors that lie where and as the placeholders of `graph` say; numbers as captured, and valid states of
+    """Random tensors of the layouts and devices of `graph`'s placeholders; numbers as captured, and valid states of
     PyTorch's generator."""
     generators: dict[torch.device, torch.Generator] = {}
     return [
-        example_stream(elements) if (elements := _drawn(n)) else _example(n.meta.get("val"), generators)
+        example_stream(elements) if (elements := _drawn(n)) else random_like(n.meta.get("val"), generators)
         for n in graph.nodes
         if n.op == "placeholder"
     ]
@@ -92,7 +92,9 @@ def _drawn(node: fx.Node) -> int:
     return max((prod(user.args[1]) for user in kept), default=0)  # type: ignore[arg-type]
 
 
-def _example(meta: Any, generators: dict[torch.device, torch.Generator]) -> Any:
+def random_like(meta: Any, generators: dict[torch.device, torch.Generator]) -> Any:
+    """A random tensor of the same layout and device, by the device's generator, made where there is none; of another
+    value the value itself."""
     if not isinstance(meta, torch.Tensor):
         return meta
     if meta.device not in generators:

@@ -20,6 +20,7 @@ from tilewright.records.outcomes import Outcome
 from tilewright.runtime.assemble import kernel_step
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import CallStep, Slot, Slots, Step, layout_of
+from tilewright.runtime.stopwatch import random_like
 
 FUSED, APART = "fused", "apart"
 
@@ -33,9 +34,9 @@ def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outco
 
 def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -> Outcome:
     device = fused.device
-    generator = torch.Generator(device).manual_seed(0)
+    generators: dict[torch.device, torch.Generator] = {}
     with in_real_tensors(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        values = {node: _random(node, generator) for node in fused.lowered.inputs}
+        values = {node: random_like(node.meta["val"], generators) for node in fused.lowered.inputs}
         nest = fused.lowered.nest
         for step in nest.steps:
             if step.name == "draw" and step.access and step.philox is None:
@@ -81,12 +82,3 @@ class _Program:
         for step in self.steps:
             step.run(slots)
         return [slots[place] for place in self.results]
-
-
-def _random(node: fx.Node, generator: torch.Generator) -> torch.Tensor:
-    meta = node.meta["val"]
-    tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
-    own = generator if meta.device == generator.device else None
-    if meta.dtype.is_floating_point:
-        return tensor.normal_(generator=own)
-    return tensor.random_(0, 2, generator=own)
