@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, retrace_views
 from tilewright.graph.source import source_line
+from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
 from tilewright.hardware.architectures import known
 from tilewright.hardware.floor import floor_us
@@ -88,7 +89,7 @@ def _unaligned(node: fx.Node) -> _Product | None:
     x, y = calls.output(left), calls.output(right)
     if x is None or y is None or x.dtype not in (torch.bfloat16, torch.float16):
         return None
-    if not all(isinstance(size, int) for size in (*x.shape, *y.shape)) or not (x.numel() and y.numel()):
+    if has_symbols(x) or has_symbols(y) or not (x.numel() and y.numel()):
         return None
     extents = (x.shape[0], x.shape[1], y.shape[1])
     # The contiguous axes of the operands and of the result, as places in (m, k, n).

@@ -24,6 +24,7 @@ from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
+from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.architectures import known
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
@@ -129,7 +130,7 @@ def _product(node: fx.Node) -> _Product | None:
     weight = right.args[0]
     assert isinstance(weight, fx.Node)
     values = [calls.output(n) for n in (x, weight, node)]
-    if any(value is None or value.dim() != 2 or not _is_static(value) for value in values):
+    if any(value is None or value.dim() != 2 or has_symbols(value) for value in values):
         return None
     left, own, result = (value for value in values if value is not None)
     fits = own.shape == (result.shape[1], left.shape[1]) and 1 <= left.shape[0] <= MOST_ROWS and own.numel() > 0
@@ -143,10 +144,6 @@ def _product(node: fx.Node) -> _Product | None:
 
 def _is_row(value: torch.Tensor | None, size: int) -> bool:
     return value is not None and calls.shape_of(value) == (size,) and value.is_contiguous()
-
-
-def _is_static(value: torch.Tensor) -> bool:
-    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
 
 
 def _is_aligned(value: torch.Tensor) -> bool:
