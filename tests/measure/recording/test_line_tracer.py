@@ -132,20 +132,14 @@ def test_times_are_of_the_wall_clock() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.settrace is called for each Python function")
-def test_other_code_is_as_fast_as_ever() -> None:
-    text = "the quick brown fox jumps over the lazy dog " * 100
-
-    def seconds() -> float:
-        began = time.thread_time()
-        textwrap.wrap(text, 9)
-        return time.thread_time() - began
-
-    bare = min(seconds() for _ in range(9))
+def test_lines_of_other_code_are_no_events() -> None:
     given = LineTracer()
     given.start()
-    traced = min(seconds() for _ in range(9))
+    textwrap.wrap("the quick brown fox", 9)
+    (tool,) = [tool for tool in range(6) if sys.monitoring.get_tool(tool) == line_tracer.LINES]
+    events = sys.monitoring.get_events(tool) | sys.monitoring.get_local_events(tool, textwrap.wrap.__code__)
     given.stop()
-    assert traced < 1.25 * bare
+    assert not events & sys.monitoring.events.LINE
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is Python's since 3.12")
