@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.attention.portable.tile import LN2, load_rows, scores
+from tilewright.kernels.attention.portable.forward import attend_keys
+from tilewright.kernels.attention.portable.tile import LN2
 
 UNROLL = tl.constexpr(4)
 """Splits whose loads are in flight together while they are combined."""
@@ -32,42 +33,6 @@ def _first_hidden(
     if ELSE_ALL:
         hidden = tl.where(hidden > 0, hidden, limit)
     return tl.where(valid, tl.minimum(hidden, limit), origin).to(tl.int32)
-
-
-@triton.jit
-def _attend_keys(
-    acc: tl.tensor, row_sum: tl.tensor, row_max: tl.tensor, q_tile: tl.tensor, k: tl.tensor, v: tl.tensor,
-    mask: tl.tensor, begin: tl.tensor, end: tl.tensor, i: tl.tensor, batch: tl.tensor, kv_head: tl.tensor,
-    queries: tl.tensor, keys: tl.tensor, keys_there: tl.tensor, seen: tl.tensor, head_size: tl.constexpr,
-    value_size: tl.constexpr, k_stride_s: tl.tensor, v_stride_s: tl.tensor, mask_stride_q: tl.tensor,
-    mask_stride_k: tl.tensor, factor: tl.tensor, softcap: tl.tensor, slope: tl.tensor, left: tl.tensor,
-    right: tl.tensor, PREFIX: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """(acc, row_sum, row_max) of all rows, with the keys [begin, end) added, those below `seen` where PREFIX."""
-    for step in tl.range(0, tl.cdiv(end - begin, BLOCK_K)):
-        start = begin + step * BLOCK_K
-        k_tile = load_rows(k, batch, kv_head, start, keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA)
-        s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
-        j = start + tl.arange(0, BLOCK_K)[None, :]
-        s, _ = scores(
-            s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
-            True, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False,
-        )  # fmt: skip
-        if PREFIX:
-            s = tl.where(j < seen, s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(s - base[:, None])
-        rescale = tl.exp2(row_max - base)
-        row_sum = row_sum * rescale + tl.sum(p, 1)
-        v_tile = load_rows(
-            v, batch, kv_head, start, keys_there, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH, NO_PADDING, TMA
-        )
-        acc = tl.dot(rounded(p, v_tile.dtype), v_tile, acc * rescale[:, None], input_precision=PRECISION)
-        row_max = new_max
-    return acc, row_sum, row_max
 
 
 @triton.jit(do_not_specialize=["left", "right", "origin", "limit", "more"])
@@ -129,17 +94,17 @@ def decode(
         limit = tl.maximum(tl.max(first_hidden, 0), origin)
         length = tl.cdiv(tl.cdiv(limit - origin, BLOCK_K), splits) * BLOCK_K
         # What lies behind was perhaps never written: a weight of zero times NaN is NaN.
-        keys_there = limit
-    else:
-        keys_there = keys
+        keys = limit
     begin = origin + split * length
     end = tl.minimum(begin + length, limit)
     # Rows beyond the last must not read the mask.
     i = tl.where(valid, i, queries)[:, None]
-    acc, row_sum, row_max = _attend_keys(
-        acc, row_sum, row_max, q_tile, k, v, mask, begin, end, i, batch, kv_head, queries, keys, keys_there, seen,
-        head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor, softcap, slope, left,
-        right, PREFIX, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, PRECISION, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA,
+    k_first = kv_head * 0
+    acc, row_sum, row_max = attend_keys(
+        acc, row_sum, row_max, q_tile, k, v, mask, None, begin, end, i, k_first, batch, kv_head, None, queries, keys,
+        seen, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor, softcap, slope, left,
+        right, None, True, PREFIX, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False, PRECISION, ROWS, BLOCK_K, WIDTH,
+        VALUE_WIDTH, NO_PADDING, TMA, False,
     )  # fmt: skip
     empty = row_sum == 0.0
     acc *= tl.where(empty, 0.0, 1.0 / row_sum)[:, None]

@@ -59,25 +59,27 @@ def key_range(
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     acc: tl.tensor, row_sum: tl.tensor, row_max: tl.tensor, q_tile: tl.tensor, k: tl.tensor, v: tl.tensor,
-    mask: tl.tensor, state: tl.tensor, begin: tl.tensor, end: tl.tensor, first: tl.tensor, k_first: tl.tensor,
-    batch: tl.tensor, kv_head: tl.tensor, dropout_row: tl.tensor, queries: tl.tensor, keys: tl.tensor,
+    mask: tl.tensor, state: tl.tensor, begin: tl.tensor, end: tl.tensor, i: tl.tensor, k_first: tl.tensor,
+    batch: tl.tensor, kv_head: tl.tensor, dropout_row: tl.tensor, queries: tl.tensor, keys: tl.tensor, seen: tl.tensor,
     head_size: tl.tensor, value_size: tl.tensor, k_stride_s: tl.tensor, v_stride_s: tl.tensor, mask_stride_q: tl.tensor,
     mask_stride_k: tl.tensor, factor: tl.tensor, softcap: tl.tensor, slope: tl.tensor, left: tl.tensor,
-    right: tl.tensor, threshold: tl.tensor, EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
-    NO_PADDING: tl.constexpr, TMA: tl.constexpr, NATURAL: tl.constexpr,
+    right: tl.tensor, threshold: tl.tensor, EDGE: tl.constexpr, PREFIX: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr, NATURAL: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
-    """(acc, row_sum, row_max) of a block of queries, with the keys [begin, end) added."""
-    i = first + tl.arange(0, BLOCK_Q)[:, None]
+    """(acc, row_sum, row_max) of a block of queries i [BLOCK_Q, 1], with the keys [begin, end) added.
+
+    PREFIX: those below `seen` alone.
+    """
     PLAIN: tl.constexpr = not (EDGE or SOFTCAP or ALIBI or MASK != "none")
     for start in tl.range(begin, end, BLOCK_K):
         k_tile = load_rows(
             k, batch, kv_head, k_first + start, k_first + keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA
         )
-        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
         if PLAIN:
             # factor ≥ 0, so the largest product is the largest score.
             new_max = tl.maximum(row_max, tl.max(s, 1) * factor)
@@ -89,6 +91,8 @@ def _attend_keys(
                 s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
                 EDGE, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
             )  # fmt: skip
+            if PREFIX:
+                s = tl.where(j < seen, s, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(s, 1))
             # A row that has seen no key yet: -inf - -inf would be NaN.
             base = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -163,11 +167,11 @@ def forward(
     bounds = key_range(first, queries, keys, left, right, BLOCK_Q, BLOCK_K, LEFT, RIGHT)
     # Keys that only some queries may see, that all see, and that only some may see.
     for PART in tl.static_range(0 if LEFT else 1, 3):
-        acc, row_sum, row_max = _attend_keys(
-            acc, row_sum, row_max, q_tile, k, v, mask, state, bounds[PART], bounds[PART + 1], first, k_first, batch,
-            kv_head, dropout_row, queries, keys, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q,
-            mask_stride_k, factor, softcap, slope, left, right, threshold, PART != 1, LEFT, RIGHT, SOFTCAP, ALIBI, MASK,
-            DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
+        acc, row_sum, row_max = attend_keys(
+            acc, row_sum, row_max, q_tile, k, v, mask, state, bounds[PART], bounds[PART + 1], position[:, None],
+            k_first, batch, kv_head, dropout_row, queries, keys, None, head_size, value_size, k_stride_s, v_stride_s,
+            mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, PART != 1, False, LEFT, RIGHT,
+            SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
         )  # fmt: skip
     empty = row_sum == 0.0
     acc *= tl.where(empty, 0.0, dropout_scale / row_sum)[:, None]
