@@ -153,7 +153,7 @@ def test_training_holds_what_inference_frees(tmp_path: Path) -> None:
     found = {}
     for training in (True, False):
         x = torch.randn(256, 256, requires_grad=training)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
             y = x
             for _ in range(layers):
                 y = torch.nn.functional.gelu(y)

@@ -28,7 +28,7 @@ def joined(ranges: HostRanges, folder: Path, text: str) -> list[dict[str, Any]]:
 
 def test_one_clock_with_the_profiler(tmp_path: Path) -> None:
     ranges = HostRanges()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         for _ in range(20):
             close = ranges.mark("outer")
             with record_function("inner"):
