@@ -29,7 +29,7 @@ from tilewright.graph.calls import closure
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, example, spelled
+from tilewright.passes.attention.spelling import argument, example, mutates, spelled, static
 from tilewright.passes.group_norm import group_norm
 from tilewright.records.program import Decision, Verdict
 
@@ -88,8 +88,8 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
     if (norm := next((node for node in changed if spelled(node) in STATISTICS), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
     for node in graph.nodes:
-        if spelled(node) in VIEWS and node.args[0] in changed and _layout(node.args[0]) is None and not _is_copy(node):
-            return f"{node.name} views a tensor that is neither contiguous nor channels-last"
+        if spelled(node) in VIEWS and node.args[0] in changed and not (_is_known(node.args[0]) or _is_copy(node)):
+            return f"{node.name} views a tensor with gaps"
     results = [node for node in graph.output_node().all_input_nodes if node in changed]
     if any(_layout(node) is None for node in results):
         return "a result is neither contiguous nor channels-last"
@@ -97,12 +97,28 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Whether a reshape copied its operand, as it can from any layout, and nothing shows or writes to the copy."""
+    """Whether a reshape copied its operand, as it can from any layout, and nothing writes to the copy."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     operand = node.args[0]
     if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shows(node, operand):
         return False
-    return not any(example(user) is not None and _shows(user, node) for user in node.users)
+    shown = closure([node], lambda view: (u for u in view.users if example(u) is not None and _shows(u, view)))
+    return not any(mutates(user) for view in shown for user in view.users)
+
+
+def _is_known(node: Any) -> bool:
+    """Whether a copy can lie as eager's tensor does."""
+    return _layout(node) is not None or (_rank(node) > 2 and _order(node) is not None)
+
+
+def _order(node: Any) -> tuple[int, ...] | None:
+    """The dimensions of eager's tensor by their strides, the longest first; None where it has gaps or overlaps."""
+    value = example(node)
+    if value is None or not static(value.shape):
+        return None
+    strides = value.stride()
+    order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], -value.shape[d])))
+    return order if value.permute(order).is_contiguous() else None
 
 
 def _is_depthwise(node: fx.Node) -> bool:
@@ -168,8 +184,12 @@ def _restore(graph: fx.Graph, changed: set[fx.Node]) -> None:
         if node.op == "output" or spelled(node) in VIEWS:
             operands = node.all_input_nodes if node.op == "output" else [node.args[0]]
             for operand in [x for x in operands if x in changed and _rank(x) > 2]:
-                layout = _layout(operand) or torch.contiguous_format
-                node.replace_input_with(operand, _with_layout(node, operand, layout, torch.channels_last))
+                layout, order = _layout(operand), _order(operand)
+                if layout is None and order is not None:
+                    copied = _ordered(node, operand, order)
+                else:
+                    copied = _with_layout(node, operand, layout or torch.contiguous_format, torch.channels_last)
+                node.replace_input_with(operand, copied)
 
 
 def _bring_gradients_back(images: set[fx.Node]) -> None:
@@ -219,6 +239,21 @@ class _Relayout(torch.autograd.Function):
 def relayout(x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
     result: torch.Tensor = _Relayout.apply(x, layout, back)  # type: ignore[no-untyped-call]
     return result
+
+
+def _ordered(before: fx.Node, operand: fx.Node, order: tuple[int, ...]) -> fx.Node:
+    """`operand` with its dimensions in this order in memory, the last one dense."""
+    back = tuple(order.index(d) for d in range(len(order)))
+    steps: tuple[tuple[str, tuple[int, ...]], ...] = (("permute", order), ("contiguous", ()), ("permute", back))
+    for name, dims in steps:
+        value = example(operand)
+        with before.graph.inserting_before(before):
+            made = before.graph.call_method(name, (operand, *dims))
+        made.meta = {key: kept for key, kept in operand.meta.items() if key != "example_value"}
+        with torch.no_grad():
+            made.meta["example_value"] = getattr(value, name)(*dims)
+        operand = made
+    return operand
 
 
 def _rank(node: Any) -> int:
