@@ -164,6 +164,8 @@ def test_functions_race_on_inputs_like_these() -> None:
     assert done._repr_html_().startswith("<pre>double zero bfloat16 fwd")
     with pytest.raises(UsageError, match="needs a function and an input"):
         benchmark({}, x)
+    with pytest.raises(UsageError, match="by name"):
+        benchmark(torch.exp, x)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("device", "generated_us", "said"), [("cuda", 1.04, 1), ("cuda", 1.06, 0), ("cpu", 1.0, 0)])

@@ -174,6 +174,7 @@ def test_a_block(home: Path) -> None:
             run.step()
     assert run.path.parent == home / "runs" and run.recording.steps_kept == 4
     assert "aten::exp" in str(run) and "recorded all of it: 4 steps" in str(run)
+    assert "of the operators' own time is known" in str(run)
     assert "<pre>" in run._repr_html_()
 
 

@@ -188,7 +188,7 @@ def benchmark(
     """Race `functions` by name on inputs of the shapes, dtypes and device of `inputs`, whose values are not used.
 
     `reference` is the formula in plain PyTorch operators, by default the first function; see `user_suite`.
-    Raises UsageError for no function or no input.
+    Raises UsageError for no function, one without a name, or no input.
 
     >>> import torch
     >>> x = torch.zeros(64, 32)
@@ -199,6 +199,8 @@ def benchmark(
     from tilewright.measure.racing.user_suite import user_suite
     from tilewright.records.case import InputSpec
 
+    if not isinstance(functions, Mapping):
+        raise UsageError('a benchmark takes its functions by name: benchmark({"mine": function}, x)')
     if not functions or not inputs:
         raise UsageError("a benchmark needs a function and an input")
     specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]

@@ -45,7 +45,6 @@ def profile(
     from tilewright.measure.recording.windows import Detail
     from tilewright.profiling.program import profile_program
     from tilewright.profiling.steps import profile_case
-    from tilewright.report.accounting import show_accounting
     from tilewright.report.page import write_page
     from tilewright.report.profile import profile_json
     from tilewright.targets import load_case
@@ -70,7 +69,6 @@ def profile(
         print(profile_json(done.table, done.recordings, str(done.run)))
     else:
         show(done)
-        show(show_accounting(done.run))
         print(f"run   {done.run}")
         print(f"page  {page}")
     if done.exit_code:

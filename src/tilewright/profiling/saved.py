@@ -36,9 +36,12 @@ class SavedProfile(Displayable):
     """Of the program that was profiled."""
 
     def __rich__(self) -> Any:
+        from rich.console import Group
+
+        from tilewright.report.accounting import show_accounting
         from tilewright.report.profile import show_profile
 
-        return show_profile(self.run, self.table, self.recordings)
+        return Group(show_profile(self.run, self.table, self.recordings), show_accounting(self.run))
 
 
 def save(
