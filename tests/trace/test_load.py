@@ -270,7 +270,12 @@ def test_arguments_keep_their_times(tmp_path: Path, piece: int, monkeypatch: pyt
     """What looks like an event's time within arguments or names is read as it is, wherever the file is cut."""
     monkeypatch.setattr(typed, "_COPIED", piece)
     time = "1732200000000000.125"
-    for inner in (f'{{"ts": {time}}}', f'{{"a": [{{"ts": {time}, "b": 1}}]}}', f'{{"a": "\\"ts\\": {time}"}}'):
+    for inner in (
+        f'{{"ts": {time}}}',
+        f'{{"~s": {time}}}',
+        f'{{"a": [{{"ts": {time}, "b": 1}}]}}',
+        f'{{"a": "\\"ts\\": {time}"}}',
+    ):
         path = tmp_path / "arguments.json"
         path.write_text(f'[{{"ph":"X","name":"a","ts": {time},"dur":1,"pid":1,"tid":1,"args":{inner}}}]')
         connection, _ = loaded(path)
