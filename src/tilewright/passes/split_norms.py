@@ -10,8 +10,8 @@ for each column. One pass over memory gives both moments: squares of numbers of 
 so Σ² / n - mean² loses nothing that matters until mean² is 10⁸ times the variance. float64 has no wider type, and keeps
 its one nest. The gradient's sums, Σ g and Σ g·(x - mean), are cut off in the same way.
 
-The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each: 32 rows of
-131,072 took 221 µs in bf16 where both kernels take 45 (H200). In sums they are cut in strips.
+The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each, which reads
+its row three times: 64 rows of 131,072 took 246 µs in bf16 (H200). Sums read them once, the fewest of them in strips.
 
 After the cut into forward and backward; what a norm gives is computed from its moments before (`norm_results`).
 """
@@ -25,7 +25,7 @@ from torch import Tensor, fx
 
 from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.hardware.target import Target
-from tilewright.loops.lower import FEW_ROWS, LONG_ROW
+from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.fusion import STRIDED_BYTES
 from tilewright.passes.simplify import drop_unread
 
@@ -59,7 +59,7 @@ def _starves(operand: Any, rows: int, target: Target) -> bool:
     x = operand.meta["val"]
     if target.language != "triton" or x.dtype == torch.float64 or not all(isinstance(n, int) for n in x.shape):
         return False
-    return 0 < rows < FEW_ROWS and x.numel() >= rows * LONG_ROW and x.is_contiguous()
+    return 0 < rows <= target.profile.sms and x.numel() >= rows * LONG_ROW and x.is_contiguous()
 
 
 def is_by_columns(operand: Any) -> bool:
