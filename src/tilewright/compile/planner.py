@@ -32,6 +32,7 @@ from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.schedule import schedule
 from tilewright.passes.split_norms import split_norms
+from tilewright.passes.strided_rows import split_strided_rows
 from tilewright.passes.undefined import drop_undefined
 from tilewright.passes.write_back import write_back_together
 from tilewright.records.errors import CaptureError
@@ -90,6 +91,7 @@ class Planner(Rewriter):
         name_attention(graph, self.target)
         split_norms(graph, self.target)
         split_group_norms(graph)
+        split_strided_rows(graph, self.target)
         split_bias(graph, self.target)
         written = write_in_place(graph, name)
         written += accumulate_products(graph, name)
