@@ -19,22 +19,23 @@ LARGEST_ULPS = {
     "log1p": 1.5,
     "log2": 1.7,
     "log10": 2.0,
-    "tanh": 1.3,
+    "tanh": 1.4,
     "erf": 2.5,
     "erfc": 3.0,
     "sigmoid": 2.6,
     "sqrt": 0.51,
     "rsqrt": 1.5,
-    "sin": 0.6,
-    "cos": 0.6,
-    "tan": 1.3,
-    "asin": 0.9,
-    "acos": 0.9,
-    "atan": 0.9,
+    "sin": 1.8,
+    "cos": 1.8,
+    "tan": 3.1,
+    "asin": 2.5,
+    "acos": 1.9,
+    "atan": 1.6,
     "sinh": 2.0,
-    "cosh": 2.0,
+    "cosh": 2.1,
 }
-"""The largest error measured over five million points, rounded up, in units of the result's last place."""
+"""The largest error measured, rounded up, in units of the result's last place: of glibc's vector forms where there are
+some (2.36, AVX-512), over five million points else."""
 
 EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "floor": torch.floor,
@@ -48,7 +49,7 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 PAIRS: dict[str, tuple[float, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "pow": (1.0, torch.pow),
-    "atan2": (1.5, torch.atan2),
+    "atan2": (3.0, torch.atan2),
     "maximum": (0.0, torch.maximum),
     "minimum": (0.0, torch.minimum),
 }

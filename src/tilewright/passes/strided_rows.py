@@ -82,6 +82,14 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return (shifted - shifted.exp().sum(dim, True).log()).to(torch.float32 if half_to_float else x.dtype)
 
 
+def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    wide = _wide(x)
+    top = wide.amax(dim, True)
+    shift = torch.where(top.isinf(), 0, top)
+    total = (wide - shift).exp().sum(dim, True).log() + shift
+    return (total if keepdim else total.squeeze(dim)).to(x.dtype)
+
+
 def _softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     wide = _wide(y)
     return (wide * (_wide(g) - (_wide(g) * wide).sum(dim, True))).to(dtype)
@@ -114,6 +122,7 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten._softmax.default: _softmax,
     aten._safe_softmax.default: _safe_softmax,
     aten._log_softmax.default: _log_softmax,
+    aten.logsumexp.default: _logsumexp,
     aten._softmax_backward_data.default: _softmax_backward,
     aten._log_softmax_backward_data.default: _log_softmax_backward,
     aten.var.correction: _variance,
