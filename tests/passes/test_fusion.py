@@ -126,6 +126,17 @@ def test_gelu_dropout_residual_is_one_kernel_beside_the_draw() -> None:
     assert [d.bytes_saved for d in fusion.decisions if d.verdict == "taken"] == [2 * 6 * 10 * 4] * 2
 
 
+def test_a_transposed_copy_alone_is_the_librarys_on_a_cpu() -> None:
+    large = torch.zeros(96, 128)
+    graph, fusion = fused(lambda x: x.t().contiguous(), large)
+    assert fusion.regions == []
+    assert_complete(graph, fusion)
+    _, fusion = fused(lambda x: x.t().contiguous() + 1, large)
+    assert len(fusion.regions) == 1
+    (region,) = fuse(aten(lambda x: x.t().contiguous(), large), "forward", target_named("h200")).regions
+    assert region.lowered.nest.transposes
+
+
 def test_a_library_call_is_no_part_of_a_region() -> None:
     graph, fusion = fused(lambda x, w: F.gelu(x @ w).sum(1), X, torch.zeros(10, 3))
     assert members(fusion) == [["gelu", "sum_1"]]
