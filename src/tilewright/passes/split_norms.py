@@ -11,7 +11,7 @@ so Σ² / n - mean² loses nothing that matters until mean² is 10⁸ times the 
 its one nest. The gradient's sums, Σ g and Σ g·(x - mean), are cut off in the same way.
 
 The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each, which reads
-its row three times: 64 rows of 131,072 took 246 µs in bf16 (H200). Sums read them once, the fewest of them in strips.
+its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, the fewest of them in strips.
 
 After the cut into forward and backward; what a norm gives is computed from its moments before (`norm_results`).
 """
