@@ -1,7 +1,5 @@
 """What every test shares: strict mode, a home of its own, a reason where there is no GPU, and which tests are slow."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

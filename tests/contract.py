@@ -1,7 +1,5 @@
 """Compiled programs against the numbers contract, and what they run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Texts held in files that a person can read."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from pathlib import Path

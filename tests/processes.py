@@ -1,7 +1,5 @@
 """Python processes that import this checkout, installed or not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Compares one function of a suite with float64, by the numbers contract."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

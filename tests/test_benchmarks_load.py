@@ -1,7 +1,5 @@
 """Every file of `benchmarks/` imports: none names what the package has renamed."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

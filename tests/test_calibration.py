@@ -1,7 +1,5 @@
 """Kernels of compiled programs are timed, their times fitted, kept, and followed by the next profile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/claims.md has a row for every claim, with what was found on each device."""
 
-from __future__ import annotations
-
 from benchmarks.claims import PAGE, page, results
 from examples.claims.check import documents
 

@@ -1,7 +1,5 @@
 """The numbers contract on every example, compiled, at odd sizes: outputs and gradients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of rooms in CONTRIBUTING.md has the order that import-linter checks."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

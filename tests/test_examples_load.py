@@ -1,7 +1,5 @@
 """Every example, through its target and small, against its formula in float64 or PyTorch's own operator."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

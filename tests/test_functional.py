@@ -1,7 +1,5 @@
 """`tilewright.functional`: every name is there, documented, and computes what PyTorch computes."""
 
-from __future__ import annotations
-
 import pytest
 
 import tilewright

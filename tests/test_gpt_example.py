@@ -1,7 +1,5 @@
 """The GPT example: it learns, a compiled run has eager's losses, and a resumed one those of a run never stopped."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Triton decides when it is first imported whether its library is interpreted, so 
 cannot share a process with other tests.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

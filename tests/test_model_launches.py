@@ -1,7 +1,5 @@
 """`benchmarks/model_launches.py`: launches of a compiled model beside what is predicted and named elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

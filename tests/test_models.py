@@ -1,7 +1,5 @@
 """`benchmarks/models.py`: rows of a model measured in this process, and the table of rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The picture of the row kernels: which rows are drawn, and in which order."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from benchmarks.row_plot import SUITES, chart, points

@@ -1,7 +1,5 @@
 """The speed bars, checked from result files written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The figures in the documents are those of the result files."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.summary import ROOT, Results, read_all

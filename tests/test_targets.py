@@ -1,7 +1,5 @@
 """What `file.py:name` and `package.module:name` may name, and what each mistake is answered with."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

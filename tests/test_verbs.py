@@ -1,7 +1,5 @@
 """What the verbs do as functions: explaining any model, optimising a block, timing every way of running it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

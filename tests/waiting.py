@@ -1,7 +1,5 @@
 """Waiting for what must happen, however busy the machine is."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Triton kernels of a user, with the function that launches each; loaded as `file.py:kernel`."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """A kernel taken apart without a GPU, against what its source says it does."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A kernel as the profiler's trace tells it."""
 
-from __future__ import annotations
-
 from tilewright.anatomy.library import keeping_code
 
 

@@ -1,7 +1,5 @@
 """The rule behind a grid, found from sizes and constants alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

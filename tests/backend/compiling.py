@@ -1,7 +1,5 @@
 """Compiling a function and holding it against eager: what every test of the backend does."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

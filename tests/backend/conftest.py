@@ -1,7 +1,5 @@
 """Every test starts with nothing said, may choose to fall back, and to have a compiler of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 python -m tests.backend.distributing RANK RANKS RENDEZVOUS cpu|cuda SCENARIO…
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Run by test_fork.py in a process of its own: call, fork, and call in the child."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -1,7 +1,5 @@
 """Runs scenarios of `distributing.py` in one process for each of two ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.processes import start

@@ -1,7 +1,5 @@
 """Views, writes and shared memory: what one tensor shows, every other view of it shows too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What autograd promises of any function holds for a compiled one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The cache of compiled kernels: unwritable, full, damaged, foreign, and shared by many processes at once."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """Collectives in a graph: their order, and how long what they read lives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """No compiler, one that fails, one that hangs, one that is interrupted: PyTorch runs, with one line that says why."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Custom operators whose gradients read data: calls of one operator, the rest of the graph is compiled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

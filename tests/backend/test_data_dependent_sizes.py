@@ -1,7 +1,5 @@
 """Sizes that depend on data: what has such a size is a call of PyTorch's, the rest of the graph is compiled."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

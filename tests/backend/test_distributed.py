@@ -1,7 +1,5 @@
 """Training on two ranks (gloo) under DDP, FSDP2 and tensor parallelism has eager's losses and gradients."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.backend.ranks import SCENARIOS, train_on_two_ranks

@@ -1,7 +1,5 @@
 """Dropout in compiled programs: eager's masks, drawn inside the kernels, again in backward, and stored nowhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

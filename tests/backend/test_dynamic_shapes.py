@@ -1,7 +1,5 @@
 """Sizes that change from call to call, and sizes that only the data know."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

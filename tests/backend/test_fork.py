@@ -1,7 +1,5 @@
 """A compiled function still runs, and nothing hangs, in a process forked after its first call."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """Forward-mode differentiation through a compiled function: eager's tangent, or an error; never none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.autograd import forward_ad

@@ -3,8 +3,6 @@
 Most tests stay in one process: `torch._dynamo.reset` forgets what was compiled, so that it is looked up on disk.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

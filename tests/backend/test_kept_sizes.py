@@ -3,8 +3,6 @@
 `torch._dynamo.reset` forgets what this process compiled, so that it is looked up on disk.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ With Inductor, whose programs are in it, the second process of this test compute
 (`docs/warm_start.md`).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

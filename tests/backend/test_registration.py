@@ -1,7 +1,5 @@
 """`torch.compile(model, backend="tilewright")` finds the backend by the name that the package declares."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Results: their structure, and that their memory is theirs for as long as anyone holds them."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Regions that compute the same run one kernel, whichever layer or graph they are in."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Functions that Dynamo leaves out altogether, without a call of the backend: one line says so."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

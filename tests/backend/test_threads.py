@@ -1,7 +1,5 @@
 """Several threads, and backward on a thread of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """Results without a gradient, as logits beside a loss: backward does without it, and takes it when it comes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Inputs that hurt: not a number, empty, without dimensions, very many, complex, sparse; unknown operators."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Writes to a part of an input: in place where that is all, and always with what eager leaves there, bit for bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

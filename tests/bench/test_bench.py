@@ -1,7 +1,5 @@
 """The bench of an operator: which races a choice names, what a row says, who is refused."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

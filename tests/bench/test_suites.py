@@ -1,7 +1,5 @@
 """What holds of every suite."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Claims are checked by rules of few kinds, each row once, by experiments that run once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of the command line share: the user's file, how a command ended, where a line stands."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

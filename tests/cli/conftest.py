@@ -1,7 +1,5 @@
 """A home, a user's file, and the command line in this process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

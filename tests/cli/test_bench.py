@@ -1,7 +1,5 @@
 """`tilewright bench` of a suite: table, JSON lines, file, plot, and the exit code of a cheat."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields

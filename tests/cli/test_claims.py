@@ -1,7 +1,5 @@
 """`tilewright claims`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

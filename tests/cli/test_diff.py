@@ -1,7 +1,5 @@
 """`tilewright diff`, and the accounting that `tilewright trace` shows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

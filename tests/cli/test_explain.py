@@ -1,7 +1,5 @@
 """`tilewright explain` end to end: the figures of the definitions, the tree, JSON, every kind of target."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

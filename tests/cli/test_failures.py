@@ -1,7 +1,5 @@
 """Failures: one message on stderr, nothing on stdout, the documented code, nothing left behind."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """`tilewright kernel` and `tilewright doctor` through the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`tilewright optimize` end to end, what works on its run, and Ctrl-C in the middle of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

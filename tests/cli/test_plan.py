@@ -1,7 +1,5 @@
 """`tilewright plan`: what one machine measured, another of the kind follows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`tilewright profile` end to end: a case, a program, all ranks of a job, a block; and how each can fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`tilewright report`: the page, the flame graph and the speedscope file of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

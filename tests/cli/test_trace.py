@@ -1,7 +1,5 @@
 """`tilewright trace`, and `tilewright sql` on what it loaded."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is explained is what runs: one planner makes the plan of both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

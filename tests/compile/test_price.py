@@ -1,7 +1,5 @@
 """A case priced for a target: all of it captured, nothing run, every kind of model and every refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

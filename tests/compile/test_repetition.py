@@ -1,7 +1,5 @@
 """Programs of which equal iterations are left out, priced as the same programs captured whole."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

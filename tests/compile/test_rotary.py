@@ -1,7 +1,5 @@
 """Rotary embedding as models spell it: one kernel for each tensor, forward and backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a program's operators cost, for the tests of this room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import sympy

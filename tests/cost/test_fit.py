@@ -1,7 +1,5 @@
 """The model of kernel times: fitted to kernels whose times are known, and where it must say "cheaper"."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

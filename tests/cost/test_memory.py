@@ -1,7 +1,5 @@
 """Live memory against what PyTorch really allocates, and steps that no program shows alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a fused kernel moves, as closed formulas in the case's own names and as numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

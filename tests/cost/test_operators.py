@@ -1,7 +1,5 @@
 """Costs of eager operators against closed formulas, PyTorch's FLOP counter, and offsets counted out."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 

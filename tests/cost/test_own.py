@@ -1,7 +1,5 @@
 """Costs of tilewright's own operators against closed formulas, and against the same mathematics in ATen's operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Calls of libraries as matrix products: as many FLOPs as the operator table counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

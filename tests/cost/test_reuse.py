@@ -1,7 +1,5 @@
 """Reuse distances counted by hand, and what they do to a prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Formulas are read back as what they are, added up exactly, and never evaluated as anything else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

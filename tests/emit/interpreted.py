@@ -1,7 +1,5 @@
 """The Triton emitter's kernels in Triton's interpreter, against eager, float64 and the same nests in C++."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from ctypes import c_void_p

@@ -5,8 +5,6 @@ With lengths of rows: prints, as JSON, the registers and the bytes spilled of ea
 without its interpreter, whatever the tests around it use.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

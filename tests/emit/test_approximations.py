@@ -1,7 +1,5 @@
 """Which functions a generated Triton kernel may approximate: those of operators that eager rounds to 16 bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

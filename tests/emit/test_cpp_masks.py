@@ -1,7 +1,5 @@
 """Masks that become numbers in C++ kernels: the numbers, and a loop that the compiler vectorises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Which integers of a generated Triton kernel take 32 bits: those that cannot be larger."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

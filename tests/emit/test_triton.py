@@ -1,7 +1,5 @@
 """The Triton emitter: its text, and its machine code for an H200."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

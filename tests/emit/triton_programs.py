@@ -4,8 +4,6 @@
 is held as text and whose machine code is inspected.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

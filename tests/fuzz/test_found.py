@@ -1,7 +1,5 @@
 """Programs that random drawing found once, each the shortest that failed."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.fuzz.graphs import Graph, Input

@@ -3,8 +3,6 @@
 `TILEWRIGHT_FUZZ_GRAPHS` says how many (300 unless told). The programs are the same at every run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence

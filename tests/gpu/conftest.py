@@ -1,7 +1,5 @@
 """What tests of compiled models on a GPU share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

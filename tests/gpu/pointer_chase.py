@@ -1,7 +1,5 @@
 """Pointer chasing on a GPU, which measures the latency of the memory that holds the pointers."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """Kernels taken apart on a GPU: occupancy against the driver's own answer, times, and kernels that are not ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

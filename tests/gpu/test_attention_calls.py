@@ -1,7 +1,5 @@
 """Calls of `scaled_dot_product_attention` as models make them, compiled on a GPU: fused and right, gradients too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measured ceilings of a GPU, as far as any card must agree, and against kernels and clocks of the tests' own."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from pathlib import Path

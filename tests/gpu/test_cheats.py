@@ -1,7 +1,5 @@
 """On a GPU the bench catches sixteen of sixteen, stays quiet about honest kernels, and L2 is cold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

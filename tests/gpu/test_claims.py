@@ -1,7 +1,5 @@
 """Claims about a GPU: what is counted is the same on every one."""
 
-from __future__ import annotations
-
 import pytest
 
 from examples.claims.check import check_claims

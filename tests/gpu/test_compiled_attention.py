@@ -1,7 +1,5 @@
 """Attention of a compiled model on a GPU: tilewright's kernels, the numbers contract, CUDA graphs, autocast."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

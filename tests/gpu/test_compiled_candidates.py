@@ -1,7 +1,5 @@
 """Hand-written kernels that a compiled program chose, on a GPU: the numbers contract, memory, and explain's word."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

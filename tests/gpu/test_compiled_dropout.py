@@ -1,7 +1,5 @@
 """Dropout in compiled graphs on a GPU: eager's masks, eager's generator, and no mask in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

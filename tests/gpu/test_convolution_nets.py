@@ -1,7 +1,5 @@
 """Convolution nets in compiled graphs on a GPU: the numbers contract, and no pooling or norm of PyTorch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

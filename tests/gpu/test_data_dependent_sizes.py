@@ -1,7 +1,5 @@
 """On a GPU, training graphs with sizes that depend on data have eager's gradients and are planned once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

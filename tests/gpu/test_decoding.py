@@ -1,7 +1,5 @@
 """One token at a time against static caches on a GPU: by calls and replayed, eager's numbers and eager's caches."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training on two GPUs (NCCL) under DDP, FSDP2 and tensor parallelism has eager's losses and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Programs on a GPU that an earlier compilation kept: generated and hand-written kernels, dropout, CUDA graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

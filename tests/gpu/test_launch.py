@@ -1,7 +1,5 @@
 """Triton kernels of compiled models launched from C++: the same bits, on side streams, in graphs and in threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The plan that is made without the device names the kernels that then run on it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

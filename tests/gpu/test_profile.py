@@ -1,7 +1,5 @@
 """On a GPU: nothing is lost, device time is what the kernels took, a planted wait is found, NVTX ranges balance."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Regions are raced on a GPU as on a CPU; what a race leaves is kept and followed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

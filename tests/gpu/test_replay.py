@@ -1,7 +1,5 @@
 """Compiled models replayed as CUDA graphs on a GPU: eager's numbers, masks and buffers, step after step."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Planted synchronisations in a profile of a real GPU: each is found in its line, and nothing else is."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Generated Triton kernels on a GPU: the programs of the interpreter's tests, and sizes beyond 32 bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pytest

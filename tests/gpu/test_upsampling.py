@@ -1,7 +1,5 @@
 """Upsampling in compiled graphs on a GPU: the numbers contract, and gradients that scatter nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

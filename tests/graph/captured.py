@@ -1,7 +1,5 @@
 """Graphs for the tests of this room and of `cost/`: programs captured at sizes of one's choice."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Symbolic shapes against what PyTorch gives at other sizes: what is found at one must hold at another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Operators over lists: each tensor's part is a kernel's, with the values and gradients of float64."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any

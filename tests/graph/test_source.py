@@ -1,7 +1,5 @@
 """The line of the user's program that a node comes from, and what stands for it where there is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

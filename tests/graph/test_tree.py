@@ -1,7 +1,5 @@
 """The annotated tree of the reference block, read as a person would, and the source lines in it."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

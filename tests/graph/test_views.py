@@ -1,7 +1,5 @@
 """Views that no operator computes: what stands for them, and that their elements are the right ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

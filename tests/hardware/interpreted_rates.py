@@ -1,7 +1,5 @@
 """The kernels that rates are measured with, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The table of architectures against NVIDIA's assembler, and limits of devices that are not there."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reading machine code: a kernel compiled here for an H200 and an A100, and lines of every kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

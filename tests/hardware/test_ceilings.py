@@ -1,7 +1,5 @@
 """Keeping ceilings, and the arithmetic of measured ones on a clock of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

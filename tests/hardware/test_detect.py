@@ -1,7 +1,5 @@
 """A made-up machine whose every figure is known, and this one where the kernel tells the same twice."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Floors computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Occupancy against NVIDIA's published limits, and waves against a scheduler that is played out."""
 
-from __future__ import annotations
-
 import heapq
 
 import pytest

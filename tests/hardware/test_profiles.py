@@ -1,7 +1,5 @@
 """Shipped figures against arithmetic on clocks and widths, and profiles made of measured ceilings."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The kernels that a GPU's rates are measured with: what they compute, and that the compiler leaves them whole."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Limits of GPUs that are not there, for schedules and machine code made without one."""
 
-from __future__ import annotations
-
 from tilewright.hardware.architectures import DeviceLimits, stated_limits
 
 

@@ -1,7 +1,5 @@
 """Sums of an embedding's gradient compared with float64, on any device."""
 
-from __future__ import annotations
-
 import torch
 
 SUMMED = {torch.float64: 2**-48}

@@ -1,7 +1,5 @@
 """Triton's interpreter as its kernels need it: a scalar given to a kernel counts in `range`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from triton.runtime import interpreter

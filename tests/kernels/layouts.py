@@ -1,7 +1,5 @@
 """One matrix of random numbers, lying in memory in each way that a kernel must take."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """What the cross-entropy tests of CPU, interpreter and GPU share: options, targets, and a suite for them."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from typing import Any

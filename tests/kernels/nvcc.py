@@ -1,7 +1,5 @@
 """CUDA C++ sources compiled by nvcc, for what its assembler says of them. Skips the test where there is no nvcc."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

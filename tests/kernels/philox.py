@@ -4,8 +4,6 @@ Philox4x32-10 from Salmon et al. (SC 2011) and the numbering of ATen's `Dropout.
 confirmed in 480 of 480 cases.
 """
 
-from __future__ import annotations
-
 import functools
 import struct
 

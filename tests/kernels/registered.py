@@ -1,7 +1,5 @@
 """Every operator that the rooms of `kernels/` register."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Operators of rows on matrices that hurt: what breaks the numbers contract, by any implementation on any device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

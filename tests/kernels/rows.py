@@ -1,7 +1,5 @@
 """Matrices that hurt a kernel of rows: odd lengths, layouts, storage and values."""
 
-from __future__ import annotations
-
 import math
 
 import torch

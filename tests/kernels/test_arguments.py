@@ -1,7 +1,5 @@
 """Arguments of another kind than a function takes: the error names the function and the argument."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

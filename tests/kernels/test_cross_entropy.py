@@ -1,7 +1,5 @@
 """Cross entropy without a GPU, beside `test_rows.py`: options, targets, and rows that do not count."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

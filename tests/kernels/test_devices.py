@@ -3,8 +3,6 @@
 Attention has tests of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """dropout_add without a GPU, beside `test_rows.py`: PyTorch's draws, and how the generator is numbered."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx

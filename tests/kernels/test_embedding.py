@@ -1,7 +1,5 @@
 """Sums of an embedding's gradient without a GPU, by PyTorch's operators."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The kernels of `examples/` without a GPU: how the bench finds them, and their machine code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

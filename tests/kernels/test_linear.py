@@ -1,7 +1,5 @@
 """The linear layer with GELU, or with dropout and residual, without a GPU: formula, registration, machine code."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Linear and cross entropy without a GPU: formula, chunks, gradients, registration, machine code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

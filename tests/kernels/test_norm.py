@@ -1,7 +1,5 @@
 """The norms without a GPU, beside `test_rows.py`: rows of one value, empty ones, gradients of some results."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Schedules of the norms: they hold every row and fit the device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

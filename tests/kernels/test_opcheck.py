@@ -1,7 +1,5 @@
 """PyTorch's own check of each operator: its schema, its shapes without memory, and its gradient under tracing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes of operators on a GPU that is not there: results lie as a graph is told, and Triton's launcher agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What all operators have in common: one graph when compiled, a row each, no derivative dropped that they have not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

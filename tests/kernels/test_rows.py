@@ -1,7 +1,5 @@
 """Operators of rows without a GPU: the numbers contract of what PyTorch computes then, and how rows lie."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sums at computed places without a GPU: the formula, and machine code for an H200."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

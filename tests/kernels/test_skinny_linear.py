@@ -1,7 +1,5 @@
 """The machine code of the products of few rows: vectors, copies ahead, and no registers without room."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Softmax and log-softmax without a GPU, beside `test_rows.py`: dimensions, refusals, schedules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Inputs and options of linear and cross entropy that its tests share."""
 
-from __future__ import annotations
-
 import torch
 
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy

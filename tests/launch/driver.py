@@ -1,7 +1,5 @@
 """A CUDA driver whose kernels are Python functions on host memory: the one fake that the executor is tested on."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass

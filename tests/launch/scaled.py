@@ -1,7 +1,5 @@
 """An operator whose kernels run on the fake driver: `y = by · x + bias` in fp32, with the gradient of x."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Own operators called eagerly, by the executor and in Python: the dispatcher's results, and who sees a call."""
 
-from __future__ import annotations
-
 import threading
 from types import ModuleType
 from typing import Any

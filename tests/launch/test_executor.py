@@ -1,7 +1,5 @@
 """Recipes and programs, by the executor in C++ and by its Python twin, on a driver that calls Python functions."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from types import ModuleType

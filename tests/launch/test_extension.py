@@ -1,7 +1,5 @@
 """C++ built in the background: one build for many callers, and one clear line where there can be none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

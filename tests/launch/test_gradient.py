@@ -1,7 +1,5 @@
 """A gradient as plain data: what the other operator is called with, by the executor's node and by PyTorch's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """CUDA C++ at run time: what is compiled, what is kept, and how a launch hands over its arguments."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a nest means, step by step over whole arrays: slow, short, and independent of every emitter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Axes: what views, sums of broadcasts and reductions make of dimensions, by what a nest of them computes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """Nests as text that a person can read, computed step by step and compared with eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

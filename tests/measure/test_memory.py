@@ -1,7 +1,5 @@
 """Peaks of known sequences of allocations, to the byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

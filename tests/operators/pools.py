@@ -1,7 +1,5 @@
 """Pools and upsamplings for the tests of this room and of the Triton emitter: windows that hurt, NaN and ties."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

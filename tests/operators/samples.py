@@ -1,7 +1,5 @@
 """Calls of every operator in the table: what `test_table.py` compiles, runs and compares."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 In a process of its own: rows are added to the one table.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

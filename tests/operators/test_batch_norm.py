@@ -1,7 +1,5 @@
 """Batch norm in training and at inference, compiled: outputs, gradients and running moments."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

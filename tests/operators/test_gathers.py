@@ -1,7 +1,5 @@
 """Elements at computed places: what is raised for an index outside, when nothing is checked, and what is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The scalar functions of every generated CPU kernel, against float64 over the whole of fp32."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Pooling, compiled: eager's values, positions and gradients, and which windows become kernels on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What rows say of themselves: names of arguments, and FLOPs that are those of the body."""
 
-from __future__ import annotations
-
 import operator
 
 import torch

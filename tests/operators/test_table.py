@@ -1,7 +1,5 @@
 """Every row of the operator table with a body, compiled and compared with eager and float64."""
 
-from __future__ import annotations
-
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Programs for the tests of this room, as ATen graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A token's keys and values into static caches, in Triton's interpreter, against float64 and eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Hand-written kernels that were chosen, in Triton's interpreter: numbers, and what is kept for backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

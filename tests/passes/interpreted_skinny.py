@@ -1,7 +1,5 @@
 """Products of few rows in compiled programs, in Triton's interpreter, against float64 and eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that end in cross entropy, as language models write it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Models around norms, as transformers write them."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Gradients of weights that are used several times: their products are added up in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Biases added to products: one call, and eager's numbers at least."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

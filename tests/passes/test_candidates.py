@@ -1,7 +1,5 @@
 """Hand-written kernels in compiled programs: what is chosen for which device, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Casts to a wider dtype and back: which are dropped, also of results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Channels-last convolutions: which graphs take the layout, and that results and strides stay eager's."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Container
 from typing import Any

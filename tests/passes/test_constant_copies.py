@@ -1,7 +1,5 @@
 """Tensors that the program makes on the CPU and copies to the GPU: held by the graph, with the numbers of the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Sums of broadcast products become matrix products, and stay what eager computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Biases of convolutions beside them: added by the kernel that reads the result, summed by the one that makes g."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Convolutions on a CPU: which graphs become channels-last, and what the gradients of their weights read."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

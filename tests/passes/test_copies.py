@@ -1,7 +1,5 @@
 """A copy is dropped only where nobody can tell: results, layouts and writes stay what they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

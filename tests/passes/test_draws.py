@@ -3,8 +3,6 @@
 Against PyTorch's own draws and Python's MT19937.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

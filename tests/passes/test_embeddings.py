@@ -1,7 +1,5 @@
 """Gradients of embeddings: which become tilewright's sums, and their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbers held as tensors: computed once, taken as numbers where the result stays eager's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

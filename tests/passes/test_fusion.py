@@ -1,7 +1,5 @@
 """Which operators become one kernel, and that every pair of neighbours says why it is or is not one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Group norm of channels-last tensors: sums and pointwise kernels that keep the layout and the numbers contract."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sums at indices that may repeat: which become tilewright's, by which kernel, and their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sorts of places that `topk` gives: their keys are narrow on a GPU, and the results those of wide ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a norm gives is computed again from its moments: backward gets neither it nor what only kernels read."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Products that are not aligned: what is padded for which device, and that the numbers stay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients of gathers by a permutation: which become gathers, and their numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Dropout planned for a GPU: one state for neighbouring draws, and the numbers that PyTorch's generator gives there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

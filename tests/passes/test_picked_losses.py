@@ -1,7 +1,5 @@
 """Cross entropy on a CPU from two numbers a row: the numbers, what is kept, what stays a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

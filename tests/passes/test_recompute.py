@@ -1,7 +1,5 @@
 """What is kept from forward to backward: enough, as little as PyTorch's own partitioner keeps, and never N²."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Values that several kernels read: computed in each where that moves fewer bytes, else written once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

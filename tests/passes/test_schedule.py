@@ -1,7 +1,5 @@
 """A schedule runs everything once, after what it reads, and draws and writes in the order of the graph."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

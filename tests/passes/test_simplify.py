@@ -1,7 +1,5 @@
 """Simplification removes what changes nothing: results, draws and writes stay what they were."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Batch norms of channels-last tensors: cut into column sums and what uses them, the same numbers as in one nest."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

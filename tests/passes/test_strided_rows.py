@@ -1,7 +1,5 @@
 """Softmax and variance along an axis that is not the last, on a CPU: cut into sums over columns, the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

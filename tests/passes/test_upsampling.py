@@ -1,7 +1,5 @@
 """Upsampling: gradients are sums of the results that read an element, in kernels, and scatter nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

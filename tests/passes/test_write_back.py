@@ -1,7 +1,5 @@
 """Buffers that training updates: one call for many, the same values, by the executor in C++ and by its Python twin."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

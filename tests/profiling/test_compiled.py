@@ -1,7 +1,5 @@
 """What tilewright compiles while a program is recorded: in the run with its cost, and its CPU kernels in the trace."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The size limit of the disk cache: what goes, what stays, and what a limit may be."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the tests of pages share: a browser, and a recorded training step with every analysis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a chart of the page drew: marks of Vega's scene, where they are, and the chart's signals."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run with as many operators as asked for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a view looks like in a terminal."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console, RenderableType

@@ -1,7 +1,5 @@
 """A believable run, made without torch: one training step of attention and a feed-forward layer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import cast

@@ -1,7 +1,5 @@
 """The terminal's view of a timeline: what it says, and that nothing of a trace gets at the terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bench's table and plot, from rows written by hand."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page in a browser: no error, sorting, filtering, hovering, by mouse and by keyboard."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Merging keeps every slice in one block, every long slice whole, and every peak of a curve."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Flame graphs as SVG and for speedscope: well formed, complete, and deaf to hostile names."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import xml.etree.ElementTree as ET

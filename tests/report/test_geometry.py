@@ -1,7 +1,5 @@
 """A launch drawn: operands of one, two and more axes, masks, repeats and scattered accesses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tilewright.records.launch_record import Access, LaunchRecord, Operand, ProgramAccesses, Range

@@ -1,7 +1,5 @@
 """Launches by the time that they lose to their floors, with what says why: in the run, the terminal and the page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

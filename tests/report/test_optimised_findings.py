@@ -1,7 +1,5 @@
 """What is slow in an optimised case, in sentences whose figures are those of its launches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page holds what the run holds, is one file without a network, and is deaf to hostile text."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import fields, replace

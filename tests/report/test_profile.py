@@ -1,7 +1,5 @@
 """A profile in the terminal: what was sampled is said, and nothing of a trace moves the cursor."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

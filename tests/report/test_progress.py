@@ -1,7 +1,5 @@
 """Progress of what takes long, on a terminal alone."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

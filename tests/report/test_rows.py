@@ -1,7 +1,5 @@
 """The answer to a query as a table."""
 
-from __future__ import annotations
-
 from tests.report.printing import printed
 from tilewright.report.rows import show_rows
 

@@ -1,7 +1,5 @@
 """The terminal view says the figures of DESIGN's definitions, exactly, and shows text as text."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page's timeline says what the run says: every slice, flow, counter and argument, or how many it leaves out."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The analyses of a recorded training step as the page shows them: tables, the accounting as a track, queue depth."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from itertools import pairwise

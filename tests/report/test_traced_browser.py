@@ -1,7 +1,5 @@
 """The trace's part of the page in a browser: it finds, tells, zooms, and trusts no name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

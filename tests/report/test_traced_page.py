@@ -1,7 +1,5 @@
 """The page of a run that holds a trace: what is in it, how large it gets, and that it is deaf to hostile traces."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

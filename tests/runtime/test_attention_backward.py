@@ -1,7 +1,5 @@
 """The backward of fused attention on a CPU: as exact as that of attention written out, whatever its shape."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

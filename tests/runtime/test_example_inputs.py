@@ -1,7 +1,5 @@
 """Inputs made up to time a graph: a kernel that draws again finds its place in memory by the state that it is given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import fx

@@ -1,7 +1,5 @@
 """Compiled graphs by the executor in C++: the same results as by the Python twin, whatever the steps are."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any

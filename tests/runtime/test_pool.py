@@ -1,7 +1,5 @@
 """Pooled memory in autograd's hands."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

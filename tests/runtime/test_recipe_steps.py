@@ -3,8 +3,6 @@
 `imaginary::sums(x, y)` is x + y, or x + x without y, and x + x, of 12 numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

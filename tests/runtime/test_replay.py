@@ -1,7 +1,5 @@
 """When a compiled graph is recorded as a CUDA graph, when it stays with calls, and why: without a GPU."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """Kernels that write over an operand that dies with them: of products and convolutions, in any order of the axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

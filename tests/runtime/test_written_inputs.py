@@ -1,7 +1,5 @@
 """Inputs that a graph writes to: a recording must know where they lie."""
 
-from __future__ import annotations
-
 import torch
 from torch import fx
 

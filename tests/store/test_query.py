@@ -1,7 +1,5 @@
 """A query answers from the run and reaches nothing else; a damaged run gives a StoreError."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run holds exactly what was put in, comes into being whole or not at all, and is its owner's."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Small traces as PyTorch's profiler writes them, made by hand so that every answer is known."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import tempfile

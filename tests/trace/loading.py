@@ -1,7 +1,5 @@
 """What the tests of loading share: traces from lists of events, and a database with one in it."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterable, Mapping

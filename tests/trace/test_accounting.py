@@ -1,7 +1,5 @@
 """Every nanosecond of a step in one class, against answers by hand and a count of microseconds."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

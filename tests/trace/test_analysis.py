@@ -1,7 +1,5 @@
 """The analyses on files that mean no good: an answer or none, and no harm."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

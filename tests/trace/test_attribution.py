@@ -1,7 +1,5 @@
 """Which operator and which line each kernel is from: on traces by hand, and on recordings of an H200."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """When is a difference real? False alarms and misses counted, on noise by formula and on recorded step times."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

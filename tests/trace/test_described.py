@@ -1,7 +1,5 @@
 """Light steps, which hold no operators, and the step in every detail that describes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import duckdb

@@ -1,7 +1,5 @@
 """Runs compared: which operator explains that a step became slower, and the words for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

@@ -1,7 +1,5 @@
 """Each operator beside its floor, and what one would win."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.trace.kineto import AUTOGRAD, Trace, region, rows

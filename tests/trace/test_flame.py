@@ -1,7 +1,5 @@
 """Folded stacks against a truth that is written down while the trace is made, and against hand-drawn ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that are damaged, enormous or meant to harm: a clear error or a correct load, in bounded memory."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Every event of a trace is a row where it belongs, or a reject with its reason; the two readers agree."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

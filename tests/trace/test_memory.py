@@ -1,7 +1,5 @@
 """What held memory at its peak against an allocator that was simulated while the trace was made."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

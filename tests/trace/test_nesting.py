@@ -1,7 +1,5 @@
 """Parents, depths and overlaps against a stack that is walked slice by slice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

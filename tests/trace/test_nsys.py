@@ -1,7 +1,5 @@
 """An export of Nsight Systems, made here after its documented schema, comes in with Kineto's words."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

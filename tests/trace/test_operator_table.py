@@ -1,7 +1,5 @@
 """The operator table: equal to PyTorch's own, exact on a trace made by hand, and honest about what is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Its answers are recorded by `perfetto_answers.mjs`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

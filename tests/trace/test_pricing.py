@@ -1,7 +1,5 @@
 """Costs of recorded calls: against the costs of the captured nodes of the same calls, and closed formulas."""
 
-from __future__ import annotations
-
 import json
 import operator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Lines that a profile followed: operators of a real profile against their source, and headers made to mislead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

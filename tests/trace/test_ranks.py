@@ -5,8 +5,6 @@ The recorded traces are three steps of two ranks each, a small Transformer under
 operators were given is left out of the files.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

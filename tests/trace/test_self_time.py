@@ -1,7 +1,5 @@
 """Self times sum to the busy time of the threads, exactly, whatever overlaps."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.trace.kineto import Trace, rows

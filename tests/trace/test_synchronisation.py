@@ -1,7 +1,5 @@
 """Calls that made the host wait: found with their line, and with what they cost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

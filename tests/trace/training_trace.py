@@ -1,7 +1,5 @@
 """A made-up training run as Kineto writes one, which knows its own truth: folded stacks, and what memory held."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """A race of attention kernels is run once, kept on disk, and followed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

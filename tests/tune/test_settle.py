@@ -1,7 +1,5 @@
 """What is raced is kept, followed by every later compilation, and told in the decisions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

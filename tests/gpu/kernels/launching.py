@@ -1,7 +1,5 @@
 """What every kernel must bear on a GPU: a side stream, a CUDA graph, one graph for `torch.compile`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The activations on a GPU, beside `test_rows.py`: every number of 16 bits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Cross entropy on a GPU, beside `test_rows.py`: its options, numbers of rows, and labels that are no column."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """dropout_add on a GPU: eager's mask to the bit, the numbers contract, and how it is launched."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

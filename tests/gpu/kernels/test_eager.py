@@ -1,7 +1,5 @@
 """Operators called eagerly on a GPU: the executor gives the bits that they give by PyTorch's dispatcher."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Sequence

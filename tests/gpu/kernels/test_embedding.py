@@ -1,7 +1,5 @@
 """Sums of an embedding's gradient on a GPU: exact but for one rounding, and the same at every run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

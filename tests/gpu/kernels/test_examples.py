@@ -1,7 +1,5 @@
 """The kernels of `examples/` on a GPU: the numbers contract, and how they are launched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sums at indices that repeat on a GPU: float64's within fp32, compiled gradients, and an index outside."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The linear layer with GELU, or with dropout and residual, on a GPU: the contract, eager's mask, launches."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

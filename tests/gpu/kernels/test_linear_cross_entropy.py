@@ -1,7 +1,5 @@
 """Linear and cross entropy on a GPU: the contract, memory, launches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The norms on a GPU, beside `test_rows.py`: values that hurt, weights of any kind, rows of others, runs again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Operators of rows on a GPU: the numbers contract by every implementation, on rows of every length and layout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Sums at computed places on a GPU: float64's within the dtype, the same at every run, and an index outside."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

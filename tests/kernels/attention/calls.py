@@ -1,7 +1,5 @@
 """Calls of attention that hurt, and what each must give: the numbers contract against float64."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Prints, as JSON lines, what the assembler says of the Hopper attention kernels; run without the interpreter."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Attention without a GPU: what PyTorch's operators compute, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention on GPUs that are not there: what is chosen compiles for them, and what is not says why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Attention's kernels for Hopper without a GPU: what they refuse, what their tiles hold, and their machine code."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Attention's recipes without a GPU: Triton's kernels get their parameters; results lie as a graph is told."""
 
-from __future__ import annotations
-
 import operator
 import re
 import struct

@@ -1,7 +1,5 @@
 """Calls of attention within windows, and how far each result is from the numbers contract."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The Triton activations in Triton's interpreter, beside `rows.py`: their tails, special values and layouts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The attention kernels in Triton's interpreter: every option against float64, at sizes that cross blocks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """dropout_add's Triton kernels against the mask written out in Python, in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

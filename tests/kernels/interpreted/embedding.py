@@ -1,7 +1,5 @@
 """Sums of an embedding's gradient in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

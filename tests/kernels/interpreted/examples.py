@@ -3,8 +3,6 @@
 The product not in bf16: the interpreter multiplies its bits as if they were integers.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The kernels that add at computed places in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

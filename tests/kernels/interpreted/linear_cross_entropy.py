@@ -1,7 +1,5 @@
 """Linear and cross entropy with its Triton kernels, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The Triton kernels of operators of rows in Triton's interpreter: the numbers contract on matrices that hurt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

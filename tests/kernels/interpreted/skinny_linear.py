@@ -1,7 +1,5 @@
 """Products of few rows in Triton's interpreter, against float64 and PyTorch's operators."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

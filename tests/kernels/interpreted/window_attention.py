@@ -1,7 +1,5 @@
 """Attention within windows in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Each is a factory, so that what one keeps from call to call is its own. Those wi
 a GPU; where a cheat works differently there, both spellings are here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a race hands to its candidates is ready before their clocks run."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bench catches what looks fast and is not, and raises no alarm on honest implementations."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A user's own suite: sizes by name, and bytes and FLOPs as counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

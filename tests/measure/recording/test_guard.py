@@ -1,7 +1,5 @@
 """The guard: it interrupts after a time or a growth, knows what a program usually holds, and never within C."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Stamped ranges in a trace of Kineto's: at the right time on its clock, on their thread, whatever their names."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

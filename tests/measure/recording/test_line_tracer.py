@@ -1,7 +1,5 @@
 """The lines that were followed, against those that the source has."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

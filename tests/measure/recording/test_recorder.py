@@ -1,7 +1,5 @@
 """The recorder: which steps it keeps, what bounds it, and what it leaves behind in the process: nothing."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

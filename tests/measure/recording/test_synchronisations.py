@@ -1,7 +1,5 @@
 """Marks of synchronisations, with CUDA's warnings played by Python's: the lines are real, the waits are not."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import logging

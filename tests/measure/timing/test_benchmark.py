@@ -1,7 +1,5 @@
 """The timing logic on a fake clock; the real clocks only for what holds on any machine."""
 
-from __future__ import annotations
-
 import gc
 import json
 import statistics

@@ -1,7 +1,5 @@
 """The race that settles choices: what is wrong takes no part, draws are the same, the generator stays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

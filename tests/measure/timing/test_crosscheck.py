@@ -1,7 +1,5 @@
 """What the clocks are compared by: records between waits, their union, the note where they disagree."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The clocks are the ones that were there first, whoever came later."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """The numbers contract on figures worked out by hand; the float64 truth against formulas in float64."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoding against a static cache whose mask is a comparison, in Triton's interpreter, against float64 and eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

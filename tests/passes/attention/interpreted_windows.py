@@ -1,7 +1,5 @@
 """Windows' attention written out, compiled for a GPU, in Triton's interpreter: against float64 and eager."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

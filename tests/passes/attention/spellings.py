@@ -3,8 +3,6 @@
 `q`, `k` and `v` are [B, H, N, D]. The files beside this one say what must become of each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

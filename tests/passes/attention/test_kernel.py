@@ -1,7 +1,5 @@
 """Whose kernels an attention runs on: what is refused and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

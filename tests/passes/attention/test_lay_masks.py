@@ -1,7 +1,5 @@
 """A bias with the heads last is laid row by row by the kernel that makes it, once for all calls that read it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

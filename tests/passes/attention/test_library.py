@@ -1,7 +1,5 @@
 """A plan for a GPU that is not here names the attention that PyTorch takes there, not the CPU's."""
 
-from __future__ import annotations
-
 import pytest
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Attention, however it is spelled, against the same formula in float64 and against eager's own error."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

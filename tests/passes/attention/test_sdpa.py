@@ -1,7 +1,5 @@
 """Calls of `scaled_dot_product_attention` as for a GPU: their masks, and that none becomes products and a softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of attention's Hopper kernels alone, on a GPU."""
 
-from __future__ import annotations
-
 import math
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Attention on a GPU: the numbers contract over its options and lengths, and how it is launched."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """Few queries against a long cache on a GPU: the numbers contract, hidden keys, splits that are combined."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

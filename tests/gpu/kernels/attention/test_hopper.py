@@ -5,8 +5,6 @@ bits, of which Δ is a sum. Where an outlier of dO meets a weight near one, that
 attention written out has, in cuDNN's and FlashAttention-2's backward too; without outliers, truth is the whole's.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Attention's recipes on a GPU: the numbers contract, by the executor and by its Python twin, and CUDA graphs."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

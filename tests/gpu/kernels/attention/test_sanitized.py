@@ -4,8 +4,6 @@ The tool comes with CUDA, or as the package nvidia-cuda-sanitizer-api. Before 20
 copy has written, and the barrier that counts them, for a race (its release notes), and knows no warpgroups.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Attention within windows on a GPU: the numbers contract, and in a compiled program beside eager."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
