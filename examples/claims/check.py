@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from fnmatch import fnmatchcase
@@ -78,14 +79,18 @@ def check_claims(
     A claim that this device cannot check, or whose experiment refuses with a TilewrightError, has the verdict
     "not here" and the reason; any other exception makes it "failed".
     """
-    import torch
-
     from tilewright.hardware.ceilings import device_name
     from tilewright.hardware.detect import detect
 
     name = device_name(detect(), device)
-    lab = Lab(device, tell)
-    for document, claim in selected(only):
+    with tempfile.TemporaryDirectory(prefix="tilewright-claims-") as runs:
+        yield from _rows(selected(only), Lab(device, Path(runs), tell), name)
+
+
+def _rows(claims: Iterable[tuple[Document, Claim]], lab: Lab, device: str) -> Iterator[Row]:
+    import torch
+
+    for document, claim in claims:
         lab.used.clear()
         found = _finding(claim, lab)
         yield Row(
@@ -98,7 +103,7 @@ def check_claims(
             found.verdict,
             claim.why,
             tuple(lab.used),
-            name,
+            device,
             torch.get_num_threads(),
             str(torch.__version__),
             str(date.today()),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tilewright.bench.peers import EXAMPLES
+from tilewright.store.run_paths import runs_in
 
 from .claim import Finding, elsewhere, microseconds, percent
 
@@ -95,10 +96,14 @@ class Profile:
 
 
 class Lab:
-    """The experiments on one device. Each runs once; `used` lists the commands since it was last cleared."""
+    """The experiments on one device, whose runs are in the folder `runs`, not among the user's.
 
-    def __init__(self, device: str, tell: Callable[[str], None] = lambda _: None) -> None:
+    Each runs once; `used` lists the commands since it was last cleared.
+    """
+
+    def __init__(self, device: str, runs: Path, tell: Callable[[str], None] = lambda _: None) -> None:
         self.device, self.on_gpu = device, device != "cpu"
+        self.runs = runs
         self.used: list[str] = []
         self.tell = tell
         self._results: dict[str, object] = {}
@@ -110,7 +115,8 @@ class Lab:
         if command not in self._results:
             self.tell(command)
             try:
-                self._results[command] = make()
+                with runs_in(self.runs):
+                    self._results[command] = make()
             except Exception as error:
                 self._results[command] = error
         result = self._results[command]

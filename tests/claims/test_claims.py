@@ -10,6 +10,7 @@ from examples.claims.lab import Lab
 from tilewright.hardware import profiles
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.errors import UsageError
+from tilewright.store import runs_dir
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +56,15 @@ def test_an_experiment_runs_once_and_each_claim_names_it() -> None:
     assert {row.by for row in rows} == {("tilewright explain examples/naive_softmax.py:small",)}
 
 
-def test_a_failed_experiment_is_not_repeated() -> None:
-    lab, calls = Lab("cpu"), []
+def test_runs_of_experiments_are_not_among_the_users(tmp_path) -> None:
+    lab = Lab("cpu", tmp_path)
+    profile = lab.profile("naive_softmax.py:small", 1)
+    assert profile.run.parent == tmp_path and profile.value("SELECT count(*) FROM slice") > 0
+    assert profile.run not in (runs_dir().iterdir() if runs_dir().exists() else ())
+
+
+def test_a_failed_experiment_is_not_repeated(tmp_path) -> None:
+    lab, calls = Lab("cpu", tmp_path), []
 
     def fail() -> None:
         calls.append(1)

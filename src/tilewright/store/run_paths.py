@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,10 +14,22 @@ from tilewright.records.home import home
 
 _RUN_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-.*\.duckdb")
 
+_instead: ContextVar[Path | None] = ContextVar("runs_dir", default=None)
+
 
 def runs_dir() -> Path:
     """`$TILEWRIGHT_HOME/runs`, or `~/.local/share/tilewright/runs`; it may not exist yet."""
-    return home() / "runs"
+    return _instead.get() or home() / "runs"
+
+
+@contextmanager
+def runs_in(folder: Path) -> Iterator[None]:
+    """Runs of this block are in `folder`: none of them becomes the user's latest run."""
+    token = _instead.set(folder)
+    try:
+        yield
+    finally:
+        _instead.reset(token)
 
 
 def new_run_path(case: str) -> Path:
