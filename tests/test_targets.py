@@ -48,6 +48,9 @@ def factory(n=5):
 def annotated(n: int = 5) -> "Case":
     return factory(n)
 
+def made_net():
+    return Net(4)
+
 def broken():
     return [].pop()
 
@@ -140,6 +143,16 @@ def test_a_module_instance_is_copied(model: str) -> None:
     nn.init.zeros_(first.linear.weight)
     assert second.linear.weight.any()
     assert torch.equal(second.linear.weight, case.build().linear.weight)
+
+
+def test_a_function_that_makes_a_module(model: str) -> None:
+    case = load_case(f"{model}:made_net", "fp32[B=2,D=4]")
+    first, second = case.build(), case.build()
+    assert isinstance(first, nn.Module) and case.training
+    assert torch.equal(first.linear.weight, second.linear.weight)
+    assert first.linear.weight is not second.linear.weight
+    with pytest.raises(UsageError, match=r"it needs --inputs .* for made_net\(x\)"):
+        load_case(f"{model}:made_net")
 
 
 def test_a_builtin_that_has_no_signature() -> None:

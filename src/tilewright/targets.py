@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import InputError, TargetError, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _MISSING = object()
 _SHOWN_NAMES = 8
@@ -31,9 +34,9 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
 
     `target` is `path/file.py:name` or `package.module:name`; `name` is a `Case`, a function that
     returns a `Case` when called without arguments, or, with `inputs` such as
-    `"bf16[B=16,S=1024,D=768], i64[S=1024]"`, an `nn.Module` (class or instance) or a function of
-    tensors. `training` says whether the backward pass belongs to the case. By default a `Case` keeps its
-    own setting, and a module, or a function with a floating-point input, trains.
+    `"bf16[B=16,S=1024,D=768], i64[S=1024]"`, an `nn.Module` (class, instance, or a function without
+    arguments that makes one) or a function of tensors. `training` says whether the backward pass belongs to the
+    case. By default a `Case` keeps its own setting, and a module, or a function with a floating-point input, trains.
 
     The user's file is executed, as `import` would do, with its folder on `sys.path`.
 
@@ -149,8 +152,7 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
     if isinstance(found, Case):
         return _without_inputs(found, target, inputs)
     if isinstance(found, nn.Module):
-        # Each build is a copy, so that a run cannot change the parameters and buffers of the next.
-        return _with_inputs(lambda: copy.deepcopy(found), found.forward, name, target, inputs, trains=True)
+        return _case_of_module(found, name, target, inputs)
     if isinstance(found, type):
         if not issubclass(found, nn.Module):
             raise TargetError(_wrong_kind(found, target))
@@ -167,7 +169,14 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
         made = _call_factory(found, target)
         if isinstance(made, Case):
             return _without_inputs(made, target, inputs)
+        if isinstance(made, nn.Module):
+            return _case_of_module(made, name, target, inputs)
     return _with_inputs(lambda: found, found, name, target, inputs, trains=False)
+
+
+def _case_of_module(module: nn.Module, name: str, target: str, inputs: str | None) -> Case:
+    # Each build is a copy, so that a run cannot change the parameters and buffers of the next.
+    return _with_inputs(lambda: copy.deepcopy(module), module.forward, name, target, inputs, trains=True)
 
 
 def _without_inputs(case: Case, target: str, inputs: str | None) -> Case:
@@ -199,9 +208,14 @@ def _with_inputs(
 
 
 def _is_factory(found: Callable[..., object], inputs: str | None) -> bool:
-    """Whether to call `found` for its case: annotated to return one, or not annotated and without `inputs`."""
+    """Whether to call `found` for its case or module.
+
+    It is annotated to return a case, or does not take the `inputs`, or there are none and no annotation.
+    """
     if not _accepts(found, ()):
         return False
+    if inputs is not None and not _accepts(found, InputSpec.parse_many(inputs)):
+        return True
     try:
         returns = inspect.signature(found).return_annotation
     except ValueError:

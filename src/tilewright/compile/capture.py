@@ -19,6 +19,7 @@ from tilewright.graph.call_cycles import Folded, folded
 from tilewright.graph.capture import Boxed, Compiler, Rewriter, through_aot
 from tilewright.graph.capture_errors import capture_error
 from tilewright.graph.function_calls import function_calls
+from tilewright.graph.messages import messages_ignored
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
 from tilewright.hardware.target import Target
@@ -71,7 +72,7 @@ def capture(
 
     torch._dynamo.reset()
     try:
-        with torch.set_grad_enabled(case.training), _without_log(), traced_for_gpu(stands_for_gpu):
+        with torch.set_grad_enabled(case.training), _without_log(), messages_ignored(), traced_for_gpu(stands_for_gpu):
             if instead is None:
                 function, inputs = built(case, device)
                 torch.compile(_called(function), backend=observe, fullgraph=True, dynamic=False)(*inputs)
