@@ -95,6 +95,9 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
         found = _registers(vectors_of(call.columns, size, alignment))
     elif alignment != "ALIGNED":
         return "rows are not whole vectors of 16 bytes"
+    elif size == 2 and _registers(call.columns * size // VECTOR) is None:
+        # The multiply-add of 16 bits needs `rstd_of` of `registers.cu`.
+        found = None
     else:
         found = _short(call, limits) if call.columns * size <= SHORT_ROW else _tma(call, limits)
     if found is None:
