@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -61,9 +62,10 @@ def test_after_a_time_and_once(process: Process) -> None:
     guard.watch(seconds=10)
     process.is_at(9.9)
     assert not calls
-    process.is_at(10.1)
-    process.is_at(30)
-    guard.close()
+    process.now = 10.1
+    until(lambda: bool(calls))
+    process.now = 30
+    guard.rest()
     assert calls == [10.1]
 
 
@@ -75,7 +77,7 @@ def test_what_it_calls_may_end_the_program() -> None:
     guard.watch(seconds=0.05)
     with pytest.raises(Ended):
         until(lambda: False)
-    guard.close()
+    guard.rest()
 
 
 def test_growth_beyond_what_is_usual(process: Process) -> None:
@@ -88,10 +90,28 @@ def test_growth_beyond_what_is_usual(process: Process) -> None:
     process.holds(200 * MIB)
     process.holds(*[300 * MIB] * (guard_module._POLLS_KEPT - 1), 200 * MIB)
     assert not calls
-    process.holds(300 * MIB)
-    process.holds(400 * MIB)
-    guard.close()
+    process.nbytes = [300 * MIB]
+    until(lambda: bool(calls))
+    guard.rest()
     assert calls == [300 * MIB]
+
+
+def test_at_rest_it_has_no_thread(process: Process) -> None:
+    """PyTorch's profiler crashes if another thread runs Python while it starts or stops with stacks."""
+
+    def threads() -> int:
+        return sum(thread.name == "tilewright-guard" for thread in threading.enumerate())
+
+    guard = RecordingGuard(lambda: None)
+    guard.learn()
+    assert threads() == 1
+    guard.rest()
+    assert threads() == 0
+    guard.watch(seconds=10)
+    assert threads() == 1
+    process.now = 11
+    until(lambda: threads() == 0)
+    guard.rest()
 
 
 def test_what_malloc_gave_is_held() -> None:
@@ -116,7 +136,7 @@ for _ in range(10):
     while not stopped:
         for word in words:
             word.isdigit()
-    guard.close()
+    guard.rest()
 print("alive")
 """
 

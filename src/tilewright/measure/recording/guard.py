@@ -20,7 +20,9 @@ class RecordingGuard:
     keeps its events there. Not counted: memory that is freed within a tenth of a second, and the level seen during
     `learn`. Other memory that the program keeps counts, since it cannot be told apart from the profiler's.
     A thread polls the limits and schedules a pending call on the main thread. A signal handler would deadlock:
-    it can run inside the profiler's C++ functions, and stopping the profiler from there never returns.
+    it can run inside the profiler's C++ functions, and stopping the profiler from there never returns. The thread
+    lives only while there is something to watch: when PyTorch's profiler starts and stops with stacks, it borrows the
+    state of each Python thread in turn, and a thread that runs meanwhile crashes the process.
     `works` is False, and the guard does nothing, if the recording does not begin on the main thread or the C library
     has no `mallinfo2` (glibc 2.33).
     """
@@ -36,7 +38,6 @@ class RecordingGuard:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
-        self._raised: type[BaseException] | None = None
         # Python keeps no reference to a pending call.
         self._pending = _PENDING_CALL(self._call)
 
@@ -55,44 +56,42 @@ class RecordingGuard:
         self._start()
 
     def rest(self) -> None:
-        """Watch nothing until the next `watch`."""
+        """Watch nothing until the next `watch`; no thread of the guard runs after this."""
         self._learning = False
         self._deadline = self._bytes = float("inf")
-
-    def close(self) -> None:
-        """End the thread."""
-        self.rest()
-        self._ended.set()
         if self._thread is not None:
+            self._ended.set()
             self._thread.join()
             self._thread = None
 
     def _start(self) -> None:
         if self.works and self._thread is None:
+            self._ended.clear()
             self._thread = threading.Thread(target=self._poll, name="tilewright-guard", daemon=True)
             self._thread.start()
 
     def _poll(self) -> None:
         while not self._ended.wait(_POLL_SECONDS):
-            if self._raised is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._main), ctypes.py_object(self._raised))
-                self._raised = None
             if self._learning or self._bytes < float("inf"):
                 self._held.append(held_bytes())
             kept = min(self._held) if len(self._held) == _POLLS_KEPT else 0
             if self._learning:
                 self._usual = max(self._usual, kept)
             elif kept > self._bytes or time.monotonic() > self._deadline:
-                self.rest()
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
+                return
 
     def _call(self, _: object) -> int:
+        self.rest()
         try:
             self._on_limit()
         except BaseException as error:
-            # A pending call cannot raise; the polling thread raises this in the main thread.
-            self._raised = type(error)
+            # A pending call cannot raise; a thread raises this in the main thread after the call.
+            threading.Timer(_POLL_SECONDS, self._raise, (type(error),)).start()
         return 0
+
+    def _raise(self, kind: type[BaseException]) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._main), ctypes.py_object(kind))
 
 
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)

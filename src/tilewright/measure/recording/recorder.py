@@ -169,7 +169,7 @@ class Recorder:
         with self._guard_paused():
             if not self.done:
                 self._finish()
-        self._guard.close()
+        self._guard.rest()
         self._within_windows.__exit__()
         self.ranges.__exit__()
         self._hooks.close()
