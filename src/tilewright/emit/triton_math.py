@@ -74,21 +74,24 @@ def sigmoid(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def exp_approximate(x: tl.tensor) -> tl.tensor:
-    """To 18 bits; subnormal results are zero."""
-    return tl.exp2(x * LOG2_E)
+    """To 18 bits, subnormal results too (see `exp`): an infinite gradient times one of them is infinite."""
+    t = x * LOG2_E
+    small = t < -126.0
+    power = tl.exp2(tl.where(small, t + 24.0, t))
+    return tl.where(small, power * 5.9604644775390625e-08, power)
 
 
 @triton.jit
 def sigmoid_approximate(x: tl.tensor) -> tl.tensor:
     """To 18 bits."""
-    return 1.0 / (1.0 + exp_approximate(neg(x)))
+    return 1.0 / (1.0 + tl.exp2(x * -LOG2_E))
 
 
 @triton.jit
 def expm1_approximate(x: tl.tensor) -> tl.tensor:
     """To 16 bits: near 0, where exp(x) - 1 cancels, by the first terms of its series."""
     near = x * polynomial(x, EXPM1, 4)
-    return tl.where(tl.abs(x) < 0.3, near, exp_approximate(x) - 1.0)
+    return tl.where(tl.abs(x) < 0.3, near, tl.exp2(x * LOG2_E) - 1.0)
 
 
 @triton.jit
