@@ -53,6 +53,11 @@ FOUND = {
         ),
         ("v0", "v1"),
     ),
+    "flattened rows beside their reverse, less the mean of each row": Graph(
+        (Input((7, 5), F32, "contiguous"),),
+        ("x0 - x0.mean(-1, keepdim=True)", "v0.flatten()", "v1 + torch.flip(v1, [0])", "v1 * v1.roll(10, 0)"),
+        ("v2", "v3"),
+    ),
     "the largest of a single value": Graph((Input((), F32, "contiguous"),), ("x0 * 2", "v0.max(0)[0]"), ("v1",)),
 }
 

@@ -138,6 +138,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
         [given(4, 6)],
         "a part of a dimension that memory does not walk through with one stride",
     ),
+    "part of flattened rows beside a sum of each": (
+        lambda x: (lambda y: y + y.flip(0))((x - x.sum(-1, keepdim=True)).reshape(24)),
+        [given(4, 6)],
+        "a part of a dimension, of which a reduction covers some axes",
+    ),
     "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
     "part of a softmax": (
         lambda x: torch.softmax(x, -1)[:, 1:] * 2,

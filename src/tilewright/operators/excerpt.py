@@ -32,8 +32,8 @@ def positions(trace: Trace, extent: int, dim: int, rank: int) -> Value:
 def excerpt(value: Value, dim: int, extent: int, start: int, step: int = 1, inside: Value | None = None) -> Value:
     """[…, n, …] → […, extent, …]: element i along `dim` is element `start + i · step` of `value`.
 
-    `inside`: bool, over the new dimension alone. Raises `Unfusable` for a random draw, and for a dimension that the
-    memory behind it does not walk through with one stride.
+    `inside`: bool, over the new dimension alone. Raises `Unfusable` for a random draw, for a dimension that the memory
+    behind it does not walk through with one stride, and for one of which a reduction behind it covers only some axes.
     """
     at = dim % len(value.dims)
     new = inside.dims[at] if inside is not None else group(extent)
@@ -121,6 +121,8 @@ class _Excerpt:
     def _again(self, op: Op, args: tuple[int, ...]) -> int:
         if op.name == "draw":
             raise Unfusable("a part of a random draw")
+        if op.name == "reduce" and _reduced(op) & set(self.old):
+            raise Unfusable("a part of a dimension, of which a reduction covers some axes")
         if op.name == "index":
             return self._index(op)
         if op.name == "load":
@@ -203,19 +205,22 @@ def _behind(trace: Trace, wanted: int) -> set[int]:
 
 
 def _varying(trace: Trace, axes: frozenset[Axis]) -> set[int]:
-    """The operations whose value varies with these axes; a reduction over them does not."""
-    found: set[int] = set()
-    for position, op in enumerate(trace.ops):
+    """The operations whose value varies with any of these axes, as a reduction over only some of them does."""
+    along: list[frozenset[Axis]] = []
+    for op in trace.ops:
+        own = frozenset[Axis]()
         if op.name == "load":
             strides = strides_of(op.detail.dims, op.detail.strides)
-            own = {axis for axis, stride in strides.items() if stride}
+            own = frozenset(axis for axis, stride in strides.items() if stride)
         elif op.name == "index":
-            own = set(leaves(op.detail))
+            own = frozenset(leaves(op.detail))
         elif op.name == "draw":
-            own = set(leaves(op.detail.axes))
-        else:
-            own = set()
-        reduced = op.name == "reduce" and axes & set(leaves(op.detail[1]))
-        if not reduced and (own & axes or any(a in found for a in op.args)):
-            found.add(position)
-    return found
+            own = frozenset(leaves(op.detail.axes))
+        found = (own & axes).union(*(along[a] for a in op.args))
+        along.append(found - _reduced(op) if op.name == "reduce" else found)
+    return {position for position, found in enumerate(along) if found}
+
+
+def _reduced(op: Op) -> frozenset[Axis]:
+    """The axes that a reduction runs over."""
+    return frozenset(leaves(op.detail[1]))
