@@ -8,6 +8,7 @@ from tests.contract import launched
 from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, image, library_pools
 from tests.passes.test_channels_last import Classifier, trains_as_eager
 from tests.passes.test_group_norm import Block
+from tests.passes.test_one_row_convolutions import Gated, Volume, takes_the_layout
 from tilewright.backend import recording
 
 pytestmark = pytest.mark.gpu
@@ -29,6 +30,19 @@ def test_training_keeps_the_contract(name: str, layout: torch.memory_format) -> 
     record = trains_as_eager(model, x)
     assert record.fallbacks == []
     assert not [call for call in launched(record) if "pool" in call or "norm" in call or "index_put" in call]
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "instance"])
+@pytest.mark.parametrize("places", [1, 3])
+def test_sequences_and_volumes_take_the_layout(places: int, norm: str) -> None:
+    of_sequences = {"batch": nn.BatchNorm1d(32), "group": nn.GroupNorm(4, 32), "instance": nn.InstanceNorm1d(32)}
+    of_volumes = {"batch": nn.BatchNorm3d(32), "group": nn.GroupNorm(4, 32), "instance": nn.InstanceNorm3d(32)}
+    model = Gated(of_sequences[norm]) if places == 1 else Volume(of_volumes[norm])
+    shape = (3, 32, 38) if places == 1 else (2, 32, 6, 8, 4)
+    x = (torch.randn(shape, device=GPU) + 1).bfloat16()
+    record = trains_as_eager(model.to(GPU, torch.bfloat16), x)
+    assert record.fallbacks == []
+    takes_the_layout(record)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -123,8 +123,8 @@ LEFT: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], str]] = {
         lambda x: CONVOLUTION(x).permute(0, 2, 3, 1),
         *((1, 16, 8, 8), "a result is neither contiguous nor channels-last"),
     ),
-    "statistics of samples": (
-        nn.Sequential(nn.Conv2d(32, 32, 3), nn.InstanceNorm2d(32)).bfloat16(),
+    "kept statistics of samples": (
+        nn.Sequential(nn.Conv2d(32, 32, 3), nn.InstanceNorm2d(32, track_running_stats=True)).bfloat16(),
         *((2, 32, 8, 8), "reduces over places"),
     ),
     "a view of a part": (

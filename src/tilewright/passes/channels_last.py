@@ -8,6 +8,8 @@ cuDNN's fast kernels take channels-last operands, and convert others before and 
 ResNet's inference on an H200, 18 % of its training). Pointwise operators, batch norms (`split_norms`) and pooling keep
 the layout of their operand, so that one copy at the first convolution serves the whole graph: `contiguous` of a tensor
 that has the layout already is no copy. Results, views and gradients of weights keep the strides that eager gives them.
+So do convolutions of volumes, transposed ones, and those of sequences, which are images of one row by then
+(`one_row_convolutions`).
 
 oneDNN converts the operands of dense convolutions in any case, and of depthwise ones where they are not channels-last.
 Two images of 64 × 64 pixels through seven bottlenecks, a CPU's thread: with depthwise convolutions inference 4.7 → 3.4
@@ -19,11 +21,12 @@ brought back to it, and gradients that leave at an operand of the graph lie as t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from tilewright.graph.calls import closure
 from tilewright.graph.source import source_line
@@ -31,6 +34,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import argument, example, mutates, spelled, static
 from tilewright.passes.group_norm import group_norm
+from tilewright.passes.memory_formats import FORMATS, laid_channels_last, lies_channels_last
 from tilewright.records.program import Decision, Verdict
 
 WIDE = (torch.float32,)
@@ -38,8 +42,11 @@ MIN_CHANNELS = 16
 """Input channels of a group, from which a convolution runs on matrix units without padding."""
 DEPTHWISE = 8
 """On a CPU one in so many convolutions must be depthwise."""
-STATISTICS = ("instance_norm",)
-"""Norms that view each sample's channels as if they were a batch's, which no channels-last tensor allows."""
+ON_CPU = ("conv2d",)
+TRANSPOSED = ("conv_transpose2d", "conv_transpose3d")
+CONVOLUTIONS = ("conv2d", "conv3d", *TRANSPOSED)
+POOLS = {f"adaptive_avg_pool{places}d": places for places in (1, 2, 3)}
+"""Along how many dimensions they average."""
 VIEWS = ("view", "as_strided")
 """Calls that fail on, or read differently, a tensor with other strides."""
 MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
@@ -49,18 +56,19 @@ MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
     """Rewrite `module`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
     dtypes = NARROW if target.is_gpu else WIDE
-    convolutions = [node for node in module.graph.nodes if spelled(node) == "conv2d" and _is_of(node, dtypes)]
+    names = CONVOLUTIONS if target.is_gpu else ON_CPU
+    convolutions = [node for node in module.graph.nodes if spelled(node) in names and _is_of(node, dtypes)]
     if not convolutions:
         return []
     reason = _refusal(module.graph, convolutions, target)
     if reason is None:
-        changed = _changed(convolutions)
+        changed, images = _changed(convolutions), _images(convolutions)
         for node in convolutions:
             _convert(node, changed)
-        _restore(module.graph, changed)
-        _bring_gradients_back(_images(convolutions))
+        _restore(module.graph, changed, images)
+        _bring_gradients_back(images)
         for node in changed:
-            _keep_the_layout(node, dtypes)
+            _keep_the_layout(node, (node in images or _rank(node) == 4) and _is_of(node, dtypes))
         module.recompile()
     first = convolutions[0]
     verdict: Verdict = "refused" if reason else "taken"
@@ -72,20 +80,20 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
 def _is_of(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether a convolution computes in one of these: under autocast its operands are wider."""
     result = example(node)
-    return result is not None and result.dim() == 4 and result.dtype in dtypes
+    return result is not None and result.dim() >= 3 and result.dtype in dtypes
 
 
 def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
     """Why the layout of `graph` stays; None where it changes."""
     if target.is_gpu:
         work = {node: _multiplications(node) for node in convolutions}
-        suited = sum(work[node] for node in convolutions if _weight(node).shape[1] >= MIN_CHANNELS)
+        suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)
         if 2 * suited < sum(work.values()):
             return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
     elif DEPTHWISE * sum(map(_is_depthwise, convolutions)) < len(convolutions):
         return f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the operands of the others"
     changed = _changed(convolutions)
-    if (norm := next((node for node in changed if spelled(node) in STATISTICS), None)) is not None:
+    if (norm := next((node for node in changed if _views_samples(node, target)), None)) is not None:
         return f"{norm.name} reduces over places, which do not lie side by side then"
     for node in graph.nodes:
         if spelled(node) in VIEWS and node.args[0] in changed and not (_is_known(node.args[0]) or _is_copy(node)):
@@ -94,6 +102,20 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
     if any(_layout(node) is None for node in results):
         return "a result is neither contiguous nor channels-last"
     return None
+
+
+def _views_samples(node: fx.Node, target: Target) -> bool:
+    """Whether an instance norm stays one, which views each sample's channels as if they were a batch's."""
+    if spelled(node) != "instance_norm":
+        return False
+    return not (target.is_gpu and _is_of(node, NARROW) and _is_of_each_sample(node))
+
+
+def _is_of_each_sample(node: fx.Node) -> bool:
+    """Whether an instance norm takes the moments of each sample, and keeps none."""
+    kept = (argument(node, place, name) for place, name in ((1, "running_mean"), (2, "running_var")))
+    is_pytorchs = node.target is torch.nn.functional.instance_norm
+    return is_pytorchs and all(moment is None for moment in kept) and argument(node, 5, "use_input_stats", True) is True
 
 
 def _is_copy(node: fx.Node) -> bool:
@@ -126,15 +148,23 @@ def _is_depthwise(node: fx.Node) -> bool:
     return source is not None and source.shape[1] > 1 and _weight(node).shape[1] == 1
 
 
-def _weight(node: fx.Node) -> torch.Tensor:
+def _weight(node: fx.Node) -> Tensor:
     value = example(argument(node, 1, "weight"))
     assert value is not None
     return value
 
 
+def _channels(node: fx.Node) -> int:
+    """How many input channels a group has."""
+    if spelled(node) not in TRANSPOSED:
+        return int(_weight(node).shape[1])
+    return int(_weight(node).shape[0]) // int(argument(node, 6, "groups", 1))
+
+
 def _multiplications(node: fx.Node) -> int:
-    result = example(node)
-    sizes = (*_weight(node).shape[1:], *(() if result is None else result.shape))
+    """Each element of the result, of a transposed convolution each of the input, meets a weight of one channel."""
+    places = example(argument(node, 0, "input") if spelled(node) in TRANSPOSED else node)
+    sizes = (*_weight(node).shape[1:], *(() if places is None else places.shape))
     return prod(int(size) if isinstance(size, int) else 1 for size in sizes)
 
 
@@ -148,12 +178,12 @@ def _layout(node: Any) -> torch.memory_format | None:
 
 def _is_channels_last(node: Any) -> bool:
     value = example(node)
-    return value is not None and value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    return value is not None and value.dim() in FORMATS and lies_channels_last(value)
 
 
 def _is_trained(node: fx.Node) -> bool:
     value = example(node)
-    return value is not None and value.dim() == 4 and value.is_floating_point() and value.requires_grad
+    return value is not None and value.dim() >= 3 and value.is_floating_point() and value.requires_grad
 
 
 def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
@@ -162,8 +192,15 @@ def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
 
 
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
-    """Transitive readers of `convolutions` with four dimensions, the second of which is the channels."""
-    return closure(convolutions, lambda node: (u for u in node.users if _rank(u) == 4 and spelled(u) not in MOVES))
+    """Transitive readers of `convolutions` of as many dimensions, the second of which is the channels; those of images
+    of one row of one fewer."""
+    rows = [user for node in convolutions for user in node.users if spelled(user) == "squeeze" and _rank(user) == 3]
+
+    def readers(node: fx.Node) -> Iterator[fx.Node]:
+        others = MOVES if _rank(node) > 3 else (*MOVES, *VIEWS)
+        return (user for user in node.users if _rank(user) == _rank(node) and spelled(user) not in others)
+
+    return closure([*convolutions, *rows], readers)
 
 
 def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
@@ -178,7 +215,7 @@ def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
             node.update_kwarg(name, converted)
 
 
-def _restore(graph: fx.Graph, changed: set[fx.Node]) -> None:
+def _restore(graph: fx.Graph, changed: set[fx.Node], images: set[fx.Node]) -> None:
     """Give results of the graph and operands of views eager's strides; copies by `reshape` are contiguous."""
     for node in list(graph.nodes):
         if node.op == "output" or spelled(node) in VIEWS:
@@ -188,26 +225,31 @@ def _restore(graph: fx.Graph, changed: set[fx.Node]) -> None:
                 if layout is None and order is not None:
                     copied = _ordered(node, operand, order)
                 else:
-                    copied = _with_layout(node, operand, layout or torch.contiguous_format, torch.channels_last)
+                    back = torch.channels_last if operand in images or _rank(operand) == 4 else None
+                    copied = _with_layout(node, operand, layout or torch.contiguous_format, back)
                 node.replace_input_with(operand, copied)
 
 
 def _bring_gradients_back(images: set[fx.Node]) -> None:
     """In front of what reads an image and gives something of other places, but for convolutions."""
     for node in images:
-        for user in [user for user in node.users if spelled(user) != "conv2d" and example(user) is not None]:
+        for user in [user for user in node.users if spelled(user) not in CONVOLUTIONS and example(user) is not None]:
             if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shows(user, node):
                 user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
-def _keep_the_layout(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> None:
+def _keep_the_layout(node: fx.Node, is_narrow_image: bool) -> None:
     """Replace what copies a channels-last tensor, or changes the strides of its result in place."""
-    if spelled(node) == "adaptive_avg_pool2d" and _places(node) == (1, 1):
-        node.target, node.args, node.kwargs = torch.mean, (node.args[0], (-2, -1), True), {}
-    elif spelled(node) == "group_norm" and _rank(node) == 4 and _is_of(node, dtypes):
+    name, result = spelled(node) or "", example(node)
+    if result is not None and (places := POOLS.get(name)) and set(result.shape[-places:]) == {1}:
+        node.target, node.args, node.kwargs = torch.mean, (node.args[0], tuple(range(-places, 0)), True), {}
+    elif is_narrow_image and name == "group_norm":
         names = (("input", None), ("num_groups", None), ("weight", None), ("bias", None), ("eps", 1e-5))
         given = (argument(node, place, name, default) for place, (name, default) in enumerate(names))
         node.target, node.args, node.kwargs = group_norm, tuple(given), {}
+    elif is_narrow_image and name == "instance_norm" and result is not None:
+        weight, bias, eps = argument(node, 3, "weight"), argument(node, 4, "bias"), argument(node, 7, "eps", 1e-5)
+        node.target, node.args, node.kwargs = group_norm, (node.args[0], result.shape[1], weight, bias, eps), {}
 
 
 def _places(node: fx.Node) -> torch.Size | None:
@@ -222,22 +264,29 @@ def _shows(node: fx.Node, operand: fx.Node) -> bool:
     return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)
 
 
+def _laid(x: Tensor, layout: torch.memory_format) -> Tensor:
+    """A copy in this layout, which may be channels-last for any number of dimensions."""
+    return laid_channels_last(x) if layout is torch.channels_last else x.clone(memory_format=layout)
+
+
 class _Relayout(torch.autograd.Function):
     """A copy in one layout, whose gradient is handed on in another."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:
         ctx.back = back
         # `drop_copies` removes one that changes nothing.
-        return x.clone(memory_format=layout)
+        return _laid(x, layout)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return gradients[0].contiguous(memory_format=ctx.back), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        g = gradients[0]
+        lies_so = lies_channels_last(g) if ctx.back is torch.channels_last else g.is_contiguous()
+        return g if lies_so else _laid(g, ctx.back), None, None
 
 
-def relayout(x: torch.Tensor, layout: torch.memory_format, back: torch.memory_format) -> torch.Tensor:
-    result: torch.Tensor = _Relayout.apply(x, layout, back)  # type: ignore[no-untyped-call]
+def relayout(x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:
+    result: Tensor = _Relayout.apply(x, layout, back)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -267,12 +316,16 @@ def _with_layout(
     """`operand` in `layout`, its gradient in `back`; None for any."""
     with before.graph.inserting_before(before):
         if back is None or not _is_trained(operand):
-            made = before.graph.call_method("contiguous", (operand,), {"memory_format": layout})
+            made = before.graph.call_method("contiguous", (operand,), {"memory_format": _format(operand, layout)})
         else:
             made = before.graph.call_function(relayout, (operand, layout, back))
     made.meta = {key: value for key, value in operand.meta.items() if key != "example_value"}
     value = example(operand)
     if value is not None:
         with torch.no_grad():
-            made.meta["example_value"] = value.contiguous(memory_format=layout)
+            made.meta["example_value"] = _laid(value, layout)
     return made
+
+
+def _format(operand: fx.Node, layout: torch.memory_format) -> torch.memory_format:
+    return FORMATS[_rank(operand)] if layout is torch.channels_last else layout

@@ -22,18 +22,19 @@ from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
+from tilewright.passes.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.simplify import drop_unread
 
 Norm = tuple[Tensor, Tensor, Tensor]
 
 
 def _forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Norm:
-    """[N, C, H, W] of 16 bits, weight and bias [C] → y in its layout, mean and rstd [N, groups] in fp32."""
+    """[N, C, …] of 16 bits, weight and bias [C] → y in its layout, mean and rstd [N, groups] in fp32."""
     parts = _by_groups(x, groups)
     count = parts[0, 0].numel()
     wide = parts.double()
-    mean = wide.sum((3, 4)).sum(2) / count
-    squares = (wide * wide).sum((3, 4)).sum(2) / count
+    mean = _over_places(wide).sum(2) / count
+    squares = _over_places(wide * wide).sum(2) / count
     rstd = ((squares - mean * mean).clamp_min(0) + eps).rsqrt().float()
     mean = mean.float()
     return normalised(x, weight, bias, mean, rstd), mean, rstd
@@ -42,47 +43,54 @@ def _forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
     """What the norm gives, from its moments [N, groups]."""
     groups = mean.shape[1]
-    y = (_by_groups(x, groups) - _for_parts(mean)) * _scale(rstd, weight)
+    parts = _by_groups(x, groups)
+    y = (parts - _for_parts(mean, parts)) * _scale(rstd, weight, parts)
     if bias is not None:
-        y = y + bias.view(groups, -1, 1, 1)
+        y = y + bias.view(groups, -1, *[1] * (x.dim() - 2))
     return y.to(x.dtype).view(x.shape)
 
 
 def _backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Norm:
     """dx, dw, db; the last two [C], in the dtype of the weight."""
     groups = mean.shape[1]
-    if x.is_contiguous(memory_format=torch.channels_last):
-        g = g.contiguous(memory_format=torch.channels_last)
+    if lies_channels_last(x) and not lies_channels_last(g):
+        g = laid_channels_last(g)
     g, x = _by_groups(g, groups), _by_groups(x, groups)
     count = x[0, 0].numel()
-    level = g.float().sum((3, 4))
-    slope = (g * (x - _for_parts(mean))).sum((3, 4))
+    level = _over_places(g.float())
+    slope = _over_places(g * (x - _for_parts(mean, x)))
     dw, db = (slope * rstd.unsqueeze(-1)).sum(0), level.sum(0)
     if weight is not None:
         channels = weight.view(groups, -1)
         slope, level = slope * channels, level * channels
-    tilt = _for_parts(rstd * rstd * rstd * slope.sum(2) / count)
-    shift = _for_parts(rstd * level.sum(2) / count)
+    tilt = _for_parts(rstd * rstd * rstd * slope.sum(2) / count, x)
+    shift = _for_parts(rstd * level.sum(2) / count, x)
     # The difference is computed again: shared by two kernels, it would be written to memory.
-    dx = g * _scale(rstd, weight) - (x - _for_parts(mean)) * tilt - shift
+    dx = g * _scale(rstd, weight, x) - (x - _for_parts(mean, x)) * tilt - shift
     dtype = g.dtype if weight is None else weight.dtype
     shape = (x.shape[0], -1, *x.shape[3:])
     return dx.to(x.dtype).view(shape), dw.view(-1).to(dtype), db.view(-1).to(dtype)
 
 
 def _by_groups(x: Tensor, groups: int) -> Tensor:
-    samples, channels, height, width = x.shape
-    return x.view(samples, groups, channels // groups, height, width)
+    """[N, C, …] → [N, groups, C / groups, …]."""
+    samples, channels, *places = x.shape
+    return x.view(samples, groups, channels // groups, *places)
 
 
-def _for_parts(of_groups: Tensor) -> Tensor:
-    """[N, groups] → [N, groups, 1, 1, 1]."""
-    return of_groups.view(*of_groups.shape, 1, 1, 1)
+def _over_places(parts: Tensor) -> Tensor:
+    """Sums [N, groups, C / groups]."""
+    return parts.sum(list(range(3, parts.dim())))
 
 
-def _scale(rstd: Tensor, weight: Tensor | None) -> Tensor:
-    scale = _for_parts(rstd)
-    return scale if weight is None else scale * weight.view(rstd.shape[1], -1, 1, 1)
+def _for_parts(of_groups: Tensor, parts: Tensor) -> Tensor:
+    """[N, groups] → [N, groups, 1, …], which meets `parts`."""
+    return of_groups.view(*of_groups.shape, *[1] * (parts.dim() - 2))
+
+
+def _scale(rstd: Tensor, weight: Tensor | None, parts: Tensor) -> Tensor:
+    scale = _for_parts(rstd, parts)
+    return scale if weight is None else scale * weight.view(rstd.shape[1], -1, *[1] * (parts.dim() - 3))
 
 
 def _fake(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Norm:
@@ -103,7 +111,7 @@ FORMULAS: dict[str, Callable[..., Norm]] = {GROUP_NORM: _forward, GROUP_NORM_BAC
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Group norm of a 16-bit [N, C, H, W], with the same strides; `weight` and `bias` are [C]."""
+    """Group norm of a 16-bit [N, C, …], with the same strides; `weight` and `bias` are [C]."""
     y: Tensor = torch.ops.tilewright.group_norm.default(x, groups, weight, bias, eps)[0]
     return y
 

@@ -25,6 +25,7 @@ from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.index_sums import sum_by_index
 from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
+from tilewright.passes.one_row_convolutions import convolve_as_images
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.picked_losses import compute_from_rows
@@ -44,6 +45,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     decisions = recognise_attention(module, target, price) + settle_calls(module, target)
     settle_shifts(module)
     gather_gradients(module)
+    convolve_as_images(module, target)
     return decisions + norm_as_one(module, target) + channels_last(module, target)
 
 

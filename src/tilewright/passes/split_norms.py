@@ -27,12 +27,12 @@ from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.hardware.target import Target
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.fusion import STRIDED_BYTES
+from tilewright.passes.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 WITHOUT_RUNNING, GROUP = aten._native_batch_norm_legit.no_stats, aten.native_group_norm.default
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def split_norms(graph: fx.Graph, target: Target) -> None:
@@ -139,9 +139,9 @@ def _backward(
     g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, wants_dx: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """dx = (g - Σg / n - (x - mean) · (dw · rstd / n)) · (rstd · w), dw = Σ g·(x - mean) · rstd, and db = Σg."""
-    if x.dim() in FORMATS and not g.movedim(1, -1).is_contiguous():
+    if lies_channels_last(x) and not lies_channels_last(g):
         # A copy that its maker can write.
-        g = g.clone(memory_format=FORMATS[x.dim()])
+        g = laid_channels_last(g)
     mean, rstd = mean.float(), rstd.float()
     count = x.numel() // x.shape[1]
     db = _sums(g.float())

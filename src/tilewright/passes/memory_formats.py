@@ -1,0 +1,23 @@
+"""Tensors [N, C, …] whose channels lie side by side: sequences, images and volumes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""What PyTorch calls it, by the number of dimensions. It has no name for sequences [N, C, L]."""
+
+
+def lies_channels_last(x: Tensor) -> bool:
+    """Whether the strides of `x` are those, without gaps."""
+    if x.dim() == 3:
+        return x.transpose(1, 2).is_contiguous()
+    return x.dim() in FORMATS and x.is_contiguous(memory_format=FORMATS[x.dim()])
+
+
+def laid_channels_last(x: Tensor) -> Tensor:
+    """A copy that lies so, as `clone` gives it."""
+    if x.dim() == 3:
+        return x.unsqueeze(2).clone(memory_format=torch.channels_last).squeeze(2)
+    return x.clone(memory_format=FORMATS[x.dim()])

@@ -1,0 +1,91 @@
+"""1-D convolutions of 16-bit floats on a GPU are 2-D ones of images with one row.
+
+    y = conv1d(x, w, b, 2, padding=1)   →   y = conv2d(x[:, :, None], w[:, :, None], b, (1, 2), (0, 1))[:, :, 0]
+
+PyTorch computes them so, but copies an operand that is not contiguous first, so that none lies channels-last: cuDNN
+then converts every operand and every result (34 % of a net of dilated convolutions on an H200). As 2-D ones they take
+the layout that `channels_last` gives a graph. Depthwise ones stay: cuDNN has no fast channels-last kernel for long
+windows of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.hardware.target import Target
+from tilewright.kernels.device import NARROW
+from tilewright.passes.attention.spelling import argument, example, spelled
+
+IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}
+NUMBERS = {"stride": (3, 1, 1), "padding": (4, 0, 0), "dilation": (5, 1, 1)}
+"""Place in the call, what it is by default, and what it is along the rows."""
+TRANSPOSED = {"stride": (3, 1, 1), "padding": (4, 0, 0), "output_padding": (5, 0, 0), "dilation": (7, 1, 1)}
+
+
+def convolve_as_images(module: fx.GraphModule, target: Target) -> None:
+    """Rewrite `module`, a torch-level graph from Dynamo, in place."""
+    if not target.is_gpu:
+        return
+    for node in list(module.graph.nodes):
+        if spelled(node) in IN_ROWS and _is_suited(node):
+            _rewrite(node)
+    module.recompile()
+
+
+def _is_suited(node: fx.Node) -> bool:
+    """Whether a batch of sequences of 16-bit floats meets dense weights, or those of groups of several channels."""
+    x, weight, result = example(_operand(node, 0)), example(_operand(node, 1)), example(node)
+    if x is None or weight is None or result is None or x.dim() != 3 or result.dtype not in NARROW:
+        return False
+    groups = argument(node, 6, "groups", 1)
+    return groups == 1 or weight.shape[0 if spelled(node) == "conv_transpose1d" else 1] > 1
+
+
+def _operand(node: fx.Node, place: int) -> Any:
+    return argument(node, place, ("input", "weight", "bias")[place])
+
+
+def _rewrite(node: fx.Node) -> None:
+    name = spelled(node)
+    assert name is not None
+    is_transposed = name == "conv_transpose1d"
+    given: dict[str, Any] = {
+        name: _of_two(argument(node, place, name, default), along)
+        for name, (place, default, along) in (TRANSPOSED if is_transposed else NUMBERS).items()
+    }
+    given["groups"] = argument(node, 6, "groups", 1)
+    with node.graph.inserting_before(node):
+        operands = [_method(node, "unsqueeze", _operand(node, place), 2) for place in (0, 1)]
+        image = node.graph.call_function(IN_ROWS[name], (*operands, _operand(node, 2)), given)
+        image.meta = _meta_of(node, _view(node, "unsqueeze", 2))
+        row = _method(node, "squeeze", image, 2)
+    row.meta["example_value"] = example(node)
+    node.replace_all_uses_with(row)
+    node.graph.erase_node(node)
+
+
+def _of_two(number: Any, along: int) -> Any:
+    """An argument of the row's image: `along` its height, `number` along its width; `same` and `valid` as they are."""
+    if isinstance(number, str):
+        return number
+    return along, number[0] if isinstance(number, (tuple, list)) else number
+
+
+def _method(before: fx.Node, name: str, operand: fx.Node, *args: int) -> fx.Node:
+    made = before.graph.call_method(name, (operand, *args))
+    made.meta = _meta_of(before, _view(operand, name, *args))
+    return made
+
+
+def _view(node: fx.Node, name: str, *args: int) -> torch.Tensor:
+    with torch.enable_grad():
+        view: torch.Tensor = getattr(example(node), name)(*args)
+    return view
+
+
+def _meta_of(node: fx.Node, value: torch.Tensor) -> dict[str, Any]:
+    return {**node.meta, "example_value": value}
