@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.passes.graphs import aten, calls, run
 from tilewright.hardware.target import target_named
 from tilewright.passes.index_sums import sum_by_index
+from tilewright.passes.simplify import simplify
 
 put = torch.ops.aten.index_put
 H200 = target_named("h200")
@@ -108,8 +109,72 @@ def rows(y: Tensor, i: Tensor) -> Tensor:
 
 
 def test_the_same_bits_in_every_run_are_pytorchs(deterministic: None) -> None:
-    (decision,) = sum_by_index(aten(rows, drawn((7, 4), torch.float32), ROWS), H200)
+    """Of elements; sums of whole rows are sorted."""
+
+    def function(y: Tensor, i: Tensor) -> Tensor:
+        return y.new_zeros(5, 9).index_put((i, i.flip(0)), y, accumulate=True)
+
+    (decision,) = sum_by_index(aten(function, drawn((7,), torch.float32), ROWS), H200)
     assert decision.verdict == "refused" and "the same bits" in decision.reason
+
+
+SORTED: dict[str, Callable[..., Tensor]] = {
+    "added": lambda y, i: y.new_zeros(100, 4, 32).index_add(0, i, y),
+    "put at indices that may be negative": lambda y, i: y.new_zeros(100, 4, 32).index_put(
+        (i - 50,), y, accumulate=True
+    ),
+    "to more places than 16 bits count": lambda y, i: y.new_zeros(70000, 4, 32).index_add(0, i, y),
+    "scattered": lambda y, i: y.new_zeros(100, 4, 32).scatter_add(0, i[:, None, None].expand(y.shape), y),
+    "strided": lambda y, i: y.new_zeros(100, 32, 4).index_add(0, i, y.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SORTED)
+def test_many_rows_are_sorted(name: str, dtype: torch.dtype) -> None:
+    """Sums at the same index share the sort."""
+
+    def function(y: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        return SORTED[name](y, i), SORTED[name](y * 2, i)
+
+    y, index = drawn((130000, 4, 32), dtype), torch.arange(130000) ** 2 % 1013 % 100
+    graph = aten(function, y, index)
+    simplify(graph)
+    decisions = sum_by_index(graph, H200)
+    assert [decision.verdict for decision in decisions] == ["taken"] * 2
+    assert all("sorted by index" in decision.reason for decision in decisions)
+    ran = calls(graph)
+    assert ran.count("tilewright.embedding_sums.default") == 2 and "tilewright.index_sums.default" not in ran
+    assert ran.count("sort.stable") == 1
+    for found, exact in zip(run(graph, y, index), function(y.double(), index), strict=True):
+        assert found.dtype == dtype and found.stride() == exact.stride()
+        torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda y, i: y.new_zeros(1000, 128).index_add(0, i % 1000, y), (600, 128)),
+        (lambda y, i: y.new_zeros(64, 128).index_add(0, i % 64, y), (60000, 128)),
+        (lambda y, i: y.new_zeros(1000, 128).index_put((i % 1000,), y, accumulate=True), (128,)),
+        (lambda y, i: y.new_zeros(2, 1000, 64).index_add(1, i[:30000] % 1000, y), (2, 30000, 64)),
+        (lambda y, i: y.new_zeros(1000, 128).scatter_add(0, (i % 1000).view(-1, 128), y), (1000, 128)),
+    ],
+    ids=["few rows", "few places", "a broadcast row", "planes", "elements"],
+)
+def test_what_atomics_add(function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    count = 1000 * 128 if shape == (1000, 128) else max(shape) if len(shape) > 1 else 60000
+    graph = aten(function, drawn(shape, torch.float32), torch.arange(count))
+    (decision,) = sum_by_index(graph, H200)
+    assert decision.verdict == "taken" and "by atomics" in decision.reason
+
+
+def test_the_same_bits_in_every_run_are_sorted(deterministic: None) -> None:
+    y = drawn((7, 4), torch.float32)
+    graph = aten(rows, y, ROWS)
+    (decision,) = sum_by_index(graph, H200)
+    assert decision.verdict == "taken" and "sorted by index" in decision.reason
+    torch.testing.assert_close(run(graph, y, ROWS), rows(y, ROWS))
 
 
 def test_what_stays() -> None:

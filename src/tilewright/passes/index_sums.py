@@ -1,11 +1,14 @@
-"""Sums at indices that may repeat are tilewright's kernels on a GPU: rows in shared memory, or atomics in fp32.
+"""Sums at indices that may repeat are tilewright's kernels on a GPU: rows in shared memory, sorted rows, or atomics.
 
     dx = index_put(zeros [n, m, …], [i, j], dy, accumulate)  →  dx = to_copy(index_sums(dy, i · m + j, n · m))
     dx = index_add(zeros, dim, i, dy)                        →  dx = to_copy(index_sums(dy, i, n))
     dx = scatter_add(zeros, dim, i, dy)                      →  dx = to_copy(index_sums(dy, i, n))
     dx = scatter_add(zeros, -1, i, dy)                       →  dx = scatter_sums(dy, i, n)
+    dx = index_add(zeros, 0, i, dy)                          →  dx = embedding_sums(dy, *sort(i), n)
 
-The last for rows of a result that shared memory holds.
+The fourth for rows of a result that shared memory holds. The last for many whole rows to many places, where the sort,
+which all sums at the same index share, is predicted to cost less than atomics: a graph's edges are sorted once for all
+layers, forward and backward. It is the same at every run.
 
 PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
 the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
@@ -24,7 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_formula, replace
+from tilewright.graph.insert import insert_call, insert_formula, insert_results, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
@@ -37,6 +40,12 @@ aten: Any = torch.ops.aten
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 ADDS = (aten.index_add.default,)
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
+ADDED_ROWS, ADDED_ELEMENTS = 156e3, 300e3
+"""Elements that atomics add in a microsecond, of rows in no order and one by one (H200: 200,000 × 128 in 164 µs)."""
+COPIED = 3e6
+"""Bytes of sorted rows that are summed in a microsecond: estimated from other sizes."""
+MARGIN = 1.2
+"""How many times its predicted gain beside atomics a sort may cost: rows that come sorted take fewer of them."""
 
 
 class Refusal(Exception):
@@ -78,6 +87,40 @@ class _Sums:
 
         return self.by_element and self.start == len(self.shape) - 1 and self.extent <= MOST
 
+    @property
+    def rows_by(self) -> fx.Node | None:
+        """The index with one element for each row of `values`, where whole rows of a dense tensor are added."""
+        given, values = calls.output(self.indices[0]), calls.output(self.values)
+        assert given is not None and values is not None
+        outer, positions, columns = self.sizes
+        if outer != 1 or len(self.indices) != 1 or values.numel() != positions * columns:
+            return None
+        if not self.by_element:
+            return self.indices[0] if given.is_contiguous() else None
+        base = behind_views(self.indices[0])
+        whole = calls.output(base)
+        steps = [stride for stride, size in zip(given.stride(), given.shape, strict=True) if size > 1 and stride]
+        if whole is None or not whole.is_contiguous() or whole.numel() != positions:
+            return None
+        return base if (steps == [1] and given.stride(0) == 1) or positions == 1 else None
+
+    @property
+    def atomics_us(self) -> float:
+        """Predicted for places in no order; few places take one addition a tile."""
+        from tilewright.kernels.index_sums.triton import FEW, WIDE
+
+        _, positions, columns = self.sizes
+        rate = ADDED_ROWS if columns >= WIDE else ADDED_ELEMENTS
+        return positions * columns / rate if self.extent > FEW else 0.0
+
+    @property
+    def sorted_us(self) -> float:
+        """Predicted without the sort."""
+        _, positions, columns = self.sizes
+        found = calls.output(self.values)
+        assert found is not None
+        return 12 + (positions + self.extent) * columns * found.element_size() / COPIED
+
 
 def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each call that adds at indices."""
@@ -85,7 +128,55 @@ def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
         return []
     found = [node for node in graph.nodes if node.op == "call_function" and _accumulates(node)]
     behind = gradients(graph) if found else set()
-    return [_decide(node, "backward" if node in behind else "forward") for node in found]
+    matched = {node: _matched(node, _values(node)) for node in found}
+    orders = _Orders([sums for sums in matched.values() if isinstance(sums, _Sums)])
+    return [_decide(node, sums, orders, "backward" if node in behind else "forward") for node, sums in matched.items()]
+
+
+class _Orders:
+    """The sorted indices of sums of whole rows, one sort for each index."""
+
+    def __init__(self, found: Sequence[_Sums]) -> None:
+        self._by_index: dict[tuple[fx.Node, int], list[_Sums]] = {}
+        self._sorted: dict[tuple[fx.Node, int], list[fx.Node]] = {}
+        for sums in found:
+            if (index := sums.rows_by) is not None:
+                self._by_index.setdefault((index, sums.extent), []).append(sums)
+
+    def is_worth(self, sums: _Sums) -> bool:
+        """Whether sorted rows are predicted to be faster than atomics, or the same bits are wanted in every run."""
+        if (index := sums.rows_by) is None:
+            return False
+        if torch.are_deterministic_algorithms_enabled():
+            return True
+        positions = sums.sizes[1]
+        gain = sum(other.atomics_us - other.sorted_us for other in self._by_index[index, sums.extent])
+        return sums.atomics_us > sums.sorted_us and gain > MARGIN * (50 + positions / 4000)
+
+    def sums(self, sums: _Sums) -> fx.Node:
+        """The sums by sorted rows, in front of the call that they replace."""
+        from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+
+        node, index = sums.node, sums.rows_by
+        assert index is not None
+        if (known := self._sorted.get((index, sums.extent))) is None:
+            keys = insert_formula(node, lambda given: _keys(given, sums), index)
+            ranked = insert_call(node, aten.sort.stable, keys, stable=True)
+            known = self._sorted[index, sums.extent] = insert_results(node, ranked, 2)
+
+        def formula(values: Tensor, keys: Tensor, order: Tensor) -> Tensor:
+            rows = values.reshape(sums.sizes[1:])
+            total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, sums.extent, -1)
+            return total.view(sums.shape)
+
+        new: fx.Node = insert_formula(node, formula, sums.values, *known)
+        return new
+
+
+def _keys(index: Tensor, sums: _Sums) -> Tensor:
+    """A radix sort takes as many passes as its keys have bits."""
+    index = torch.where(index < 0, index + sums.extent, index) if sums.wraps else index
+    return index.to(torch.int16 if sums.extent <= torch.iinfo(torch.int16).max else torch.int32).view(-1)
 
 
 def _accumulates(node: fx.Node) -> bool:
@@ -96,18 +187,25 @@ def _accumulates(node: fx.Node) -> bool:
     return node.target in (*ADDS, *SCATTERS)
 
 
-def _decide(node: fx.Node, side: GraphName) -> Decision:
+def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphName) -> Decision:
     name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
     values = _values(node)
     producer = behind_views(values).name
-    try:
-        sums = _matched(node, values)
-    except Refusal as refusal:
-        reason = f"tilewright.index_sums does not take {name}: {refusal}"
+    if isinstance(sums, Refusal):
+        reason = f"tilewright.index_sums does not take {name}: {sums}"
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
-    how = "in rows that shared memory holds" if sums.in_rows else "by atomics in fp32"
+    if sums.in_rows:
+        how, new = "in rows that shared memory holds", _insert(sums, _by_rows)
+    elif orders.is_worth(sums):
+        how, new = "as rows sorted by index", orders.sums(sums)
+    else:
+        how, new = "by atomics in fp32", _insert(sums, _by_atomics)
     reason = f"{sums.sizes[1]} positions are added {how}, in place of {name}"
-    new = _apply(sums, _by_rows if sums.in_rows else _by_atomics)
+    zeros = node.args[0]
+    assert isinstance(zeros, fx.Node)
+    replace(node, new)
+    if not zeros.users:
+        zeros.graph.erase_node(zeros)
     return Decision(side, producer, new.name, "taken", reason, source=line, passed_by="index sums")
 
 
@@ -118,7 +216,14 @@ def _values(node: fx.Node) -> fx.Node:
     return values
 
 
-def _matched(node: fx.Node, values: fx.Node) -> _Sums:
+def _matched(node: fx.Node, values: fx.Node) -> _Sums | Refusal:
+    try:
+        return _sums(node, values)
+    except Refusal as refusal:
+        return refusal
+
+
+def _sums(node: fx.Node, values: fx.Node) -> _Sums:
     given, out = calls.arguments(node), calls.output(node)
     assert out is not None
     if out.dtype not in DTYPES:
@@ -126,8 +231,6 @@ def _matched(node: fx.Node, values: fx.Node) -> _Sums:
     if not is_zeros(node.args[0]):
         raise Refusal("it adds to values that are not zeros")
     sums = _put(node, values, given) if node.target in PUTS else _along(node, values, given)
-    if torch.are_deterministic_algorithms_enabled() and not sums.in_rows:
-        raise Refusal("the same bits are wanted in every run")
     known = [calls.output(operand) for operand in (node, values, *sums.indices)]
     if any(x is None or has_symbols(x) for x in known):
         raise Refusal("its sizes are not known yet")
@@ -135,6 +238,8 @@ def _matched(node: fx.Node, values: fx.Node) -> _Sums:
         raise Refusal("a tensor is empty")
     if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in known[2:]):
         raise Refusal("its indices are a mask")
+    if torch.are_deterministic_algorithms_enabled() and not sums.in_rows and sums.rows_by is None:
+        raise Refusal("the same bits are wanted in every run")
     return sums
 
 
@@ -169,17 +274,12 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     return tuple(found.shape)
 
 
-def _apply(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
+def _insert(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
     # They define the operators.
     import tilewright.kernels.index_sums
     import tilewright.kernels.scatter_sums  # noqa: F401
 
-    node, zeros = sums.node, sums.node.args[0]
-    new = insert_formula(node, lambda *given: formula(sums, *given), sums.values, *sums.indices)
-    assert isinstance(zeros, fx.Node) and isinstance(new, fx.Node)
-    replace(node, new)
-    if not zeros.users:
-        zeros.graph.erase_node(zeros)
+    new: fx.Node = insert_formula(sums.node, lambda *given: formula(sums, *given), sums.values, *sums.indices)
     return new
 
 

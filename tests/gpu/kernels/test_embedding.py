@@ -9,7 +9,16 @@ from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
-SIZES = [(0, 3, 5), (1, 1, 1), (1000, 11, 7), (4099, 257, 1031), (20000, 3, 1024), (3000, 50257, 256)]
+SIZES = [
+    (0, 3, 5),
+    (1, 1, 1),
+    (1000, 11, 7),
+    (4099, 257, 1031),
+    (20000, 3, 1024),
+    (3000, 50257, 256),
+    (20000, 2000, 128),
+    (9000, 1001, 16),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -67,11 +67,32 @@ def test_compiled_programs_keep_the_contract(name: str, dtype: torch.dtype) -> N
     assert "tilewright.index_sums.default" in ran and not any("index_put" in what for what in ran)
 
 
-def test_an_index_outside_stops_the_device() -> None:
+@pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_edges_are_sorted_once_for_all_layers(dtype: torch.dtype) -> None:
+    index = torch.randint(2000, (150000,), device=GPU, generator=torch.Generator(GPU).manual_seed(0))
+
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = torch.zeros_like(x).index_add(0, index, x[index].sin())
+        return x
+
+    ran = launched(keeps_contract(layers, [torch.randn(2000, 128, device=GPU).to(dtype).requires_grad_()]))
+    assert "tilewright.embedding_sums.default" in ran and "tilewright.index_sums.default" not in ran
+
+
+OUTSIDE = {
+    "atomics": "index_sums(torch.ones(1, 3, 128, device='cuda'), torch.full((1, 3, 128), 7, device='cuda'), 7)",
+    "sorted": "sums(torch.ones(3, 128, device='cuda'), torch.full((3,), 7, device='cuda').int(), order, 7, -1)",
+}
+
+
+@pytest.mark.parametrize("kernel", OUTSIDE)
+def test_an_index_outside_stops_the_device(kernel: str) -> None:
     program = (
-        "import torch\nfrom tilewright.kernels.index_sums import index_sums\n"
-        "index_sums(torch.ones(1, 3, 128, device='cuda'), torch.full((1, 3, 128), 7, device='cuda'), 7)\n"
-        "torch.cuda.synchronize()\n"
+        "import torch, tilewright.kernels.embedding\nfrom tilewright.kernels.index_sums import index_sums\n"
+        "sums, order = torch.ops.tilewright.embedding_sums, torch.arange(3, device='cuda')\n"
+        f"{OUTSIDE[kernel]}\ntorch.cuda.synchronize()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
     assert done.returncode != 0

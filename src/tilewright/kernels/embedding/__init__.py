@@ -3,7 +3,8 @@
     embedding_sums(dout, keys, order, entries, padding)        [entries, D]: in row e, Σ dout[order[i]] over keys[i] = e
     add_embedding_sums_(table, dout, keys, order, padding)     the same, added to the dense table [entries, D]
 
-keys: the indices, sorted (int32); order: their positions in dout [*, D]; row `padding` gets no sum (-1: all do).
+keys: the indices, sorted (int16 or int32); order: their positions in dout [*, D]; row `padding` gets no sum (-1: all
+do).
 fp32, bf16 and fp16 run in Triton on a GPU and sum in fp32, in the order of the positions; the others run in PyTorch.
 """
 
@@ -25,7 +26,7 @@ def _sums(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: 
     # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
     wide = dout if dout.dtype == torch.float64 else dout.float()
     total = wide.new_zeros(entries, dout.shape[-1])
-    total.index_add_(0, keys, wide.reshape(order.numel(), dout.shape[-1])[order])
+    total.index_add_(0, keys.int(), wide.reshape(order.numel(), dout.shape[-1])[order])
     if padding >= 0:
         total[padding] = 0
     return total.to(dout.dtype)
