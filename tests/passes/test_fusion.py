@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from examples import transformer_block
 from tests.graph.captured import naive_softmax
-from tests.passes.graphs import aten, is_view, neighbours
+from tests.passes.graphs import aten, is_view, neighbours, run
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
@@ -19,6 +19,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, fuse, split_region
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import simplify
+from tilewright.passes.split_norms import split_norms
 from tilewright.records.program import Decision
 
 X = torch.zeros(6, 10)
@@ -94,6 +95,29 @@ def test_a_dear_table_that_many_elements_read_is_computed_once(layers: int) -> N
     computed = [nest.row_count * nest.col_count for nest in nests for step in nest.steps if step.name == "log"]
     assert sum(computed) == size * size
     assert_complete(graph, fusion)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "kernels"),
+    [
+        (lambda x: x / x.abs().amax(), (512, 4096), 2),
+        (lambda x: x / x.sum((1, 2), keepdim=True), (8, 512, 256), 2),
+        (lambda x: (x - x.mean()) / x.std(), (512, 4096), 4),
+        (lambda x: torch.var_mean(x, 1, correction=0)[0], (3, 70000), 2),
+        (lambda x: x / x.sum(), (64, 128), 1),
+        (lambda x: x / x.sum(1, keepdim=True), (4096, 512), 1),
+    ],
+    ids=["largest", "sums of rows", "standardised", "variances of rows", "small", "many rows"],
+)
+def test_few_long_rows_are_shared_by_programs_of_two_kernels(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], kernels: int
+) -> None:
+    """One kernel would have a program for each row: 4096 × 4096 divided by its largest, bf16, 560 µs predicted."""
+    x, h200 = torch.randn(shape, generator=torch.Generator().manual_seed(2)), target_named("h200")
+    graph = aten(function, x)
+    split_norms(graph, h200)
+    assert len(fuse(graph, "forward", h200).regions) == kernels
+    torch.testing.assert_close(run(graph, x), function(x), rtol=1e-5, atol=1e-5)
 
 
 def test_naive_softmax_is_one_kernel() -> None:

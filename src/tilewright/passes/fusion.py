@@ -27,7 +27,7 @@ from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.floor import cache_us, dram_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
-from tilewright.loops.lower import Lowered, lower
+from tilewright.loops.lower import FEW_ROWS, LONG_ROW, Lowered, lower
 from tilewright.loops.nest import Level, Nest
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.units import (
@@ -208,6 +208,12 @@ class _Fuser:
             and not any(isinstance(each, Region) and _strides(each.lowered) for each in (first, second))
         ):
             outcome = "refused", "each row of the kernel would be read with a stride, which it is not by two kernels"
+        if (
+            isinstance(outcome, Region)
+            and _starves(outcome.lowered)
+            and not any(isinstance(each, Region) and _starves(each.lowered) for each in (first, second))
+        ):
+            outcome = "refused", "few programs would each read a long row again; two kernels share each row among many"
         if isinstance(outcome, Region) and self._computes_again(outcome.lowered, first, second):
             outcome = (
                 "refused",
@@ -366,6 +372,13 @@ def _strides(lowered: Lowered) -> bool:
             if 1 in rows and 1 not in cols and not small:
                 return True
     return False
+
+
+def _starves(lowered: Lowered) -> bool:
+    """Whether a GPU would have few programs, each of which reduces a long row."""
+    nest = lowered.nest
+    long = lowered.language == "triton" and nest.row_count < FEW_ROWS and nest.col_count >= LONG_ROW
+    return long and any(step.name == "reduce_cols" for step in nest.steps)
 
 
 def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.insert import insert_formula, replace_results
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.hardware.target import Target
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.fusion import STRIDED_BYTES
@@ -33,6 +34,7 @@ from tilewright.passes.simplify import drop_unread
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 WITHOUT_RUNNING, GROUP = aten._native_batch_norm_legit.no_stats, aten.native_group_norm.default
+SPREADS = {aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction}
 
 
 def split_norms(graph: fx.Graph, target: Target) -> None:
@@ -47,7 +49,37 @@ def split_norms(graph: fx.Graph, target: Target) -> None:
             replace_results(node, insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0]))
         elif node.target is GROUP and _starves(args[0], args[3] * args[6], target):
             replace_results(node, insert_formula(node, _group_norm, *args[:3], *args[6:]))
+        elif node.target in SPREADS and _starves(args[0], _rows(node), target):
+            _replace_spread(node)
     drop_unread(graph)
+
+
+def _rows(node: fx.Node) -> int:
+    """How many results a variance gives."""
+    return int(calls.outputs(node)[0].numel())  # type: ignore[union-attr]
+
+
+def _replace_spread(node: fx.Node) -> None:
+    given = calls.arguments(node)
+    x, correction = given["self"], given.get("correction")
+    dims = list(given.get("dim") or range(x.meta["val"].dim()))
+    freedom = max(x.meta["val"].numel() // _rows(node) - (1 if correction is None else correction), 0)
+    of_deviation, with_mean = (word in calls.operator_name(node.target) for word in ("std", "mean"))
+    keepdim = bool(given.get("keepdim", False))
+    spread, mean = insert_formula(node, _spread, x, dims, freedom, keepdim, of_deviation)
+    if with_mean:
+        replace_results(node, [spread, mean])
+    else:
+        replace(node, spread)
+
+
+def _spread(x: Tensor, dims: list[int], freedom: float, keepdim: bool, root: bool) -> tuple[Tensor, Tensor]:
+    """The variance, or its root, and the mean."""
+    wide = x.float()
+    mean = wide.mean(dims, keepdim=True)
+    spread = (wide - mean).square().sum(dims, keepdim=keepdim) / freedom
+    mean = mean if keepdim else mean.view(spread.shape)
+    return (spread.sqrt() if root else spread).to(x.dtype), mean.to(x.dtype)
 
 
 def _is_split(operand: Any, target: Target) -> bool:
