@@ -56,11 +56,13 @@ def split_norms(graph: fx.Graph, target: Target) -> None:
 
 def _rows(node: fx.Node) -> int:
     """How many results a variance gives."""
-    return int(calls.outputs(node)[0].numel())  # type: ignore[union-attr]
+    spread: Any = calls.outputs(node)[0]
+    found: int = spread.numel()
+    return found
 
 
 def _replace_spread(node: fx.Node) -> None:
-    given = calls.arguments(node)
+    given: Any = calls.arguments(node)
     x, correction = given["self"], given.get("correction")
     dims = list(given.get("dim") or range(x.meta["val"].dim()))
     freedom = max(x.meta["val"].numel() // _rows(node) - (1 if correction is None else correction), 0)
