@@ -59,7 +59,7 @@ def functions() -> ctypes.CDLL:
     loops = [
         f'extern "C" void all_{name}(const float* x, const float* y, float* out, int64_t n) {{\n'
         f"#pragma omp simd\nfor (int64_t i = 0; i < n; ++i) out[i] = tw_{name}({arguments}); }}"
-        for names, arguments in (([*LARGEST_ULPS, *EXACT], "x[i]"), (PAIRS, "x[i], y[i]"))
+        for names, arguments in (([*LARGEST_ULPS, *EXACT, "erf_absolute"], "x[i]"), (PAIRS, "x[i], y[i]"))
         for name in names
     ]
     return load("\n".join([prelude(), *loops]))
@@ -119,6 +119,13 @@ def test_error_in_units_of_the_last_place(functions: ctypes.CDLL, points: torch.
     result = run(functions, name, x)
     assert LARGEST_ULPS[name] <= 4
     assert ulps(result, truth).max() <= LARGEST_ULPS[name]
+    assert same_specials(result, truth)
+
+
+def test_erf_for_sums_with_one(functions: ctypes.CDLL, points: torch.Tensor) -> None:
+    result = run(functions, "erf_absolute", points)
+    truth = torch.erf(points.double())
+    assert (result.double() - truth).nan_to_num().abs().max() < 2**-22.4
     assert same_specials(result, truth)
 
 

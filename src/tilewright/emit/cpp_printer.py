@@ -76,14 +76,16 @@ class Printer:
         elif step.name == "draw":
             value = f"drawn{i}[c{len(self.nest.cols) - 1} - {self.begin}] != 0"
         else:
-            value = self._expression(step)
+            value = self._expression(i, step)
         self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")
         if step.name == "check" and not kept:
             counts = "".join(f" & v{a}" for a in step.args[1:])
             self.put(f"outside |= (v{i} != v{step.args[0]}){counts};")
 
-    def _expression(self, step: Step) -> str:
+    def _expression(self, i: int, step: Step) -> str:
         args = [f"v{a}" for a in step.args]
+        if i in self.schedule.absolute:
+            return f"tw_{step.name}_absolute({args[0]})"
         if step.access:
             element = self._element(step.access, args)
             loaded = from_storage(element, self.nest.buffers[step.access.buffer].dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.emit.accuracy import absolute_accuracy
 from tilewright.emit.cpp_text import CHEAP, COMPUTED, WIDE
 from tilewright.loops.nest import Access, Level, Nest, Step
 
@@ -13,6 +14,8 @@ class CppSchedule:
         self.nest = nest
         self.kept = self._values_to_keep()
         """Steps whose values one stage keeps in a row-sized scratch array for a later one."""
+        self.absolute = absolute_accuracy(nest, "erf")
+        """Positions of the `erf` that need only absolute accuracy."""
 
     def elementwise(self) -> bool:
         """Whether the nest has no reductions and a single column axis."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from tilewright.emit.accuracy import absolute_accuracy, feeds_discontinuous
 from tilewright.loops.nest import Access, Level, Nest, Step
 
 WHOLE_ROW = 16384
@@ -20,8 +21,6 @@ MANY_COLUMNS = 2**17
 bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
-
-DISCONTINUOUS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round_even", "sign"})
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -38,10 +37,6 @@ def power_of_two(count: int) -> int:
 def accumulator_dtype(step: Step) -> str:
     """The dtype that a reduction accumulates in."""
     return WIDE.get(step.dtype, step.dtype) if step.kind == "sum" and not step.approximate else step.dtype
-
-
-def _is_discontinuous(step: Step) -> bool:
-    return step.name in DISCONTINUOUS or (step.name == "cast" and step.dtype not in WIDE)
 
 
 @dataclass(frozen=True)
@@ -133,29 +128,12 @@ class TritonSchedule:
 
     @cached_property
     def _feeds_discontinuous(self) -> set[int]:
-        """Positions of all steps on which a discontinuous operator depends."""
-        return set(self.nest.behind(a for step in self.nest.steps if _is_discontinuous(step) for a in step.args))
+        return feeds_discontinuous(self.nest)
 
     @cached_property
     def absolute_accuracy(self) -> frozenset[int]:
-        """Positions of `erf` and `tanh` in fp32 used only in sums with 1, which need only absolute accuracy."""
-        steps = self.nest.steps
-        stored = {store.value for store in self.nest.stores} | self._feeds_discontinuous
-        users: dict[int, list[int]] = {}
-        for place, step in enumerate(steps):
-            for a in step.args:
-                users.setdefault(a, []).append(place)
-
-        def is_hidden(i: int) -> bool:
-            return i in users and i not in stored and all(hides(place, i) for place in users[i])
-
-        def hides(user: int, i: int) -> bool:
-            step = steps[user]
-            ones = (steps[a].name == "const" and steps[a].constant == 1 for a in step.args)
-            return any(ones) if step.name in ("add", "sub") else step.args == (i, i) and is_hidden(user)
-
-        found = (i for i, step in enumerate(steps) if step.name in ("erf", "tanh") and step.dtype == "float32")
-        return frozenset(i for i in found if is_hidden(i))
+        """Positions of the `erf` and `tanh` that need only absolute accuracy."""
+        return absolute_accuracy(self.nest, "erf", "tanh")
 
     @cached_property
     def uses_columns(self) -> bool:
