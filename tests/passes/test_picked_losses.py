@@ -83,11 +83,34 @@ def test_classes_of_places_for_a_gpu(reduction: str, places: tuple[int, ...], dt
         assert row.ok, row
 
 
-def test_a_loss_of_images_without_a_gradient_stays() -> None:
-    graph = aten(lambda x, t: F.cross_entropy(x, t), torch.randn(2, 7, 3, 5), torch.randint(7, (2, 3, 5)))
-    before = calls(graph)
+def lies_last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.mark.parametrize("laid", [lies_last, lambda x: x[..., 1:]], ids=["channels last", "a part"])
+@pytest.mark.parametrize("places", [(3, 5), (15,), (3, 2, 5)], ids=["image", "signal", "volume"])
+@pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
+def test_logits_with_strides_of_their_own_for_a_gpu(
+    trains: bool, places: tuple[int, ...], laid: Callable[[Tensor], Tensor]
+) -> None:
+    """A part of a volume is the only one that cannot be viewed as an image."""
+
+    def program(x: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        x = laid(x.detach()).requires_grad_(trains)
+        loss = F.cross_entropy(x, target)
+        return (loss.detach(), *(g.reshape(len(g), -1).sin() for g in (torch.autograd.grad(loss, x) if trains else ())))
+
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 7, *places, generator=generator)
+    target = torch.randint(7, laid(x)[:, 0].shape, generator=generator)
+    graph = aten(program, x, target)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        replace(node, node.args[0])
     compute_from_rows(graph, target_named("h200"))
-    assert calls(graph) == before
+    stays = len(places) == 3 and laid is not lies_last
+    assert any("nll_loss" in call or "softmax" in call for call in calls(graph)) == stays
+    for mine, theirs in zip(run(graph, x, target), program(x, target), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_a_target_outside_is_an_error() -> None:
