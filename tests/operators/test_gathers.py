@@ -25,6 +25,7 @@ LOOKUPS: dict[str, Lookup] = {
     "index of a later dimension": lambda x, i: x.unsqueeze(0)[:, i[0], i] + 1,
     "index_select": lambda x, i: x.index_select(0, i[0]) + 1,
     "a sum over rows": lambda x, i: x[i].sum((0, 1)),
+    "a sum over rows and columns at the same places": lambda x, i: x[i[0]][:, i[0]].sum(),
 }
 PLACES = torch.tensor([[0, 6, 3], [5, 1, 1]])
 

@@ -103,7 +103,6 @@ class Trace:
 
     def emit(self, name: str, args: Sequence[Value], dtype: str, dims: tuple[Group, ...], detail: Any = None) -> Value:
         self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail, self.approximate))
-        self.dims.add(dims)
         return Value(self, len(self.ops) - 1, dtype, dims)
 
     def load(self, key: object, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Value:
@@ -167,6 +166,9 @@ class Value:
     id: int
     dtype: str
     dims: tuple[Group, ...]
+
+    def __post_init__(self) -> None:
+        self.trace.dims.add(self.dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
