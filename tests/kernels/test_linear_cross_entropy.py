@@ -3,14 +3,10 @@
 import pytest
 import torch
 
-from tests.kernels.vocabulary import OPTIONS, Options, by_position, error_of_a_sure_row, inputs
+from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, error_of_a_sure_row, inputs, of_all_logits
 from tests.proving import prove
-from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
-from tilewright.kernels.linear_cross_entropy.reference import linear_cross_entropy as linear_cross_entropy_of_all
 from tilewright.operators.own import linear_cross_entropy as row
-
-SUITE = "linear_cross_entropy"
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +19,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("sizes", [(23, 16, 101), (1, 1, 3)], ids=str)
 def test_the_contract_is_kept(sizes: tuple[int, int, int], options: Options, dtype: torch.dtype) -> None:
-    rows = prove(suite(SUITE), by_position, (*inputs(*sizes, dtype), *options))
+    rows = prove(SUITE, by_position, (*inputs(*sizes, dtype), *options))
     assert [row for row in rows if not row.ok] == []
 
 
@@ -31,7 +27,7 @@ def test_the_contract_is_kept(sizes: tuple[int, int, int], options: Options, dty
 def test_float64_stays_float64(options: Options) -> None:
     x, weight, target = inputs(23, 16, 101, torch.float64)
     found = []
-    for function in (by_position, linear_cross_entropy_of_all):
+    for function in (by_position, of_all_logits):
         loss = function(x, weight, target, *options)
         found.append([loss, *torch.autograd.grad(loss, (x, weight))])
     for ours, true in zip(*found, strict=True):

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.row_operators import CALLS, OPERANDS, broken
+from tests.kernels.row_operators import CALLS, broken
 from tests.kernels.rows import layout
-from tilewright.bench.catalogue import suite
 from tilewright.kernels.row import RowLayout, alignment_of
 
 CPU = torch.device("cpu")
@@ -16,14 +15,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize(("name", "case"), CALLS)
 def test_the_numbers_contract(name: str, case: str, dtype: torch.dtype) -> None:
     assert broken(name, layout(case, dtype, CPU, columns=61)) == []
-
-
-@pytest.mark.parametrize("name", [name for name in OPERANDS if name not in ("dropout_add", "swiglu")])
-def test_the_truth_of_a_suite_is_pytorchs(name: str) -> None:
-    found = suite(name)
-    peer = next(variant for variant in found.variants if variant.name in ("torch", "eager"))
-    operands = OPERANDS[name](layout("7x33", torch.float64, CPU))
-    torch.testing.assert_close(found.reference(*operands), peer.function(*operands))
 
 
 def test_how_tensors_lie_together() -> None:

@@ -1,8 +1,13 @@
 """Inputs and options of linear and cross entropy that its tests share."""
 
-import torch
+from dataclasses import replace
 
+import torch
+import torch.nn.functional as F
+
+from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
+from tilewright.records.suite import Variant
 
 Options = tuple[int, float, float, str]
 
@@ -14,6 +19,35 @@ OPTIONS: list[Options] = [
     (0, 1.0, 1e-3, "mean"),
 ]
 """`ignore_index`, `label_smoothing`, `z_loss`, `reduction`."""
+
+
+def of_all_logits(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """`cross_entropy(x · weightᵀ, target) + z_loss · mean(logsumexp²)`, all logits at once.
+
+    `x` is [tokens, hidden], `weight` [vocabulary, hidden], `target` [tokens] int64.
+    """
+    logits = x @ weight.t()
+    loss = F.cross_entropy(
+        logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+    )
+    if z_loss == 0.0:
+        return loss
+    counted = target != ignore_index
+    squares = torch.logsumexp(logits, -1).square().where(counted, 0.0).sum()
+    return loss + z_loss * (squares / counted.sum() if reduction == "mean" else squares)
+
+
+SUITE = replace(
+    suite("linear_cross_entropy"), reference=of_all_logits, variants=(Variant("eager", "torch", of_all_logits),)
+)
 
 
 def by_position(

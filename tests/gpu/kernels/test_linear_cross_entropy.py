@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
-from tests.kernels.vocabulary import OPTIONS, Options, by_position, inputs
+from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, inputs, of_all_logits
 from tests.proving import prove
-from tilewright.bench.catalogue import suite
-from tilewright.kernels.linear_cross_entropy import linear_cross_entropy, reference
+from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.measure.truth.contract import compare
 from tilewright.operators.own import linear_cross_entropy as row
 
@@ -23,11 +22,11 @@ def test_the_contract_is_kept(
 ) -> None:
     monkeypatch.setattr(row, "LOGITS_BYTES", 48 * sizes[2] * dtype.itemsize)
     given = (*inputs(*sizes, dtype, "cuda"), *options)
-    wrong = [row for row in prove(suite("linear_cross_entropy"), by_position, given) if not row.ok]
-    if dtype == torch.float16 and reference.linear_cross_entropy(*given).isinf():
+    wrong = [row for row in prove(SUITE, by_position, given) if not row.ok]
+    if dtype == torch.float16 and of_all_logits(*given).isinf():
         # Smoothing adds up every log-probability, in PyTorch in fp16 and past its range; in fp32 it is finite.
         assert [(row.direction, row.error) for row in wrong] == [("fwd", 0.0)]
-        true = reference.linear_cross_entropy(given[0].double(), given[1].double(), *given[2:])
+        true = of_all_logits(given[0].double(), given[1].double(), *given[2:])
         torch.testing.assert_close(by_position(*given).double(), true, rtol=4 * 2**-10, atol=0)
     else:
         assert wrong == []
@@ -57,7 +56,7 @@ def test_logits_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row, "LOGITS_BYTES", 2**34)
     x, weight, target = inputs(2**31 // 131072 + 64, 8, 131072, torch.bfloat16, "cuda")
     found = torch.autograd.grad(linear_cross_entropy(x, weight, target), (x, weight))
-    eager = torch.autograd.grad(reference.linear_cross_entropy(x, weight, target), (x, weight))
+    eager = torch.autograd.grad(of_all_logits(x, weight, target), (x, weight))
     true = _gradients_by_parts(x.detach().double(), weight.detach().double(), target)
     for tensors in zip(found, eager, true, strict=True):
         assert compare(*tensors, direction="bwd").ok
@@ -71,7 +70,7 @@ def _gradients_by_parts(
     parts = []
     total = torch.zeros_like(weight)
     for some, labels in zip(x.split(2048), target.split(2048), strict=True):
-        loss = reference.linear_cross_entropy(some.requires_grad_(), weight, labels, reduction="sum") / len(x)
+        loss = of_all_logits(some.requires_grad_(), weight, labels, reduction="sum") / len(x)
         of_some, of_weight = torch.autograd.grad(loss, (some, weight))
         parts.append(of_some)
         total += of_weight

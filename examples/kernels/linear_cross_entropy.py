@@ -1,4 +1,4 @@
-"""Chunks as a PyTorch user would write them: gradients by autograd while a chunk's logits exist."""
+"""Linear and cross entropy in chunks as a PyTorch user would write them: gradients while a chunk's logits exist."""
 
 from __future__ import annotations
 
