@@ -20,6 +20,11 @@ def _average(*args: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: F.avg_pool2d(x, *args)
 
 
+def _volume(x: Tensor) -> Tensor:
+    """[1, 2, 5, 13, 18]."""
+    return x.unflatten(0, (1, 2))
+
+
 APART: dict[str, Callable[[Tensor], Any]] = {
     "max 2": _max(2),
     "max 2, ceil": _max(2, ceil_mode=True),
@@ -31,6 +36,13 @@ APART: dict[str, Callable[[Tensor], Any]] = {
     "adaptive, multiples": lambda x: F.adaptive_avg_pool2d(x[..., :12, :18], (4, 9)),
     "adaptive, long windows": lambda x: F.adaptive_avg_pool2d(x[..., :12, :18], (2, 2)),
     "adaptive, the same": lambda x: F.adaptive_avg_pool2d(x, (13, 18)),
+    "max 2 of volumes": lambda x: F.max_pool3d(_volume(x), 2, return_indices=True),
+    "max 1 × 2 × 3 of volumes, ceil": lambda x: F.max_pool3d(
+        _volume(x), (1, 2, 3), ceil_mode=True, return_indices=True
+    ),
+    "average 2 of volumes": lambda x: F.avg_pool3d(_volume(x), 2, padding=(1, 0, 1)),
+    "adaptive, volumes": lambda x: F.adaptive_avg_pool3d(_volume(x)[..., :12, :18], (5, 4, 9)),
+    "adaptive, long windows of volumes": lambda x: F.adaptive_avg_pool3d(_volume(x)[..., :12, :18], (1, 2, 2)),
 }
 """Windows side by side."""
 OVERLAPPING: dict[str, Callable[[Tensor], Any]] = {
@@ -42,6 +54,8 @@ OVERLAPPING: dict[str, Callable[[Tensor], Any]] = {
     "average 3 every 2, ceil": _average(3, 2, 1, True),
     "average 3 every 2, ceil, without padding": _average(3, 2, 1, True, False),
     "average 3 × 2": _average((3, 2), (1, 2), (1, 0)),
+    "max 3 every 2 of volumes": lambda x: F.max_pool3d(_volume(x), 3, 2, 1, return_indices=True),
+    "average 3 every 2 of volumes": lambda x: F.avg_pool3d(_volume(x), 3, 2, 1, count_include_pad=False),
 }
 """Windows that share elements, which stay PyTorch's on a CPU."""
 LEFT: dict[str, Callable[[Tensor], Any]] = {

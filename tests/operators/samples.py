@@ -486,6 +486,31 @@ CALLS: dict[str, list[Maker]] = {
     ],
     "_adaptive_avg_pool2d.default": [lambda o: call(_image(o), [3, 4]), lambda o: call(_image(o), [1, 2])],
     "_adaptive_avg_pool2d_backward.default": [lambda o: call(_image(o)[..., ::2, ::2], _image(o))],
+    "max_pool3d_with_indices.default": [
+        lambda o: call(_volume(o), [1, 2, 2]),
+        lambda o: call(_volume(o), [2, 2, 3], [3, 3, 3], [1, 0, 1], [1, 1, 1], True),
+    ],
+    "max_pool3d_with_indices_backward.default": [
+        lambda o: call(
+            *_pooled_volume(o),
+            _volume(o),
+            [2, 2, 3],
+            [2, 2, 3],
+            [1, 0, 0],
+            [1, 1, 1],
+            True,
+            _pooled_volume(o, indices=True),
+        ),
+    ],
+    "avg_pool3d.default": [
+        lambda o: call(_volume(o), [2, 2, 2]),
+        lambda o: call(_volume(o), [2, 2, 3], [2, 3, 3], [1, 0, 1], True, False),
+    ],
+    "avg_pool3d_backward.default": [
+        lambda o: call(*_pooled_volume(o), _volume(o), [2, 2, 3], [2, 2, 3], [1, 0, 0], True, False, None),
+    ],
+    "_adaptive_avg_pool3d.default": [lambda o: call(_volume(o), [1, 3, 4]), lambda o: call(_volume(o), [1, 1, 1])],
+    "_adaptive_avg_pool3d_backward.default": [lambda o: call(_volume(o)[..., ::2, ::2], _volume(o))],
     "upsample_nearest2d.default": [
         lambda o: call(_image(o), [12, 24]),
         lambda o: call(_image(o), [6, 24], None, 3.0),
@@ -632,6 +657,17 @@ def _finite_image(o: Operands) -> torch.Tensor:
 def _pooled(o: Operands, indices: bool = False) -> Any:
     """What windows of 2 × 3 with a row of padding give."""
     found = torch.ops.aten.max_pool2d_with_indices(_image(o), [2, 3], [2, 3], [1, 0], 1, True)
+    return found[1] if indices else (found[0],)
+
+
+def _volume(o: Operands) -> torch.Tensor:
+    """`_image` as [1, 2, 3, 6, 8]."""
+    return _image(o).unsqueeze(0)
+
+
+def _pooled_volume(o: Operands, indices: bool = False) -> Any:
+    """What windows of 2 × 2 × 3 give, with a plane of padding."""
+    found = torch.ops.aten.max_pool3d_with_indices(_volume(o), [2, 2, 3], [2, 2, 3], [1, 0, 0], [1, 1, 1], True)
     return found[1] if indices else (found[0],)
 
 

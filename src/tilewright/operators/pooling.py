@@ -1,4 +1,4 @@
-"""Pooling of the last two dimensions, forward and backward.
+"""Pooling of the last two dimensions, those of an image, or three, those of a volume; forward and backward.
 
 Forward reads each window's elements side by side; backward goes through the windows in which an input element lies:
 neither needs atomics. Padding is read as masked loads.
@@ -7,42 +7,54 @@ neither needs atomics. Padding is read as masked loads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
+from functools import partial, reduce
+from itertools import chain, product
+from operator import mul
+from typing import TypeVar, Unpack
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
-from tilewright.operators.row import Call, body
+from tilewright.operators.row import Call, RowFields, body
 from tilewright.operators.shapes import like, pooled
 
-MOST_ELEMENTS = 25
+N = TypeVar("N", int, Value)
+
+MOST_ELEMENTS = 27
 """A window of more elements is left to PyTorch: each element is a load of its own."""
 SMALLEST = {**{f"int{bits}": -(2 ** (bits - 1)) for bits in (8, 16, 32, 64)}, "uint8": 0}
 OVERLAP = "windows overlap: PyTorch's own kernel is faster on a CPU"
 """Three times as fast for windows of 3 × 3 with a stride of 2, channels last; for windows side by side ours is."""
 
 
-def _window_elements(sizes: CallSizes) -> Count:
+def _window_elements(places: int, sizes: CallSizes) -> Count:
     """One FLOP for each element of each window."""
     kernel = sizes.argument("kernel_size")
     assert isinstance(kernel, (int, list, tuple))
     windows = sizes.shape("grad_output")
-    return elements(sizes.result() if windows is None else windows) * math.prod(_pair(kernel))
+    return elements(sizes.result() if windows is None else windows) * math.prod(_along(places, kernel))
 
 
-EACH_WINDOW, EACH_ELEMENT = Arithmetic(_window_elements, nothing), each(of_argument("self"), 1)
+EACH_ELEMENT = each(of_argument("self"), 1)
 
 
-pools = partial(body, operator_class="reduction", promotion="none")
+def _each_window(places: int) -> Arithmetic:
+    return Arithmetic(partial(_window_elements, places), nothing)
 
 
-def _pair(numbers: Sequence[int] | int) -> tuple[int, int]:
-    if isinstance(numbers, int):
-        return numbers, numbers
-    return (numbers[0], numbers[-1])
+def _pools(function: Callable[..., Value | tuple[Value, ...]], text: str, **says: Unpack[RowFields]) -> None:
+    """Declare a row of images and one of volumes; the body's first argument is how many dimensions are places."""
+    for places in (2, 3):
+        fields: RowFields = {"promotion": "none", "arithmetic": _each_window(places), **says}
+        body(text.replace("Nd", f"{places}d"), operator_class="reduction", **fields)(partial(function, places))
+
+
+def _along(places: int, numbers: Sequence[int] | int) -> tuple[int, ...]:
+    """An argument that is one number, or one for each place."""
+    listed = [numbers] if isinstance(numbers, int) else list(numbers)
+    return tuple(listed * places if len(listed) == 1 else listed)
 
 
 def _between(places: Value, low: int, high: int, *, least: int, most: int) -> Value | None:
@@ -126,194 +138,234 @@ class _Axis:
 
 def _axes(
     c: Call,
+    places: int,
     full: Sequence[int],
     windows: Sequence[int],
     kernel: Sequence[int] | int,
     stride: Sequence[int] | int,
     padding: Sequence[int] | int,
     dilation: Sequence[int] | int = 1,
-) -> tuple[_Axis, _Axis]:
-    """The axes of height and width. Raises `Unfusable` for large windows, and on a CPU for windows that overlap."""
-    sizes, strides = _pair(kernel), _pair(stride if stride != [] and stride != () else kernel)
+) -> tuple[_Axis, ...]:
+    """The last axes. Raises `Unfusable` for large windows, and on a CPU for windows that overlap."""
+    sizes = _along(places, kernel)
+    strides = _along(places, stride) if stride != [] and stride != () else sizes
     if math.prod(sizes) > MOST_ELEMENTS:
         raise Unfusable(f"a window of more than {MOST_ELEMENTS} elements")
     if c.in_cpp and any(size > step for size, step in zip(sizes, strides, strict=True)):
         raise Unfusable(OVERLAP)
-    pads, steps = _pair(padding), _pair(dilation)
-    high, wide = (_Axis(d, full[d], windows[d], sizes[d], strides[d], pads[d], steps[d]) for d in (-2, -1))
-    return high, wide
+    pads, steps = _along(places, padding), _along(places, dilation)
+    return tuple(
+        _Axis(dim - places, full[dim - places], windows[dim - places], *numbers)
+        for dim, numbers in enumerate(zip(sizes, strides, pads, steps, strict=True))
+    )
 
 
-def _elements(c: Call, x: Value, axes: tuple[_Axis, _Axis]) -> Iterator[tuple[int, int, Value, Value | None]]:
-    """Of all windows: row and column in the window, that element, and where it is inside."""
-    high, wide = axes
-    refuse_repeats(x, high.kernel * wide.kernel)
-    for i in range(high.kernel):
-        line, above = high.part(c, x, i)
-        for j in range(wide.kernel):
-            value, beside = wide.part(c, line, j)
-            yield i, j, value, _both(above, beside)
+def _parts(c: Call, x: Value, axes: Sequence[_Axis]) -> Iterator[tuple[tuple[int, ...], Value, Value | None]]:
+    """Of all windows: a place in the window, the element there, and where it is inside."""
+    if not axes:
+        yield (), x, None
+        return
+    for k in range(axes[0].kernel):
+        line, inside = axes[0].part(c, x, k)
+        for place, value, beside in _parts(c, line, axes[1:]):
+            yield (k, *place), value, _both(inside, beside)
 
 
-@pools(
-    "max_pool2d_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
-    shapes=pooled,
-    arithmetic=EACH_WINDOW,
-    dtypes=("self", "int64"),
-    discontinuous=True,
-)
-def max_pool2d(
-    c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
-    dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
+def _elements(c: Call, x: Value, axes: Sequence[_Axis]) -> Iterator[tuple[tuple[int, ...], Value, Value | None]]:
+    refuse_repeats(x, math.prod(axis.kernel for axis in axes), len(axes))
+    return _parts(c, x, axes)
+
+
+def _flat(axes: Sequence[_Axis], places: Iterable[N]) -> N:
+    """A position in the plane or volume."""
+    first, *others = zip(axes, places, strict=True)
+    return reduce(lambda position, at: position * at[0].size + at[1], others, first[1])
+
+
+def _max_pool(
+    places: int, c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0, dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
 ) -> tuple[Value, Value]:  # fmt: skip
     """The first largest element of each window and its position in the plane; of several NaN the last."""
-    high, wide = axes = _axes(c, x.shape, c.shape, kernel, stride, padding, dilation)
+    axes = _axes(c, places, x.shape, c.shape, kernel, stride, padding, dilation)
     rank = len(x.dims)
     best = x.trace.const(SMALLEST.get(x.dtype, -math.inf), x.dtype)
-    offset = high.first(c, rank) * wide.size + wide.first(c, rank)
-    for i, j, value, inside in _elements(c, x, axes):
+    offset = _flat(axes, (axis.first(c, rank) for axis in axes))
+    for place, value, inside in _elements(c, x, axes):
         larger = value > best
         if x.dtype in FLOATS:
             larger = larger | predicate("isnan", value)
         if inside is not None:
             larger = larger & inside
         best = where(larger, value, best)
-        offset = where(larger, (i * high.dilation) * wide.size + j * wide.dilation, offset)
-    begin = [positions(c.trace, axis.windows, axis.dim, rank) * axis.stride - axis.pad for axis in axes]
-    return best, begin[0] * wide.size + begin[1] + offset
+        here = _flat(axes, (k * axis.dilation for k, axis in zip(place, axes, strict=True)))
+        offset = where(larger, here, offset)
+    begin = _flat(axes, (positions(c.trace, axis.windows, axis.dim, rank) * axis.stride - axis.pad for axis in axes))
+    return best, begin + offset
+
+
+_pools(
+    _max_pool,
+    "max_poolNd_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
+    shapes=pooled,
+    dtypes=("self", "int64"),
+    discontinuous=True,
+)
 
 
 def _around(
-    c: Call, rank: int, axes: tuple[_Axis, _Axis], *, known: bool
-) -> Iterator[tuple[Value, Value, Value | None]]:
-    """For all elements, the windows in which they can lie: row, column, and where that window exists.
+    c: Call, rank: int, axes: Sequence[_Axis], *, known: bool
+) -> Iterator[tuple[tuple[Value, ...], Value | None]]:
+    """For all elements, the windows in which they can lie: their numbers, and where that window exists.
 
     `known`: what a window gives says of which element it is, so that elements between windows need no check.
     """
-    high, wide = axes
-    if high.overlap * wide.overlap > MOST_ELEMENTS:
+    if math.prod(axis.overlap for axis in axes) > MOST_ELEMENTS:
         raise Unfusable(f"an element lies in more than {MOST_ELEMENTS} windows")
-    for t, u in product(reversed(range(high.overlap)), reversed(range(wide.overlap))):
-        row, above = high.around(c, rank, t)
-        column, beside = wide.around(c, rank, u)
+    for numbers in product(*(reversed(range(axis.overlap)) for axis in axes)):
+        found = [axis.around(c, rank, t) for axis, t in zip(axes, numbers, strict=True)]
+        inside = [exists for _, exists in found]
         if not known:
-            above, beside = _both(above, high.reaches(c, rank, t)), _both(beside, wide.reaches(c, rank, u))
-        yield row, column, _both(above, beside)
+            inside += [axis.reaches(c, rank, t) for axis, t in zip(axes, numbers, strict=True)]
+        yield tuple(window for window, _ in found), reduce(_both, inside)
 
 
-def _window(g: Value, row: Value, column: Value, inside: Value | None) -> Value:
-    return picked(picked(g, -2, row), -1, column, inside)
+def _window(g: Value, windows: Sequence[Value], inside: Value | None) -> Value:
+    """What these windows have; the condition belongs to the last dimension."""
+    for back, window in enumerate(windows):
+        is_last = back == len(windows) - 1
+        g = picked(g, back - len(windows), window, inside if is_last else None)
+    return g
 
 
-@pools(
-    "max_pool2d_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
+def _max_pool_backward(
+    places: int, c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int] | int, dilation: Sequence[int] | int, ceil_mode: bool, indices: Value,
+) -> Value:  # fmt: skip
+    """Each element sums the gradients of the windows whose largest element it is."""
+    axes = _axes(c, places, c.shape, g.shape, kernel, stride, padding, dilation)
+    rank = len(c.shape)
+    for operand in (g, indices):
+        refuse_repeats(operand, math.prod(axis.overlap for axis in axes), places)
+    own = _flat(axes, (positions(c.trace, axis.size, axis.dim, rank) for axis in axes))
+
+    def parts() -> Iterator[tuple[Value, Value]]:
+        for windows, inside in _around(c, rank, axes, known=True):
+            hit = _window(indices, windows, inside).eq(own)
+            hit = hit if inside is None else hit & inside
+            yield _window(g, windows, inside), hit
+
+    return summed(parts())
+
+
+_pools(
+    _max_pool_backward,
+    "max_poolNd_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
     "ceil_mode, indices)",
     shapes=like("self"),
     arithmetic=each(of_argument("grad_output"), 1),
     dtypes=("self",),
 )
-def max_pool2d_backward(
-    c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
-    dilation: Sequence[int] | int, ceil_mode: bool, indices: Value,
-) -> Value:  # fmt: skip
-    """Each element sums the gradients of the windows whose largest element it is."""
-    high, wide = axes = _axes(c, c.shape, g.shape, kernel, stride, padding, dilation)
-    rank = len(c.shape)
-    for operand in (g, indices):
-        refuse_repeats(operand, high.overlap * wide.overlap)
-    own = positions(c.trace, high.size, -2, rank) * wide.size + positions(c.trace, wide.size, -1, rank)
-
-    def parts() -> Iterator[tuple[Value, Value]]:
-        for row, column, inside in _around(c, rank, axes, known=True):
-            hit = _window(indices, row, column, inside).eq(own)
-            hit = hit if inside is None else hit & inside
-            yield _window(g, row, column, inside), hit
-
-    return summed(parts())
 
 
 def _divisor(
-    axes: tuple[_Axis, _Axis], row: Value, column: Value, with_padding: bool, override: int | None, dtype: str
+    axes: Sequence[_Axis], windows: Sequence[Value], with_padding: bool, override: int | None, dtype: str
 ) -> Value | int:
     """Of windows, by what their sum is divided."""
     if override is not None:
         return override
     if all(axis.is_even(with_padding) for axis in axes):
-        return axes[0].kernel * axes[1].kernel
-    return (axes[0].count(row, with_padding) * axes[1].count(column, with_padding)).to_compute(dtype)
+        return math.prod(axis.kernel for axis in axes)
+    counts = (axis.count(window, with_padding) for axis, window in zip(axes, windows, strict=True))
+    return reduce(mul, counts).to_compute(dtype)
 
 
-@pools(
-    "avg_pool2d.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
+def _avg_pool(
+    places: int, c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
+    padding: Sequence[int] | int = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    if x.dtype not in FLOATS:
+        raise Unfusable("an average of integers")
+    axes = _axes(c, places, x.shape, c.shape, kernel, stride, padding)
+    total = summed((value, inside) for _, value, inside in _elements(c, x, axes))
+    windows = [positions(c.trace, axis.windows, axis.dim, len(x.dims)) for axis in axes]
+    return total / _divisor(axes, windows, count_include_pad, divisor_override, x.dtype)
+
+
+_pools(
+    _avg_pool,
+    "avg_poolNd.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
     shapes=pooled,
-    arithmetic=EACH_WINDOW,
     dtypes=("self",),
 )
-def avg_pool2d(
-    c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] | int = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+
+
+def _avg_pool_backward(
+    places: int, c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
+    padding: Sequence[int] | int, ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
 ) -> Value:  # fmt: skip
     if x.dtype not in FLOATS:
         raise Unfusable("an average of integers")
-    axes = _axes(c, x.shape, c.shape, kernel, stride, padding)
-    total = summed((value, inside) for _, _, value, inside in _elements(c, x, axes))
-    row, column = (positions(c.trace, axis.windows, axis.dim, len(x.dims)) for axis in axes)
-    return total / _divisor(axes, row, column, count_include_pad, divisor_override, x.dtype)
-
-
-@pools(
-    "avg_pool2d_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
-    "divisor_override)",
-    shapes=like("self"),
-    arithmetic=EACH_WINDOW,
-    dtypes=("self",),
-)
-def avg_pool2d_backward(
-    c: Call, g: Value, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] | int,
-    ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
-) -> Value:  # fmt: skip
-    if x.dtype not in FLOATS:
-        raise Unfusable("an average of integers")
-    high, wide = axes = _axes(c, c.shape, g.shape, kernel, stride, padding)
-    rank = len(c.shape)
-    refuse_repeats(g, high.overlap * wide.overlap)
+    axes = _axes(c, places, c.shape, g.shape, kernel, stride, padding)
+    refuse_repeats(g, math.prod(axis.overlap for axis in axes), places)
 
     def parts() -> Iterator[tuple[Value, Value | None]]:
-        for row, column, inside in _around(c, rank, axes, known=False):
-            divisor = _divisor(axes, row, column, count_include_pad, divisor_override, g.dtype)
-            yield _window(g, row, column, inside) / divisor, inside
+        for windows, inside in _around(c, len(c.shape), axes, known=False):
+            divisor = _divisor(axes, windows, count_include_pad, divisor_override, g.dtype)
+            yield _window(g, windows, inside) / divisor, inside
 
     return summed(parts())
 
 
-def _equal_windows(full: Sequence[int], windows: Sequence[int]) -> tuple[int, int]:
-    """Height and width of the windows of an adaptive pooling; raises `Unfusable` where they differ in size."""
-    sizes = list(zip(full[-2:], windows[-2:], strict=True))
+_pools(
+    _avg_pool_backward,
+    "avg_poolNd_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
+    "divisor_override)",
+    shapes=like("self"),
+    dtypes=("self",),
+)
+
+
+def _equal_windows(places: int, full: Sequence[int], windows: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the windows of an adaptive pooling; raises `Unfusable` where they differ."""
+    sizes = list(zip(full[-places:], windows[-places:], strict=True))
     if any(size % count for size, count in sizes):
         raise Unfusable("windows of different sizes")
-    height, width = (size // count for size, count in sizes)
-    return height, width
+    return tuple(size // count for size, count in sizes)
 
 
-@pools("_adaptive_avg_pool2d.default(self, output_size)", shapes=pooled, arithmetic=EACH_ELEMENT, dtypes=("self",))
-def adaptive_avg_pool2d(c: Call, x: Value, output_size: Sequence[int]) -> Value:
-    height, width = kernel = _equal_windows(x.shape, c.shape)
+def _adaptive_avg_pool(places: int, c: Call, x: Value, output_size: Sequence[int]) -> Value:
+    kernel = _equal_windows(places, x.shape, c.shape)
     if math.prod(kernel) <= MOST_ELEMENTS:
-        return avg_pool2d(c, x, kernel)
-    parts = x.view([*x.shape[:-2], c.shape[-2], height, c.shape[-1], width])
-    return (parts.sum((-3, -1)) / math.prod(kernel)).view(c.shape)
+        return _avg_pool(places, c, x, kernel)
+    split = chain.from_iterable(zip(c.shape[-places:], kernel, strict=True))
+    parts = x.view([*x.shape[:-places], *split])
+    return (parts.sum(tuple(range(1 - 2 * places, 0, 2))) / math.prod(kernel)).view(c.shape)
 
 
-@pools(
-    "_adaptive_avg_pool2d_backward.default(grad_output, self)",
+_pools(
+    _adaptive_avg_pool,
+    "_adaptive_avg_poolNd.default(self, output_size)",
+    shapes=pooled,
+    arithmetic=EACH_ELEMENT,
+    dtypes=("self",),
+)
+
+
+def _adaptive_avg_pool_backward(places: int, c: Call, g: Value, x: Value) -> Value:
+    kernel, rank = _equal_windows(places, c.shape, g.shape), len(c.shape)
+    windows = [
+        call("idiv", positions(c.trace, c.shape[dim], dim, rank), size)
+        for dim, size in zip(range(-places, 0), kernel, strict=True)
+    ]
+    return _window(g, windows, None) / math.prod(kernel)
+
+
+_pools(
+    _adaptive_avg_pool_backward,
+    "_adaptive_avg_poolNd_backward.default(grad_output, self)",
     shapes=like("self"),
     arithmetic=EACH_ELEMENT,
     dtypes=("self",),
 )
-def adaptive_avg_pool2d_backward(c: Call, g: Value, x: Value) -> Value:
-    kernel, rank = _equal_windows(c.shape, g.shape), len(c.shape)
-    row, column = (
-        call("idiv", positions(c.trace, c.shape[dim], dim, rank), size)
-        for dim, size in zip((-2, -1), kernel, strict=True)
-    )
-    return _window(g, row, column, None) / math.prod(kernel)

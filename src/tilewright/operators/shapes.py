@@ -203,14 +203,15 @@ def _along(argument: Any, rank: int, otherwise: Sequence[int]) -> Sequence[int]:
 
 
 def pooled(call: CallAxes) -> Result:
-    """An axis whose size stays keeps its name; of a recorded call the windows along the last two axes follow."""
+    """An axis whose size stays keeps its name; of a recorded call the windows along the last axes follow: two or three,
+    as the kernel has, which profilers record expanded."""
     source = call.operands[0]
     if call.known is not None:
         return kept(call)
     kernel = call.arguments.get("output_size") or call.arguments["kernel_size"]
-    along = _along(kernel, 2, ())
+    along = _along(kernel, 3 if isinstance(kernel, (list, tuple)) and len(kernel) == 3 else 2, ())
     counts = along if "output_size" in call.arguments else windows(call, source, along)
-    return call.each(source[:-2] + call.names.unknown_shape(counts))
+    return call.each(source[: -len(along)] + call.names.unknown_shape(counts))
 
 
 def reduction(call: CallAxes) -> Result:
