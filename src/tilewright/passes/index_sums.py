@@ -5,10 +5,12 @@
     dx = scatter_add(zeros, dim, i, dy)                      →  dx = to_copy(index_sums(dy, i, n))
     dx = scatter_add(zeros, -1, i, dy)                       →  dx = scatter_sums(dy, i, n)
     dx = index_add(zeros, 0, i, dy)                          →  dx = embedding_sums(dy, *sort(i), n)
+    dx = scatter_add(zeros, dim, i, dy), one index a row     →  dx = where(arange(n) == i, dy, 0)
 
-The fourth for rows of a result that shared memory holds. The last for many whole rows to many places, where the sort,
+The fourth for rows of a result that shared memory holds. The fifth for many whole rows to many places, where the sort,
 which all sums at the same index share, is predicted to cost less than atomics: a graph's edges are sorted once for all
-layers, forward and backward. It is the same at every run.
+layers, forward and backward. It is the same at every run. The last is the gradient of one element picked of each row,
+whose index `gather` has checked: it is computed where it is read.
 
 PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
 the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
@@ -79,6 +81,12 @@ class _Sums:
         shapes = [tuple(x.shape) for x in found if x is not None]
         positions = shapes[0][self.start] if self.by_element else prod(torch.broadcast_shapes(*shapes))
         return prod(self.shape[: self.start]), positions, prod(self.shape[self.start + len(self.indices) :])
+
+    @property
+    def picks(self) -> bool:
+        """Whether one element of each row gets a value, at an index that a `gather` takes, too."""
+        gathered = any(user.target is aten.gather.default for user in self.indices[0].users)
+        return self.by_element and self.sizes[1] == 1 and gathered
 
     @property
     def in_rows(self) -> bool:
@@ -194,7 +202,9 @@ def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphNa
     if isinstance(sums, Refusal):
         reason = f"tilewright.index_sums does not take {name}: {sums}"
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
-    if sums.in_rows:
+    if sums.picks:
+        how, new = "where they are read", _insert(sums, _in_place)
+    elif sums.in_rows:
         how, new = "in rows that shared memory holds", _insert(sums, _by_rows)
     elif orders.is_worth(sums):
         how, new = "as rows sorted by index", orders.sums(sums)
@@ -238,7 +248,7 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
         raise Refusal("a tensor is empty")
     if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in known[2:]):
         raise Refusal("its indices are a mask")
-    if torch.are_deterministic_algorithms_enabled() and not sums.in_rows and sums.rows_by is None:
+    if torch.are_deterministic_algorithms_enabled() and not (sums.picks or sums.in_rows or sums.rows_by):
         raise Refusal("the same bits are wanted in every run")
     return sums
 
@@ -281,6 +291,12 @@ def _insert(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
 
     new: fx.Node = insert_formula(sums.node, lambda *given: formula(sums, *given), sums.values, *sums.indices)
     return new
+
+
+def _in_place(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:
+    columns = torch.arange(sums.extent, device=index.device)
+    columns = columns.view(-1, *[1] * (len(sums.shape) - sums.start - 1))
+    return torch.where(columns == index, values, 0)
 
 
 def _by_rows(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:

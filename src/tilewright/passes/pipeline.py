@@ -23,6 +23,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.index_sums import sum_by_index
+from tilewright.passes.log_softmaxes import compute_where_read
 from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.one_row_convolutions import convolve_as_images
@@ -70,6 +71,7 @@ def optimise_joint(
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) + sum_by_index(graph, target) if hand_written else []
+    compute_where_read(graph, target)
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)

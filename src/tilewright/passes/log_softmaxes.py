@@ -1,0 +1,90 @@
+"""Log-softmax of long rows is computed from two numbers a row where it is read, and not written, on a GPU.
+
+    y = _log_softmax(x, -1)     [*, C]   →   top = amax(x, -1); total = log(sum(exp(x - top), -1))       [*, 1]
+    p = gather(y, -1, i)        [*, K]   →   p = (gather(x, -1, i) - top) - total
+    others of y                          →   y = (x - top) - total, in the kernel of each reader
+
+Log-probabilities of tokens (policies, preferences, distillation): 2048 rows of 32,000 in fp32 are 262 MB, written in
+forward and kept for backward, beside logits of half that size, which are read anyway. `cross_entropy` has a kernel of
+its own. Before the cut into forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_formula, replace
+from tilewright.graph.layouts import before_widening
+from tilewright.graph.specialise import has_symbols
+from tilewright.hardware.target import Target
+from tilewright.kernels.device import DTYPES
+from tilewright.passes.units import is_fusible, is_view, readers
+
+aten: Any = torch.ops.aten
+LEAST_COLUMNS, LEAST_ELEMENTS = 1024, 2**22
+"""Of rows that are not written. Shorter ones and fewer stay in caches, where one kernel is better than two."""
+
+
+def compute_where_read(graph: fx.Graph, target: Target) -> None:
+    """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
+    if target.language != "triton":
+        return
+    for softmax in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
+        if _is_taken(softmax):
+            _replace(softmax)
+
+
+def _is_taken(softmax: fx.Node) -> bool:
+    """Whether the rows are long, and read only by picks and by what one kernel can compute with them."""
+    x, y = calls.output(softmax.args[0]), calls.output(softmax)  # type: ignore[arg-type]
+    if x is None or y is None or has_symbols(y) or y.dtype not in DTYPES or softmax.args[1] not in (-1, y.dim() - 1):
+        return False
+    if x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
+        return False
+    # Cross entropy is a kernel.
+    return all(_picks(reader, softmax) or _computes(reader) for reader in readers(softmax))
+
+
+def _computes(reader: fx.Node) -> bool:
+    return is_fusible(reader) is None and not calls.operator_name(reader.target).startswith("nll_loss")
+
+
+def _picks(reader: fx.Node, softmax: fx.Node) -> bool:
+    """Whether `reader` gathers few elements of each row of `softmax`."""
+    if reader.target is not aten.gather.default or reader.args[0] is not softmax:
+        return False
+    y, picked = softmax.meta["val"], reader.meta["val"]
+    along = reader.args[1] in (-1, y.dim() - 1)
+    return along and y.shape[:-1] == picked.shape[:-1] and picked.shape[-1] * LEAST_COLUMNS <= y.shape[-1] * 64
+
+
+def _replace(softmax: fx.Node) -> None:
+    x: Any = softmax.args[0]
+    dtype = softmax.meta["val"].dtype
+    top, total = insert_formula(softmax, _numbers, x)
+    for reader in [user for user in softmax.users if _picks(user, softmax)]:
+        replace(reader, insert_formula(reader, _pick, before_widening(x), reader.args[2], top, total, dtype))
+    # One for each reader: shared, it would be a value that the cut could keep.
+    for reader in list(softmax.users):
+        new = insert_formula(reader if not is_view(reader) else softmax, _shifted, x, top, total, dtype)
+        reader.replace_input_with(softmax, new)
+    softmax.graph.erase_node(softmax)
+
+
+def _numbers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row, and the logarithm of the sum of exponentials beside it."""
+    x = x.float()
+    top = x.amax(-1, keepdim=True)
+    return top, (x - top).exp().sum(-1, keepdim=True).log()
+
+
+def _pick(x: Tensor, index: Tensor, top: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
+    return ((x.gather(-1, index).float() - top) - total).to(dtype)
+
+
+def _shifted(x: Tensor, top: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
+    return ((x.float() - top) - total).to(dtype)

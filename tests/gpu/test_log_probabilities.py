@@ -1,0 +1,31 @@
+"""Losses of log-probabilities on a GPU: the contract, and no row of probabilities in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.contract import keeps_contract
+from tests.passes.test_log_softmaxes import COLUMNS, LOSSES, ROWS
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda:0")
+
+
+@pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_keep_the_contract(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator(GPU).manual_seed(3)
+    x, other = (3 * torch.randn(ROWS, COLUMNS, generator=generator, device=GPU).to(dtype) for _ in "ab")
+    record = keeps_contract(LOSSES[name], [x.requires_grad_(), other])
+    assert record.fallbacks == []
+    written = [
+        output.name
+        for graph in record.graphs
+        for region in graph.plan.fusion.regions
+        for output in region.lowered.outputs
+        if output.meta["val"].numel() == ROWS * COLUMNS
+    ]
+    # The gradient of the logits alone.
+    assert len(written) == 1

@@ -1,0 +1,126 @@
+"""Log-softmax of long rows from two numbers a row: the numbers, what is kept for backward, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.passes.graphs import aten, calls, run
+from tilewright.compile.capture import capture
+from tilewright.compile.planner import Planner
+from tilewright.hardware.target import target_named
+from tilewright.passes.index_sums import sum_by_index
+from tilewright.passes.log_softmaxes import compute_where_read
+from tilewright.records.case import Case, InputSpec
+
+H200 = target_named("h200")
+ROWS, COLUMNS = 2048, 4096
+
+
+def index(x: Tensor) -> Tensor:
+    return (torch.arange(len(x), device=x.device) ** 2 % 1013)[:, None]
+
+
+def wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def picked(x: Tensor, other: Tensor) -> Tensor:
+    return wide(x).log_softmax(-1).gather(-1, index(x))[:, 0]
+
+
+def with_entropy(x: Tensor, other: Tensor) -> Tensor:
+    y = wide(x).log_softmax(-1)
+    return y.gather(1, index(x))[:, 0] - (y.exp() * y).sum(-1)
+
+
+def distilled(x: Tensor, other: Tensor) -> Tensor:
+    mine, theirs = wide(x).log_softmax(-1), wide(other).log_softmax(-1)
+    return F.kl_div(mine, theirs, log_target=True, reduction="batchmean")
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "picked": picked,
+    "in 16 bits": lambda x, _: x.log_softmax(-1).gather(1, index(x))[:, 0],
+    "with entropy": with_entropy,
+    "distilled": distilled,
+}
+
+
+def logits(scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return tuple(scale * torch.randn(ROWS, COLUMNS, generator=generator).bfloat16() for _ in "ab")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("scale", [3.0, 300.0])
+def test_numbers_stay(name: str, scale: float) -> None:
+    function, (x, other) = LOSSES[name], logits(scale)
+    graph = aten(function, x, other)
+    compute_where_read(graph, H200)
+    assert "_log_softmax.default" not in calls(graph)
+    found, exact = run(graph, x, other), function(x.double(), other.double())
+    tolerance = torch.finfo(found.dtype).eps if found.dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+class Loss(torch.nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.scale = function, torch.nn.Parameter(torch.ones(COLUMNS, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.function(x * self.scale, other).sum()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_row_of_probabilities_is_written_or_kept(name: str) -> None:
+    inputs = [InputSpec("bfloat16", (ROWS, COLUMNS), (None, None))] * 2
+    plan = capture(Case(name, lambda: Loss(LOSSES[name]), inputs, training=True), Planner(H200)).plan
+    for graph in plan.graphs:
+        wide = [
+            output.name
+            for region in graph.fusion.regions
+            for output in region.lowered.outputs
+            if output.meta["val"].numel() >= ROWS * COLUMNS and output.meta["val"].dtype == torch.float32
+        ]
+        assert wide == []
+        assert not {"tilewright.index_sums.default", "tilewright.softmax.default"} & set(calls(graph.graph))
+
+
+def test_the_gradient_of_a_pick_is_computed_where_it_is_read() -> None:
+    def gradient(g: Tensor, x: Tensor, index: Tensor) -> Tensor:
+        picks = x.gather(1, index)
+        return torch.zeros_like(x).scatter_add(1, index, g * picks) * 2
+
+    g, x = torch.randn(50, 1), torch.randn(50, 5000)
+    index = torch.randint(5000, (50, 1), generator=torch.Generator().manual_seed(0))
+    graph = aten(gradient, g, x, index)
+    (decision,) = sum_by_index(graph, H200)
+    assert decision.verdict == "taken" and "where they are read" in decision.reason
+    assert not any("sums" in call or "scatter" in call for call in calls(graph))
+    torch.testing.assert_close(run(graph, g, x, index), gradient(g, x, index), rtol=0, atol=0)
+
+
+def test_what_stays() -> None:
+    x, other = logits()
+    stays: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda x, _: x.float().log_softmax(-1),
+        lambda x, _: F.cross_entropy(x.float(), index(x)[:, 0]),
+        lambda x, _: x.float().log_softmax(0).gather(0, index(x).T),
+        lambda x, _: x[:9].float().log_softmax(-1).gather(-1, index(x[:9])),
+        lambda x, _: x.float().log_softmax(-1) @ x.float().T,
+    ]
+    for function in stays:
+        graph = aten(function, x, other)
+        before = calls(graph)
+        compute_where_read(graph, H200)
+        assert calls(graph) == before
+    graph = aten(picked, x, other)
+    before = calls(graph)
+    compute_where_read(graph, target_named("cpu"))
+    assert calls(graph) == before
