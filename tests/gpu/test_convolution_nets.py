@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from tests.contract import launched
 from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, image, library_pools
-from tests.passes.test_channels_last import Classifier, trains_as_eager
-from tests.passes.test_group_norm import Block
+from tests.passes.test_channels_last import Classifier, DiffusionBlock, trains_as_eager
 from tests.passes.test_one_row_convolutions import Gated, Volume, takes_the_layout
 from tilewright.backend import recording
 
@@ -16,8 +15,8 @@ GPU = torch.device("cuda:0")
 NETS = {
     "batch norms": lambda: (Classifier(32), (8, 32, 14, 14)),
     "one channel more": lambda: (Classifier(33), (5, 33, 15, 13)),
-    "group norms": lambda: (Block(32, 4, True), (2, 32, 14, 18)),
-    "each channel a group": lambda: (Block(40, 40, False), (3, 40, 30, 34)),
+    "group norms": lambda: (DiffusionBlock(32, 4, True), (2, 32, 14, 18)),
+    "each channel a group": lambda: (DiffusionBlock(40, 40, False), (3, 40, 30, 34)),
 }
 
 

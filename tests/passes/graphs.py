@@ -25,6 +25,15 @@ def calls(graph: fx.Graph) -> list[str]:
     return [str(n.target).removeprefix("aten.") for n in graph.nodes if n.op == "call_function"]
 
 
+def stays(rewrite: Callable[[fx.Graph], Any], function: Callable[..., Any], *inputs: Tensor) -> Any:
+    """What `rewrite` gives for a program whose operators it leaves as they are."""
+    graph = aten(function, *inputs)
+    before = calls(graph)
+    given = rewrite(graph)
+    assert calls(graph) == before
+    return given
+
+
 def is_view(node: fx.Node) -> bool:
     """By the operator table's class, not by the pass that is under test."""
     row = row_of(node.target)

@@ -1,4 +1,4 @@
-"""Channels-last convolutions: which graphs take the layout, and that results and strides stay eager's."""
+"""Channels-last convolutions and group norms: which graphs take the layout; results and strides stay eager's."""
 
 import copy
 from collections.abc import Callable, Container
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +17,7 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes import pipeline
 from tilewright.passes.channels_last import channels_last
+from tilewright.passes.group_norm import group_norm
 from tilewright.records.program import Decision
 
 H200 = target_named("h200")
@@ -32,7 +34,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.relu(self.norm(self.first(x)))
-        y = nn.functional.max_pool2d(self.second(y) + x, 2)
+        y = F.max_pool2d(self.second(y) + x, 2)
         return y, y.view(x.shape[0], -1).sum(-1)
 
 
@@ -168,9 +170,9 @@ class Classifier(nn.Module):
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             y = norm(convolution(x))
             y += x
-            x = nn.functional.relu(y, inplace=True)
-        x = nn.functional.max_pool2d(x, 3, 2, 1)
-        pooled: Tensor = self.head(nn.functional.adaptive_avg_pool2d(x, 1).flatten(1))
+            x = F.relu(y, inplace=True)
+        x = F.max_pool2d(x, 3, 2, 1)
+        pooled: Tensor = self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return pooled
 
 
@@ -184,7 +186,7 @@ class ResponseNorm(nn.Module):
         self.widen, self.narrow = nn.Linear(channels, 2 * channels), nn.Linear(2 * channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = nn.functional.gelu(self.widen(self.dense(self.depthwise(x)).permute(0, 2, 3, 1)))
+        y = F.gelu(self.widen(self.dense(self.depthwise(x)).permute(0, 2, 3, 1)))
         response = y.norm(dim=(1, 2), keepdim=True)
         y = y * (response / (response.mean(-1, keepdim=True) + 1e-6)) + y
         return x + self.narrow(y).permute(0, 3, 1, 2)
@@ -247,7 +249,7 @@ class Windows(nn.Module):
         self.first, self.second = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        windows = nn.functional.pad(self.first(x), [1, 1, 1, 1]).unfold(2, 4, 2).unfold(3, 4, 2)
+        windows = F.pad(self.first(x), [1, 1, 1, 1]).unfold(2, 4, 2).unfold(3, 4, 2)
         near = windows.reshape(4, 8, 9, 16).permute(0, 2, 1, 3).softmax(-1)
         turned = self.second(x).permute(0, 2, 3, 1) + 1
         return near.sum(-1), turned.reshape(2, -1, 16).sin()
@@ -265,7 +267,7 @@ def test_heads_viewed_in_channels_last_tensors(planned_for_h200: list[Decision])
     def attention(x: Tensor) -> Tensor:
         y = convolution(x.permute(0, 3, 1, 2))
         q, k, v = y.view(2, 2, 24, -1).chunk(3, dim=2)
-        out = nn.functional.scaled_dot_product_attention(*(t.transpose(2, 3) for t in (q, k, v)))
+        out = F.scaled_dot_product_attention(*(t.transpose(2, 3) for t in (q, k, v)))
         return convolution(out.transpose(2, 3).reshape(2, 16, 4, 4).repeat(1, 2, 1, 1))
 
     x = torch.randn(2, 4, 4, 32).bfloat16()
@@ -273,3 +275,54 @@ def test_heads_viewed_in_channels_last_tensors(planned_for_h200: list[Decision])
         got = torch.compile(attention, backend=backend)(x)
         torch.testing.assert_close(got, attention(x), rtol=2e-2, atol=2e-2)
     assert [decision.verdict for decision in planned_for_h200] == ["taken"], planned_for_h200
+
+
+class DiffusionBlock(nn.Module):
+    """The residual block of a diffusion U-Net, between what it pools and what it repeats."""
+
+    def __init__(self, channels: int, groups: int, affine: bool) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(groups, channels, affine=affine) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = kept = self.convolutions[0](x)
+        y = F.avg_pool2d(y, 2)
+        for norm, convolution in zip(self.norms, self.convolutions[1:], strict=True):
+            y = convolution(F.silu(norm(y)))
+        return torch.cat([F.interpolate(y, scale_factor=2.0), kept], 1)
+
+
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("groups", [4, 32, 1])
+def test_group_norms_keep_the_layout_and_the_contract(
+    groups: int, affine: bool, planned_for_h200: list[Decision]
+) -> None:
+    torch.manual_seed(groups)
+    model, x = DiffusionBlock(32, groups, affine).bfloat16(), (torch.randn(2, 32, 14, 18) + 3).bfloat16()
+    record = trains_as_eager(model, x)
+    assert planned_for_h200[0].verdict == "taken" and record.fallbacks == []
+    assert not [target for target in targets(record) if "group_norm" in target]
+    keeps_layout(record, (32, 64), longer_than=3)
+
+
+def test_group_norms_in_inference_and_uncompiled_calls(planned_for_h200: list[Decision]) -> None:
+    """Where a graph runs as PyTorch runs it, the operator computes its formula."""
+    model = DiffusionBlock(32, 4, True).bfloat16()
+    x = torch.randn(2, 32, 14, 18).bfloat16()
+    with torch.no_grad():
+        got, wanted = torch.compile(model, backend=backend, fullgraph=True)(x), model(x)
+        torch.testing.assert_close(got, wanted, rtol=3e-2, atol=3e-2)
+        weight, bias = torch.rand(32).bfloat16(), torch.rand(32).bfloat16()
+        x = x.contiguous(memory_format=torch.channels_last)
+        y = group_norm(x, 4, weight, bias, 1e-5)
+        torch.testing.assert_close(y, F.group_norm(x, 4, weight, bias), rtol=2e-2, atol=2e-2)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_group_norm_is_pytorchs_idea_of_an_operator() -> None:
+    x = torch.randn(2, 8, 3, 5).bfloat16().contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.rand(8).bfloat16().requires_grad_()
+    arguments: tuple[Any, ...] = (x, 2, weight, None, 1e-5)
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.tilewright.group_norm.default, arguments, test_utils=utilities)

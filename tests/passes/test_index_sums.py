@@ -1,4 +1,4 @@
-"""Sums at indices that may repeat: which become tilewright's, by which kernel, and their numbers."""
+"""Sums at indices that may repeat, gathers by a permutation and sorts of places: which become cheaper, the same."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.passes.graphs import aten, calls, run
+from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.passes.index_sums import sum_by_index
+from tilewright.passes.narrow_sorts import narrow_sorts
+from tilewright.passes.permutations import gather_back
 from tilewright.passes.simplify import simplify
 
 put = torch.ops.aten.index_put
@@ -193,14 +195,121 @@ def test_what_stays() -> None:
         "is empty": lambda y, i: y.new_zeros(5, 0).index_put((i,), y[:, :0], accumulate=True),
     }
     for reason, function in others.items():
-        graph = aten(function, y, ROWS)
-        before = calls(graph)
-        (decision,) = sum_by_index(graph, H200)
+        (decision,) = stays(lambda graph: sum_by_index(graph, H200), function, y, ROWS)
         assert decision.verdict == "refused" and reason in decision.reason
-        assert calls(graph) == before
     assert sum_by_index(aten(rows, y, ROWS), target_named("cpu")) == []
     for function in (
         lambda y, i: y.new_zeros(5, 4).index_put((i,), y),
         lambda y, i: y.new_zeros(5, 4).scatter_reduce(0, i.view(7, 1).expand(7, 4) % 5, y, "amax"),
     ):
         assert sum_by_index(aten(function, y, ROWS), H200) == []
+
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def by_order(x: Tensor, keys: Tensor) -> Tensor:
+    return x[keys.sort()[1]] * torch.arange(len(keys)).sin()[:, None]
+
+
+def there_and_back(x: Tensor, keys: Tensor) -> Tensor:
+    """Each row to three places, in the order of `keys`, and the three together again."""
+    order = keys.argsort()
+    back = torch.empty_like(order).index_put((order,), torch.arange(len(order)))
+    sent = x[order // 3] * torch.arange(len(keys)).sin()[:, None]
+    return sent[back].view(len(x), 3, -1).sum(1)
+
+
+def gradient(function: Function) -> Function:
+    def call(x: Tensor, keys: Tensor) -> Tensor:
+        (dx,) = torch.autograd.grad(function(x.requires_grad_(), keys).square().sum(), x)
+        return dx
+
+    return call
+
+
+def inputs(rows: int, keys: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(rows, 5, generator=draw, dtype=torch.float64), torch.randint(0, 4, (keys,), generator=draw)
+
+
+@pytest.mark.parametrize(("function", "rows", "keys"), [(by_order, 12, 12), (there_and_back, 7, 21)])
+def test_a_gradient_by_a_permutation_adds_nothing_up(function: Function, rows: int, keys: int) -> None:
+    given = inputs(rows, keys)
+    graph = aten(gradient(function), *given)
+    before = calls(graph)
+    decisions = gather_back(graph)
+    assert [decision.verdict for decision in decisions] == ["taken"] * (1 if function is by_order else 2)
+    # One scatter is left in each: the inverse.
+    assert before.count("index_put.default") == len(decisions) + (function is there_and_back)
+    assert calls(graph).count("index_put.default") == 1
+    torch.testing.assert_close(run(graph, *given), gradient(function)(*given), rtol=1e-14, atol=1e-14)
+
+
+def by_part_of_a_permutation(x: Tensor, keys: Tensor) -> Tensor:
+    order = keys.sort()[1]
+    return x[torch.zeros_like(order).index_put((order[:5],), torch.arange(5))]
+
+
+OTHERS: dict[str, tuple[Function, int, int]] = {
+    "of fewer": (lambda x, keys: x[keys.sort()[1][:5]], 12, 12),
+    "of more rows": (lambda x, keys: x[keys.sort()[1]], 13, 12),
+    "by values": (lambda x, keys: x[keys.sort()[0]], 12, 12),
+    "of columns": (lambda x, keys: x[:, keys.sort()[1]], 12, 5),
+    "to uneven places": (lambda x, keys: x[keys.sort()[1] // 2], 7, 13),
+    "by a part of a permutation": (by_part_of_a_permutation, 12, 12),
+}
+
+
+@pytest.mark.parametrize(("function", "rows", "keys"), OTHERS.values(), ids=OTHERS)
+def test_other_gradients_of_gathers_stay(function: Function, rows: int, keys: int) -> None:
+    assert stays(gather_back, gradient(function), *inputs(rows, keys)) == []
+
+
+def by_expert(scores: Tensor) -> Any:
+    return scores.topk(2, -1)[1].reshape(-1).sort(stable=True)
+
+
+def of_columns(scores: Tensor) -> Any:
+    return scores.topk(2, 0)[1].flatten().sort(descending=True, stable=True)
+
+
+def keys_of(graph: torch.fx.Graph) -> list[torch.dtype]:
+    return [node.args[0].meta["val"].dtype for node in graph.nodes if "sort" in str(node.target)]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (by_expert, (30, 8), torch.int8),
+        (by_expert, (30, 128), torch.int8),
+        (by_expert, (30, 129), torch.int16),
+        (of_columns, (129, 8), torch.int16),
+        (by_expert, (3, 2**15 + 1), torch.int64),
+    ],
+)
+def test_keys_are_as_narrow_as_the_largest(
+    function: Callable[[Tensor], Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    scores = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    graph = aten(function, scores)
+    decisions = narrow_sorts(graph, H200)
+    assert keys_of(graph) == [dtype] and len(decisions) == (dtype != torch.int64)
+    for ours, eager in zip(run(graph, scores), function(scores), strict=True):
+        assert torch.equal(ours, eager) and ours.dtype == eager.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.topk(2)[0].flatten().sort()[1], lambda x: x.to(torch.int64).flatten().sort()[1]],
+    ids=["of values", "of places"],
+)
+def test_other_keys_stay(function: Callable[[Tensor], Tensor]) -> None:
+    graph = aten(function, torch.rand(6, 8))
+    before = keys_of(graph)
+    assert narrow_sorts(graph, H200) == [] and keys_of(graph) == before
+
+
+def test_a_cpu_sorts_wide_keys() -> None:
+    graph = aten(by_expert, torch.rand(6, 8))
+    assert narrow_sorts(graph, target_named("cpu")) == [] and keys_of(graph) == [torch.int64]

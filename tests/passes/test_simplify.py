@@ -1,4 +1,4 @@
-"""Simplification removes what changes nothing: results, draws and writes stay what they were."""
+"""What changes nothing is removed, also casts and copies; results, layouts, draws and writes stay what they were."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
-from tilewright.passes.simplify import simplify
+from tilewright.passes.casts import drop_round_trips
+from tilewright.passes.copies import drop_copies
+from tilewright.passes.simplify import drop_unread, simplify
 
 X = torch.linspace(-2, 2, 12).reshape(3, 4)
 
@@ -128,3 +130,93 @@ def test_a_second_run_finds_nothing() -> None:
     graph = aten(lambda x: (x.exp() + x.exp().t().t()).detach(), X)
     assert simplify(graph) > 0
     assert simplify(graph) == 0
+
+
+def beside_its_source(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.sin()
+    return y, y.float().view(-1).bfloat16()
+
+
+Function = Callable[[Tensor], tuple[Tensor, ...]]
+DROPPED: dict[str, Function] = {
+    "inside": lambda x: (x.sin().float().view(-1).bfloat16().cos(),),
+    "result": lambda x: (x.sin().float().view(-1).bfloat16(),),
+}
+KEPT: dict[str, Function] = {
+    "of rows with gaps": lambda x: (x[:, :5].float().view(2, 3, 5).bfloat16().cos(),),
+    "of an input": lambda x: (x.float().view(-1).bfloat16(),),
+    "beside its source": beside_its_source,
+    "narrowed": lambda x: (x.sin().to(torch.float8_e5m2).bfloat16().cos(),),
+    "closing gaps": lambda x: (x.sin()[:, :5].float().view(-1).bfloat16().cos(),),
+}
+
+
+@pytest.mark.parametrize("name", [*DROPPED, *KEPT])
+def test_round_trips(name: str) -> None:
+    function, x = (DROPPED | KEPT)[name], torch.randn(6, 8, dtype=torch.bfloat16)
+    graph = aten(function, x)
+    drop_round_trips(graph)
+    drop_unread(graph)
+    assert any("_to_copy" in call for call in calls(graph)) == (name in KEPT)
+    for ours, theirs in zip(run(graph, x), function(x), strict=True):
+        assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("of_gradient", [False, True])
+def test_in_training_only_a_gradient_may_be_what_the_graph_made(of_gradient: bool) -> None:
+    def function(dy: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (dy.cos(), (dy * x if of_gradient else x.sin()).float().view(-1).bfloat16())
+
+    x = torch.randn(6, 8, dtype=torch.bfloat16)
+    graph = aten(function, x.clone(), x)
+    next(iter(graph.nodes)).target = "tangents_1"
+    drop_round_trips(graph)
+    drop_unread(graph)
+    assert any("_to_copy" in call for call in calls(graph)) == (not of_gradient)
+
+
+def copies(function: Callable[..., Any], *inputs: Tensor) -> int:
+    """How many copies are left, after a check that results and inputs end as they do in eager."""
+    graph = aten(function, *inputs)
+    drop_copies(graph)
+    ours, theirs = [t.clone() for t in inputs], [t.clone() for t in inputs]
+    torch.testing.assert_close(run(graph, *ours), function(*theirs), rtol=0, atol=0)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    return calls(graph).count("clone.default")
+
+
+def written_later(x: Tensor) -> Tensor:
+    e = x.exp()
+    before = e.clone()
+    e.t().add_(1)
+    return before * 2 + e
+
+
+@pytest.mark.parametrize(
+    ("left", "program"),
+    [
+        # Inside, a copy is needless.
+        (0, lambda x: x.exp().clone().sin()),
+        (0, lambda x: (e := x.exp()).clone() @ e.t()),
+        (0, lambda x: x.exp().t().clone().t().sin()),
+        (0, lambda x: x.exp().clone().clone().clone().sum()),
+        # A result is its own tensor.
+        (1, lambda x: x.clone()),
+        (1, lambda x: x.exp().clone()),
+        (1, lambda x: x.clone().t()),
+        (1, lambda x: x.clone().split(2, 1)[0]),
+        (1, lambda x: x.exp().t().clone().detach()[:1]),
+        # The caller may write to the original before backward looks at the copy.
+        (1, lambda x: (x.clone().sin(), x)),
+        (1, lambda x: ((e := x.exp()), e.clone().sin())),
+        # Another layout, and a beginning at a multiple of 16 bytes.
+        (1, lambda x: x.exp().t().clone(memory_format=torch.contiguous_format).sin()),
+        (1, lambda x: x.exp().flatten()[1:].clone().sin()),
+        (0, lambda x: x.exp().flatten()[4:].clone().sin()),
+        # Writes to the original or to the copy.
+        (1, written_later),
+        (1, lambda x: (e := x.exp()).clone().mul_(2) + e),
+    ],
+)
+def test_copies_that_are_left(left: int, program: Callable[[Tensor], Any]) -> None:
+    assert copies(program, X) == left

@@ -1,4 +1,7 @@
-"""Batch norms of channels-last tensors: cut into column sums and what uses them, the same numbers as in one nest."""
+"""Norms and softmax cut into sums over columns and what uses them, and what backward keeps of a norm.
+
+Batch norms of channels-last tensors; few long rows on a GPU; on a CPU rows along an axis that is not the last.
+"""
 
 import copy
 from collections.abc import Callable
@@ -9,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.contract import keeps_contract
-from tests.passes.graphs import aten, calls, run
-from tilewright.backend import backend, recording
+from tests.passes.graphs import aten, calls, run, stays
+from tilewright.backend import Recording, backend, recording
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.fusion import STRIDED_BYTES
 from tilewright.passes.split_norms import split_norms
+from tilewright.passes.strided_rows import split_strided_rows
 
 ops = torch.ops.aten
 SHAPES = {
@@ -120,3 +124,86 @@ def test_few_long_rows_are_summed_apart_on_a_gpu(name: str) -> None:
     for ours, exact in zip(run(graph, x, w, b, g), true, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(1),
+    "log softmax": lambda x: x.log_softmax(1),
+    "log softmax of the first axis": lambda x: x.log_softmax(0).sin(),
+    "logarithm of sums": lambda x: x.logsumexp(1),
+    "variance": lambda x: x.var(1),
+    "variance of two axes": lambda x: x.var((0, 1), correction=0),
+    "deviation": lambda x: x.std(1, keepdim=True) + x,
+    "variance and mean": lambda x: torch.add(*torch.var_mean(x, (0, 1))),
+}
+SHAPE = (5, 37, 18, 17)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_over_columns_keep_the_contract(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    record = keeps_contract(PROGRAMS[name], [x])
+    ran = [call for graph in record.graphs for call in calls(graph.plan.graph)]
+    assert not any(word in call for call in ran for word in ("softmax", "logsumexp", "var", "std"))
+
+
+def test_special_values_are_eagers() -> None:
+    x = torch.randn(40, 600)
+    x[:, 0], x[3, 1], x[4, 2], x[5, 3] = -torch.inf, -torch.inf, torch.inf, torch.nan
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        safe = torch.ops.aten._safe_softmax.default(x, 0)
+        return x.softmax(0), x.log_softmax(0), safe, x.var(0), x.logsumexp(0, keepdim=True), x.logsumexp((0,))
+
+    graph = aten(program, x)
+    split_strided_rows(graph, target_named("cpu"))
+    assert not any("softmax" in call or "var" in call for call in calls(graph))
+    torch.testing.assert_close(run(graph, x), program(x), equal_nan=True)
+
+
+STAY = {
+    "last": (torch.zeros(40, 600), 1),
+    "narrow": (torch.zeros(600, 40, 4), 1),
+    "small": (torch.zeros(20, 30), 0),
+    "float64": (torch.zeros(600, 40, dtype=torch.float64), 0),
+}
+
+
+@pytest.mark.parametrize(("x", "axis"), STAY.values(), ids=STAY)
+def test_softmax_that_stays_one_nest(x: Tensor, axis: int) -> None:
+    stays(lambda graph: split_strided_rows(graph, target_named("cpu")), lambda x: x.softmax(axis), x)
+
+
+CHANNELS, PLACES = 24, 13 * 11
+
+
+class Gated(nn.Module):
+    """Convolution, norm, SiLU and a gate of each channel, twice over the channels in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Conv2d(CHANNELS, 8, 1)
+        self.norm = nn.BatchNorm2d(CHANNELS)
+        self.gate = nn.Conv2d(CHANNELS, CHANNELS, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.silu(self.norm(self.first(x)))
+        found: Tensor = self.last(y * self.gate(y.mean((2, 3), keepdim=True)).sigmoid())
+        return found
+
+
+def large(record: Recording) -> list[str]:
+    """What backward gets of all channels and places, without the model's input."""
+    graph = record.graphs[1].plan.graph
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    return [node.name for node in inputs if node.meta["val"].numel() == 8 * CHANNELS * PLACES]
+
+
+def test_backward_gets_operands_of_convolutions_and_of_norms() -> None:
+    model = Gated().to(memory_format=torch.channels_last)
+    x = torch.randn(8, CHANNELS, 13, 11).contiguous(memory_format=torch.channels_last)
+    record = keeps_contract(model, [x])
+    assert record.fallbacks == []
+    # The input, what the first convolution gives and what the last one takes: not the norm's result, nor SiLU's.
+    assert len(large(record)) == 3

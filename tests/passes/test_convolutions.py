@@ -1,14 +1,18 @@
-"""Convolutions on a CPU: which graphs become channels-last, and what the gradients of their weights read."""
+"""Convolutions: which graphs become channels-last on a CPU, what gradients of weights read, who adds the bias."""
 
 import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 from tests.backend.compiling import compiled
+from tests.contract import keeps_contract
+from tests.passes.test_channels_last import trains_as_eager
 from tilewright.backend import Recording, recording
-from tilewright.measure.truth.contract import compare
+from tilewright.compile import planner
+from tilewright.hardware.target import target_named
+from tilewright.passes.convolution_bias import split_bias
 
 CHANNELS = 24
 
@@ -35,14 +39,6 @@ class Separable(nn.Module):
         return self.body(x)  # type: ignore[no-any-return]
 
 
-def gradients(run: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    x = x.detach().requires_grad_()
-    y = run(x)
-    y.square().sum().backward()
-    assert x.grad is not None
-    return [y.detach(), x.grad, *(p.grad for p in run.parameters() if p.grad is not None)]
-
-
 def verdict(record: Recording) -> str:
     (decision,) = [d for d in record.decisions if d.passed_by == "channels_last"]
     return decision.verdict
@@ -53,14 +49,8 @@ def test_results_and_gradients(window: int, size: int) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, x = Separable(window), torch.randn(2, CHANNELS, size, size)
-    eager, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    with recording() as record:
-        found = gradients(compiled(model), x)
+    record = trains_as_eager(model, x)
     assert verdict(record) == "taken"
-    for mine, theirs, exact in zip(found, gradients(eager, x), gradients(wide, x.double()), strict=True):
-        assert mine.stride() == theirs.stride() or 1 in mine.shape
-        row = compare(mine, theirs, exact)
-        assert row.ok, row
     backward = next(graph.plan.graph for graph in record.graphs if graph.plan.name == "backward")
     calls = [node for node in backward.nodes if node.target is torch.ops.aten.convolution_backward.default]
     depthwise = [node for node in calls if node.args[9] == CHANNELS]
@@ -76,13 +66,8 @@ def test_backward_reads_weights_and_images_as_the_caller_holds_them() -> None:
     torch._dynamo.reset()
     depthwise = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS)
     model, x = nn.Sequential(nn.Conv2d(3, CHANNELS, 4, 4), depthwise), torch.randn(2, 3, 32, 32)
-    eager, wide = copy.deepcopy(model), copy.deepcopy(model).double()
-    with recording() as record:
-        found = gradients(compiled(model), x)
+    record = trains_as_eager(model, x)
     assert verdict(record) == "taken"
-    for mine, theirs, exact in zip(found, gradients(eager, x), gradients(wide, x.double()), strict=True):
-        row = compare(mine, theirs, exact)
-        assert row.ok, row
     backward = next(graph.plan.graph for graph in record.graphs if graph.plan.name == "backward")
     held = {node for node in backward.nodes if node.op == "placeholder" and not node.name.startswith("tangents")}
     layouts = {(*node.meta["val"].shape,): node.meta["val"].is_contiguous() for node in held}
@@ -98,3 +83,44 @@ def test_dense_convolutions_and_those_of_one_channel_keep_their_layout() -> None
         y = compiled(model)(x)
     assert verdict(record) == "refused"
     torch.testing.assert_close(y, model(x))
+
+
+H200, CPU = target_named("h200"), target_named("cpu")
+CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "2d": (nn.Conv2d(5, 7, 3), (2, 5, 9, 8)),
+    "1d": (nn.Conv1d(5, 7, 3, padding=1), (2, 5, 9)),
+    "transposed": (nn.ConvTranspose2d(5, 7, 2, 2), (2, 5, 4, 6)),
+    "groups": (nn.Conv2d(4, 8, 3, groups=4), (2, 4, 9, 8)),
+    "bias alone has a gradient": (nn.Conv2d(5, 7, 3), (2, 5, 9, 8)),
+    "no bias": (nn.Conv2d(5, 7, 3, bias=False), (2, 5, 9, 8)),
+}
+
+
+def arguments(graph: fx.Graph, name: str) -> list[tuple[object, ...]]:
+    return [node.args for node in graph.nodes if str(node.target) == f"aten.{name}.default"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients_keep_the_contract(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "split_bias", lambda graph, target: split_bias(graph, H200))
+    torch.manual_seed(0)
+    model, shape = copy.deepcopy(CASES[name][0]).to(dtype), CASES[name][1]
+    alone = name == "bias alone has a gradient"
+    model.weight.requires_grad_(not alone)
+    record = keeps_contract(nn.Sequential(model, nn.GELU()), [torch.randn(shape).to(dtype).requires_grad_(not alone)])
+    forward, backward = (graph.plan.graph for graph in record.graphs)
+    assert [args[2] for args in arguments(forward, "convolution")] == [None]
+    assert [args[10][2] for args in arguments(backward, "convolution_backward")] == ([] if alone else [False])  # type: ignore[index]
+
+
+def test_a_cpu_adds_the_bias_in_the_convolution() -> None:
+    graph = fx.Graph()
+    assert not CPU.is_gpu
+    x, w, b = (graph.placeholder(name) for name in "xwb")
+    call = graph.call_function(torch.ops.aten.convolution.default, (x, w, b, [1], [0], [1], False, [0], 1))
+    graph.output(call)
+    split_bias(graph, CPU)
+    assert call.args[2] is b
