@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -38,10 +38,14 @@ from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
 from tilewright.runtime.assemble import Scheduled, assemble, interpreted
 from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableBySize
+from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable
 from tilewright.runtime.gpu import compile_together, kernel_of
 from tilewright.runtime.replay import Replay, obstacle
+
+if TYPE_CHECKING:
+    from tilewright.graph.plain_call import Called
 
 
 @dataclass
@@ -180,6 +184,9 @@ class _Compiler(Compiler):
         if isinstance(plan, list):
             return self._compile_graphs(plan)
         return [self._compile_by_size(name, owner) for name, graph in plan.items() if (owner := graph.owning_module)]
+
+    def called(self, called: Called) -> Callable[..., Any]:
+        return compiled_call(called)
 
     def keep_sizes(self, key: str) -> None:
         self.sizes_kept_for = key

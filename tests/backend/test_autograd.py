@@ -62,18 +62,18 @@ def in_the_storage_of_an_operand(x: torch.Tensor) -> torch.Tensor:
     return (x @ torch.ones(200, 200)) * 2
 
 
-@pytest.mark.parametrize(
-    ("function", "step"),
-    [
-        (chain, twice_through_a_retained_graph),
-        (chain, retained_after_one_that_was_not),
-        (chain, with_saved_tensors_cloned),
-        (chain, with_saved_tensors_moved_away_and_back),
-        (product, with_one_tensor_as_two_inputs),
-        (lambda x: F.gelu(x) * 2 + 1, with_the_result_written_before_backward),
-        (in_the_storage_of_an_operand, with_the_result_written_before_backward),
-    ],
-)
+STEPS: list[tuple[Run, Callable[..., None]]] = [
+    (chain, twice_through_a_retained_graph),
+    (chain, retained_after_one_that_was_not),
+    (chain, with_saved_tensors_cloned),
+    (chain, with_saved_tensors_moved_away_and_back),
+    (product, with_one_tensor_as_two_inputs),
+    (lambda x: F.gelu(x) * 2 + 1, with_the_result_written_before_backward),
+    (in_the_storage_of_an_operand, with_the_result_written_before_backward),
+]
+
+
+@pytest.mark.parametrize(("function", "step"), STEPS)
 def test_gradients_are_eagers(function: Run, step: Callable[..., None]) -> None:
     agrees(function, [with_grad(300, 200)], step)
 

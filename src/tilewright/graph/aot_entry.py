@@ -90,7 +90,7 @@ def observed() -> Iterator[None]:
         "bypass_autograd_cache_key": True,
         "enable_remote_autograd_cache": False,
         "strict_autograd_cache": False,
-        # Both graphs are compiled by then (`_Pairs.partition`).
+        # Both graphs are compiled by then (`GraphPair.partition`).
         "force_non_lazy_backward_lowering": True,
     }
     with config.patch(settings), inductor.patch({"fx_graph_cache": False}):

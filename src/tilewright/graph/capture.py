@@ -11,30 +11,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import fx
 
-from tilewright.graph.partition import cut
-from tilewright.graph.pytorch_state import compiled_autograd_is_on
-from tilewright.graph.undefined import (
-    BackwardByGradients,
-    copied,
-    expected_undefined,
-    is_tangent,
-    leave_undefined,
-    tangents_of,
-)
 from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, TilewrightError
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import GraphName
 
 if TYPE_CHECKING:
-    from tilewright.graph.program_cache import KeptProgram
+    from tilewright.graph.plain_call import Called
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -86,6 +75,10 @@ class Compiler:
     def compile_planned(self, plan: Any) -> list[Boxed]:
         """What `planned` gave, compiled: a function for each of the graphs."""
         raise NotImplementedError
+
+    def called(self, called: Called) -> Callable[..., Any]:
+        """What to call instead of AOTAutograd's callable."""
+        return called.otherwise
 
     def keep_sizes(self, key: str) -> None:
         """Keep the plans for each call's sizes under this program's key."""
@@ -149,9 +142,10 @@ def _traced(
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     from tilewright.graph import aot_entry, custom_operators, foreach, program_cache, size_guards
+    from tilewright.graph.graph_pair import GraphPair
 
     program_cache.counts["compiled"] += 1
-    pairs = _Pairs(compiler, is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
+    pairs = GraphPair(compiler, len(inputs), is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
     if key is None:
         functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
     else:
@@ -180,12 +174,13 @@ def _traced(
         # The program is compiled all the same.
         except Exception as error:
             program_cache.counts[f"not kept: {first_line(error)}"] += 1
-    return _finished(compiled, pairs.undefined)
+    return _finished(pairs.callable_of(compiled))
 
 
 def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[..., Any] | None:
     """The program that was kept for `key`; None where there is none that can be used."""
     from tilewright.graph import aot_entry, packed, program_cache, size_guards
+    from tilewright.graph.graph_pair import GraphPair
 
     program = program_cache.load(key)
     if program is None:
@@ -195,7 +190,7 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
         return None
     try:
         compiler.keep_sizes(key)
-        pairs = _Pairs(compiler, packed=program.backward)
+        pairs = GraphPair(compiler, len(inputs), packed=program.backward)
         runs = pairs.restored(packed.unpack(program.planned))
         compiled = aot_entry.wrapped(program.entry, runs, pairs.whole_backward if program.backward else None)
         size_guards.require(program.guards, inputs)
@@ -205,174 +200,18 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
         compiler.compile_lost(error)
         return None
     program_cache.counts["loaded"] += 1
-    return _finished(compiled, pairs.undefined)
+    return _finished(pairs.callable_of(compiled))
 
 
-def _finished(compiled: Callable[..., Any], undefined: Sequence[int]) -> Callable[..., Any]:
+def _finished(compiled: Callable[..., Any]) -> Callable[..., Any]:
     from torch._dynamo import disable
     from torch._dynamo.utils import counters
 
-    if undefined:
-        compiled = _with_undefined_gradients(compiled)
     # Dynamo's DDPOptimizer reads here which of its buckets AOTAutograd compiled.
     counters["aot_autograd"]["total"] += 1
     untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
     return untraced
 
 
-def _with_undefined_gradients(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        results = compiled(*args)
-        leave_undefined(results)
-        return results
-
-    return call
-
-
 def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
-
-
-@dataclass
-class _Pairs:
-    """Compiles forward and backward together in AOTAutograd's partitioner; its compiler hooks then return each."""
-
-    compiler: Compiler
-    is_symbolic: bool = False
-    """Whether sizes are symbolic."""
-    is_kept: bool = False
-    """Whether AOTAutograd's entry is kept: it reads the metadata of the backward graph that it is given."""
-    compiled: Sequence[Boxed] = ()
-    """Forward and backward."""
-    undefined: Sequence[int] = ()
-    """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
-    tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """All gradients that come in, by place, where the compiled backward does without some."""
-    backward_graph: fx.GraphModule | None = None
-    """What the compiled backward computes."""
-    whole: fx.GraphModule | None = None
-    """The backward with all gradients, where the compiled one does without some."""
-    packed: bytes | None = None
-    """The backward with all gradients as it was traced."""
-    static: Sequence[int] = ()
-
-    def partition(
-        self, joint: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, **_: object
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        self.compiler.rewriter.joint(joint.graph)
-        forward, backward = cut(joint, num_fwd_outputs, self.compiler.rewriter.saved)
-        self.backward_graph = backward
-        given = backward
-        if self.is_kept:
-            from tilewright.graph.packed import pack_or_none
-
-            given = copied(backward)
-            self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
-        if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
-            without = copied(backward)
-            if self.compiler.rewriter.without_gradients(without.graph, undefined):
-                self.undefined, self.tangents = undefined, tangents_of(backward.graph)
-                self.backward_graph, self.whole = without, backward
-        self.compiled = self.compiler.compile({"forward": forward, "backward": self.backward_graph})
-        return forward, given
-
-    def whole_backward(self) -> fx.GraphModule:
-        """The backward with all gradients, not planned yet."""
-        from tilewright.graph.packed import unpack
-
-        if self.whole is not None:
-            return self.whole
-        assert self.packed is not None
-        whole: fx.GraphModule = unpack(self.packed).owning_module
-        return whole
-
-    def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
-        assert self.compiled
-        self.static = _static_inputs()
-        _keep_saved_tensors()
-        return _boxed(self.compiler.repeated(CallableGraph(gm, "forward", self.static), self.compiled[0]))
-
-    def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
-        from torch._dynamo import disable
-
-        assert self.compiled and self.backward_graph is not None
-        # Dynamo may be tracing the user's call of backward.
-        untraced: Boxed = disable(
-            self._backward(self.backward_graph, self.compiled[1]), reason="it is compiled already"
-        )
-        return untraced
-
-    def _backward(self, graph: fx.GraphModule, run: Boxed) -> Boxed:
-        run = self._repeated(graph, run)
-        if self.undefined:
-            run = BackwardByGradients(self.tangents, self.undefined, run, self._compile_whole)
-        return _boxed(run)
-
-    def _compile_whole(self) -> Boxed:
-        whole = self.whole_backward()
-        return self._repeated(whole, self.compiler.compile({"backward": whole})[0])
-
-    def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
-        inputs = backward.graph.find_nodes(op="placeholder")
-        saved = [place for place, node in enumerate(inputs) if not is_tangent(node)]
-        return self.compiler.repeated(CallableGraph(backward, "backward", saved), run)
-
-    def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
-        self.compiler.rewriter.joint(gm.graph)
-        (run,) = self.compiler.compile({"forward": gm})
-        self.static = _static_inputs()
-        return _boxed(self.compiler.repeated(CallableGraph(gm, "inference", self.static), run))
-
-    def program(self, compiled: Any, asked: Mapping[str, Outcome | None]) -> KeptProgram | None:
-        """What was compiled, to be kept; None where the compiler or AOTAutograd cannot say. Raises CaptureError."""
-        from tilewright.graph import aot_entry, packed
-        from tilewright.graph.program_cache import KeptProgram
-
-        planned, made = self.compiler.planned(), aot_entry.entry_of(compiled)
-        if planned is None or made is None:
-            return None
-        plan, graphs = planned
-        entry, guards = made
-        if len(graphs) > 1 and self.packed is None:
-            raise CaptureError("its backward cannot be packed")
-        state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents
-        content = packed.pack(state, graphs, symbolic=self.is_symbolic)
-        return KeptProgram(entry, content, self.packed, dict(asked), guards if self.is_symbolic else None)
-
-    def restored(self, state: Any) -> dict[Kind, Boxed]:
-        """The functions of a program, from what `program` packed."""
-        plan, graphs, self.static, self.undefined, self.tangents = state
-        runs = self.compiler.compile_planned(plan)
-        first: Kind = "inference" if len(graphs) == 1 else "forward"
-        graph = CallableGraph(graphs[0].owning_module, first, self.static)
-        made = {first: _boxed(self.compiler.repeated(graph, runs[0]))}
-        if len(graphs) > 1:
-            made["backward"] = self._backward(graphs[1].owning_module, runs[1])
-        return made
-
-
-def _static_inputs() -> Sequence[int]:
-    """Indices of parameters and buffers among the inputs of the forward graph that is being compiled."""
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    return context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
-
-
-def _keep_saved_tensors() -> None:
-    """Backward overwrites nothing that forward saved: PyTorch may run it several times."""
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    if context and context.fw_metadata:
-        context.fw_metadata.bw_donated_idxs = []
-
-
-def _boxed(function: Boxed) -> Boxed:
-    """Mark a function that takes its arguments as a list and may empty it."""
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        return function(args)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call

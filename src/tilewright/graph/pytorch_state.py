@@ -31,6 +31,16 @@ def compiled_autograd_is_on() -> bool:
     return bool(torch._dynamo.config.compiled_autograd or compiled_autograd.compiled_autograd_enabled)
 
 
+def autocasts() -> bool:
+    """Whether `torch.autocast` is active on any device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+def saved_tensors_hooked() -> bool:
+    """Whether hooks of saved tensors are active: AOTAutograd may trace them into its graphs."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def computes_nothing() -> bool:
     """Whether operators called now only say what they would give: under `FakeTensorMode` or a tracer."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _INFRASTRUCTURE)

@@ -1,10 +1,12 @@
-// The executor's face to Python: `recipe`; `program` and `run`; `operator`, `call`, `known` and `below`.
+// The executor's face to Python: `recipe`; `program` and `run`; `compiled` and `call_compiled`; `operator`, `call`,
+// `known` and `below`.
 
 #include <pthread.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
 
+#include "compiled_call.h"
 #include "operator.h"
 
 namespace {
@@ -226,7 +228,7 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
     HANDLE_TH_ERRORS
     auto* program = (Program*)PyCapsule_GetPointer(given[0], PROGRAM_NAME);
     if (!program) return nullptr;
-    if (!is_plain(given[1])) Py_RETURN_NONE;
+    if (!is_plain(PySequence_Fast_ITEMS(given[1]), PyList_GET_SIZE(given[1]))) Py_RETURN_NONE;
     try {
         return run(*program, given[1]);
     } catch (const PlanMismatch& error) {
@@ -237,6 +239,51 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
         return nullptr;
     }
     END_HANDLE_TH_ERRORS
+}
+
+constexpr const char* COMPILED_NAME = "tilewright.compiled";
+
+// compiled((forward, backward or None, otherwise, stand_in, inputs, differentiable, detached, tangents, checked,
+// unchecked, disables_autocast, refuses_determinism)) -> compiled; a tangent is (result, layout, may_be_undefined)
+PyObject* make_compiled(PyObject*, PyObject* data) {
+    HANDLE_TH_ERRORS
+    py::tuple told = py::reinterpret_borrow<py::tuple>(data);
+    CompiledCall call{told[0], told[1].is_none() ? py::object() : py::object(told[1]), told[2], told[3],
+                      told[4].cast<size_t>(), told[5].cast<std::vector<bool>>(), told[6].cast<std::vector<int>>(), {},
+                      told[8].cast<size_t>(), told[9].cast<size_t>(), told[10].cast<bool>(), told[11].cast<bool>()};
+    for (py::handle x : told[7]) {
+        py::tuple tangent = py::reinterpret_borrow<py::tuple>(x);
+        call.tangents.push_back({tangent[0].cast<int>(), layout_from(tangent[1]), tangent[2].cast<bool>()});
+    }
+    auto* made = new CompiledCallPointer(owned(std::move(call)));
+    return capsule_of(made, COMPILED_NAME,
+                      [](PyObject* x) { delete (CompiledCallPointer*)PyCapsule_GetPointer(x, COMPILED_NAME); });
+    END_HANDLE_TH_ERRORS
+}
+
+// call_compiled(compiled, *arguments) -> the results
+PyObject* call_compiled_graph(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    auto* found = (CompiledCallPointer*)PyCapsule_GetPointer(given[0], COMPILED_NAME);
+    return found ? call_compiled(*found, given + 1, count - 1) : nullptr;
+    END_HANDLE_TH_ERRORS
+}
+
+// Nodes are shown as those of AOTAutograd are.
+void name_nodes() {
+    using namespace torch::autograd;
+    static PyTypeObject shown;
+    static PyMethodDef node_methods[] = {
+        {"_register_hook_dict", THPCppFunction_register_hook_dict, METH_O, nullptr},
+        {"register_hook", THPCppFunction_register_hook, METH_O, nullptr},
+        {"register_prehook", THPCppFunction_register_prehook, METH_O, nullptr},
+        {"name", THPCppFunction_name, METH_NOARGS, nullptr},
+        {"_sequence_nr", THPCppFunction_sequence_nr, METH_NOARGS, nullptr},
+        {nullptr},
+    };
+    static PyGetSetDef node_properties[] = {THP_FUNCTION_DEFAULT_PROPERTIES, {nullptr}};
+    _initFunctionPyTypeObject(shown, "CompiledFunctionBackward", node_properties, node_methods);
+    registerCppFunction(typeid(CompiledNode), &shown);
 }
 
 constexpr const char* OPERATOR_NAME = "tilewright.operator";
@@ -292,6 +339,8 @@ PyMethodDef methods[] = {
     {"recipe", make_recipe, METH_O, nullptr},
     {"program", make_program, METH_O, nullptr},
     {"run", (PyCFunction)(void*)run_program, METH_FASTCALL, nullptr},
+    {"compiled", make_compiled, METH_O, nullptr},
+    {"call_compiled", (PyCFunction)(void*)call_compiled_graph, METH_FASTCALL, nullptr},
     {"operator", (PyCFunction)(void*)make_operator, METH_FASTCALL, nullptr},
     {"call", (PyCFunction)(void*)call_operator_eagerly, METH_FASTCALL, nullptr},
     {"known", (PyCFunction)(void*)call_known_operator, METH_FASTCALL, nullptr},
@@ -309,6 +358,7 @@ PyMODINIT_FUNC PyInit_tilewright_executor() {
     if (PyModule_AddObjectRef(module, "PlanMismatch", mismatch_error)) return nullptr;
     index_error = PyErr_NewException("tilewright_executor.IndexOutOfBounds", PyExc_IndexError, nullptr);
     if (PyModule_AddObjectRef(module, "IndexOutOfBounds", index_error)) return nullptr;
+    name_nodes();
     pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
     return module;
 }

@@ -265,12 +265,12 @@ inline void run_steps(const Program& program, Slots& slots) {
 // ---------------------------------------------------------------- a call
 
 // Whether these are tensors with memory on real devices, and no mode replaces what operators compute.
-inline bool is_plain(PyObject* arguments) {
+inline bool is_plain(PyObject* const* arguments, size_t count) {
     using Mode = c10::impl::TorchDispatchModeKey;
     for (Mode mode : {Mode::FAKE, Mode::PROXY, Mode::FUNCTIONAL})
         if (c10::impl::TorchDispatchModeTLS::get_mode(mode)) return false;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arguments); ++i) {
-        PyObject* x = PyList_GET_ITEM(arguments, i);
+    for (size_t i = 0; i < count; ++i) {
+        PyObject* x = arguments[i];
         if (!THPVariable_Check(x)) continue;
         const Tensor& tensor = THPVariable_Unpack(x);
         if (tensor.key_set().has(c10::DispatchKey::Python) || !tensor.has_storage() || tensor.is_meta() ||

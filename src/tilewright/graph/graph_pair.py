@@ -1,0 +1,231 @@
+"""Forward and backward of one program, compiled together, between AOTAutograd's hooks and what is kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from tilewright.graph.capture import Boxed, CallableGraph, Compiler, Kind
+from tilewright.graph.partition import cut
+from tilewright.graph.pytorch_state import autocasts, compiled_autograd_is_on, saved_tensors_hooked
+from tilewright.graph.undefined import (
+    BackwardByGradients,
+    copied,
+    expected_undefined,
+    is_tangent,
+    leave_undefined,
+    tangents_of,
+)
+from tilewright.records.errors import CaptureError
+from tilewright.records.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from tilewright.graph.plain_call import PlainCall, Resumable
+    from tilewright.graph.program_cache import KeptProgram
+
+
+@dataclass
+class GraphPair:
+    """Compiles forward and backward together in AOTAutograd's partitioner; its compiler hooks then return each."""
+
+    compiler: Compiler
+    inputs: int
+    is_symbolic: bool = False
+    """Whether sizes are symbolic."""
+    is_kept: bool = False
+    """Whether AOTAutograd's entry is kept: it reads the metadata of the backward graph that it is given."""
+    compiled: Sequence[Boxed] = ()
+    """Forward and backward."""
+    undefined: Sequence[int] = ()
+    """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
+    tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """All gradients that come in, by place, where the compiled backward does without some."""
+    backward_graph: fx.GraphModule | None = None
+    """What the compiled backward computes."""
+    whole: fx.GraphModule | None = None
+    """The backward with all gradients, where the compiled one does without some."""
+    packed: bytes | None = None
+    """The backward with all gradients as it was traced."""
+    static: Sequence[int] = ()
+    plain: PlainCall | None = None
+    """What a call of the compiled graphs does where it can do without AOTAutograd's wrappers."""
+    runs: dict[Kind, Boxed] = field(default_factory=dict)
+    """The compiled graphs as AOTAutograd calls them."""
+
+    def partition(
+        self, joint: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, **_: object
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self.compiler.rewriter.joint(joint.graph)
+        forward, backward = cut(joint, num_fwd_outputs, self.compiler.rewriter.saved)
+        self.backward_graph = backward
+        given = backward
+        if self.is_kept:
+            from tilewright.graph.packed import pack_or_none
+
+            given = copied(backward)
+            self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
+        if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
+            without = copied(backward)
+            if self.compiler.rewriter.without_gradients(without.graph, undefined):
+                self.undefined, self.tangents = undefined, tangents_of(backward.graph)
+                self.backward_graph, self.whole = without, backward
+        self.compiled = self.compiler.compile({"forward": forward, "backward": self.backward_graph})
+        return forward, given
+
+    def whole_backward(self) -> fx.GraphModule:
+        """The backward with all gradients, not planned yet."""
+        from tilewright.graph.packed import unpack
+
+        if self.whole is not None:
+            return self.whole
+        assert self.packed is not None
+        whole: fx.GraphModule = unpack(self.packed).owning_module
+        return whole
+
+    def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
+        assert self.compiled and self.backward_graph is not None
+        self.static = _static_inputs()
+        _keep_saved_tensors()
+        whole = self.whole or self.backward_graph
+        self._note_plain(gm.graph, whole.graph)
+        return self._forward(CallableGraph(gm, "forward", self.static), self.compiled[0])
+
+    def _forward(self, graph: CallableGraph, run: Boxed) -> Resumable:
+        from tilewright.graph.plain_call import Resumable
+
+        self.runs[graph.kind] = made = Resumable(self.compiler.repeated(graph, run))
+        return made
+
+    def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
+        from torch._dynamo import disable
+
+        # Dynamo may be tracing the user's call of backward.
+        untraced: Boxed = disable(self._compiled_backward(), reason="it is compiled already")
+        return untraced
+
+    def _compiled_backward(self) -> Boxed:
+        if "backward" in self.runs:
+            return self.runs["backward"]
+        assert self.compiled and self.backward_graph is not None
+        return self._backward(self.backward_graph, self.compiled[1])
+
+    def _backward(self, graph: fx.GraphModule, run: Boxed) -> Boxed:
+        run = self._repeated(graph, run)
+        if self.undefined:
+            run = BackwardByGradients(self.tangents, self.undefined, run, self._compile_whole)
+        self.runs["backward"] = made = _boxed(run)
+        return made
+
+    def _compile_whole(self) -> Boxed:
+        whole = self.whole_backward()
+        return self._repeated(whole, self.compiler.compile({"backward": whole})[0])
+
+    def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
+        inputs = backward.graph.find_nodes(op="placeholder")
+        saved = [place for place, node in enumerate(inputs) if not is_tangent(node)]
+        return self.compiler.repeated(CallableGraph(backward, "backward", saved), run)
+
+    def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
+        self.compiler.rewriter.joint(gm.graph)
+        (run,) = self.compiler.compile({"forward": gm})
+        self.static = _static_inputs()
+        self._note_plain(gm.graph, None)
+        return self._forward(CallableGraph(gm, "inference", self.static), run)
+
+    def _note_plain(self, forward: fx.Graph, backward: fx.Graph | None) -> None:
+        from torch._guards import TracingContext
+
+        from tilewright.graph.plain_call import plain_call
+
+        context = TracingContext.try_get()
+        if context and context.fw_metadata and not saved_tensors_hooked() and not compiled_autograd_is_on():
+            self.plain = plain_call(context.fw_metadata, self.inputs, forward, backward)
+
+    def callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What to call, where `compiled` is AOTAutograd's callable."""
+        from tilewright.graph.plain_call import Called
+
+        otherwise = _with_undefined_gradients(compiled) if self.undefined else compiled
+        if self.plain is None:
+            return otherwise
+        has_backward = self.plain.autograd is not None
+        forward: Any = self.runs["forward" if has_backward else "inference"]
+        return self.compiler.called(
+            Called(
+                plain=self.plain,
+                forward=forward.run,
+                backward=self._compiled_backward() if has_backward else None,
+                undefined=self.undefined,
+                otherwise=otherwise,
+                stand_in=partial(forward.resumed, otherwise),
+                disables_autocast=autocasts(),
+            )
+        )
+
+    def program(self, compiled: Any, asked: Mapping[str, Outcome | None]) -> KeptProgram | None:
+        """What was compiled, to be kept; None where the compiler or AOTAutograd cannot say. Raises CaptureError."""
+        from tilewright.graph import aot_entry, packed
+        from tilewright.graph.program_cache import KeptProgram
+
+        planned, made = self.compiler.planned(), aot_entry.entry_of(compiled)
+        if planned is None or made is None:
+            return None
+        plan, graphs = planned
+        entry, guards = made
+        if len(graphs) > 1 and self.packed is None:
+            raise CaptureError("its backward cannot be packed")
+        state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents, self.plain
+        content = packed.pack(state, graphs, symbolic=self.is_symbolic)
+        return KeptProgram(entry, content, self.packed, dict(asked), guards if self.is_symbolic else None)
+
+    def restored(self, state: Any) -> dict[Kind, Boxed]:
+        """The functions of a program, from what `program` packed."""
+        plan, graphs, self.static, self.undefined, self.tangents, self.plain = state
+        runs = self.compiler.compile_planned(plan)
+        first: Kind = "inference" if len(graphs) == 1 else "forward"
+        graph = CallableGraph(graphs[0].owning_module, first, self.static)
+        self._forward(graph, runs[0])
+        if len(graphs) > 1:
+            self._backward(graphs[1].owning_module, runs[1])
+        return self.runs
+
+
+def _with_undefined_gradients(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        results = compiled(*args)
+        leave_undefined(results)
+        return results
+
+    return call
+
+
+def _static_inputs() -> Sequence[int]:
+    """Indices of parameters and buffers among the inputs of the forward graph that is being compiled."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return context.fw_metadata.static_input_indices if context and context.fw_metadata else ()
+
+
+def _keep_saved_tensors() -> None:
+    """Backward overwrites nothing that forward saved: PyTorch may run it several times."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context and context.fw_metadata:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def _boxed(function: Boxed) -> Boxed:
+    """Mark a function that takes its arguments as a list and may empty it."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        return function(args)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,325 @@
+// The call of a compiled graph with autograd, and its node: what AOTAutograd's wrappers in Python do around a graph that
+// needs nothing else of them (`tilewright.graph.plain_call`).
+//
+// Built from `tilewright.runtime.compiled_call`.
+
+#pragma once
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+
+#include "gradient.h"
+
+namespace tilewright {
+
+struct Tangent {
+    int result;  // whose gradient it is
+    Layout layout;
+    bool may_be_undefined;  // backward takes None for it, not zeros
+};
+
+struct CompiledCall {
+    py::object forward, backward;  // take a list, which they may empty, and give a sequence; no backward for inference
+    py::object otherwise;          // AOTAutograd's callable, for tensors and modes that this one does not know
+    py::object stand_in;           // of inputs and of what forward computed: a result of AOTAutograd's with its node
+    size_t inputs;
+    std::vector<bool> is_differentiable;  // for each result
+    std::vector<int> detached;            // inputs whose gradients are None
+    std::vector<Tangent> tangents;
+    size_t checked, unchecked;  // tensors saved after the results: those whose versions are checked come first
+    bool disables_autocast, refuses_determinism;
+};
+
+using CompiledCallPointer = std::shared_ptr<const CompiledCall>;
+
+inline bool in_functorch_transform() {
+    return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+// Autograd's threads destroy nodes without Python's lock.
+inline CompiledCallPointer owned(CompiledCall&& call) {
+    return {new CompiledCall(std::move(call)), [](const CompiledCall* call) {
+                if (!Py_IsInitialized()) return;
+                py::gil_scoped_acquire held;
+                delete call;
+            }};
+}
+
+// The state in which a compiled graph runs: autograd sees it from outside, and casts were traced.
+struct Inside {
+    explicit Inside(const CompiledCall& call) {
+        if (call.disables_autocast) autocast.emplace(c10::autocast_dispatch_keyset);
+    }
+    at::AutoGradMode no_gradients{false};
+    c10::AutoFwGradMode no_tangents{false};
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> autocast;
+};
+
+[[noreturn]] inline void throw_python_error() {
+    python_error error;
+    error.persist();
+    throw std::move(error);
+}
+
+inline py::object to_python(const Tensor& x) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(x));  // None where it is undefined
+}
+
+inline py::list list_of(const variable_list& tensors) {
+    py::list list(tensors.size());
+    for (size_t i = 0; i < tensors.size(); ++i) list[i] = to_python(tensors[i]);
+    return list;
+}
+
+// A tensor over the same memory that is no view, and whose changes count as those of `x`.
+inline Tensor not_a_view(const Tensor& x) {
+    Tensor made = restrided(x, {x.sizes().vec(), x.strides().vec(), x.scalar_type(), x.device()});
+    made.unsafeGetTensorImpl()->set_version_counter(x.unsafeGetTensorImpl()->version_counter());
+    return made;
+}
+
+class CompiledNode : public torch::autograd::Node {
+  public:
+    explicit CompiledNode(CompiledCallPointer call) : call_(std::move(call)) {}
+
+    std::string name() const override { return "CompiledFunctionBackward"; }
+    bool is_aot_backward() const override { return true; }
+
+    void release_variables() override {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (SavedVariable& saved : saved_) saved.reset_data();
+        unchecked_.clear();
+        is_released_ = true;
+    }
+
+    // `values`: what forward gave, of which the results are this node's by now.
+    void keep(const std::vector<Tensor>& values, const std::vector<Tensor>& results) {
+        size_t first = call_->is_differentiable.size();
+        for (size_t i = first; i < values.size(); ++i) {
+            const Tensor& x = values[i];
+            Tensor kept = x.is_view() ? x.detach() : x;
+            if (i - first >= call_->checked) {
+                unchecked_.push_back(kept);
+                continue;
+            }
+            bool is_result = std::any_of(results.begin(), results.end(), [&](const Tensor& y) { return y.is_same(x); });
+            saved_.emplace_back(kept, is_result);
+        }
+    }
+
+    variable_list apply(variable_list&& gradients) override {
+        if (in_functorch_transform())
+            fail("It looks like you're trying to call a compiled backward function within vmap/grad/vjp, which isn't "
+                 "supported. Try wrapping vmap inside torch.compile, or skip compiling the backward function.");
+        if (call_->refuses_determinism && at::globalContext().deterministicAlgorithms())
+            fail("This compiled backward function is being run with torch.use_deterministic_algorithms(True), but it was "
+                 "previously generated during the forward function while torch.use_deterministic_algorithms(False) was "
+                 "set.");
+        bool is_any = false;
+        for (const Tensor& x : gradients) is_any = is_any || x.defined();
+        if (!is_any) return variable_list(call_->inputs);
+        variable_list taken = saved();
+        for (const Tangent& tangent : call_->tangents) taken.push_back(gradient_of(tangent, gradients));
+        gradients.clear();
+        bool creates_graph = at::GradMode::is_enabled();
+        auto edges = creates_graph ? torch::autograd::collect_next_edges(taken) : torch::autograd::edge_list();
+        if (!torch::autograd::get_current_graph_task_keep_graph()) release_variables();
+        variable_list given = computed(std::move(taken));
+        if (creates_graph) refuse_double_backward(given, std::move(edges));
+        return given;
+    }
+
+    // Compiled autograd traces AOTAutograd's own node of the same values.
+    void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override { stand_in()->compiled_args(args); }
+
+    variable_list apply_with_saved(const variable_list& gradients,
+                                   torch::dynamo::autograd::SwapSavedVariables& saved) override {
+        return stand_in()->apply_with_saved(gradients, saved);
+    }
+
+  private:
+    // Hooks of saved tensors take Python's lock, so it is not held here.
+    variable_list saved() const {
+        std::lock_guard<std::mutex> lock(mutex_);
+        TORCH_CHECK(!is_released_, torch::autograd::ERR_BACKWARD_TWICE);
+        variable_list tensors;
+        tensors.reserve(saved_.size() + unchecked_.size() + call_->tangents.size());
+        auto self = pointer_to<torch::autograd::Node>(const_cast<CompiledNode*>(this));
+        for (const SavedVariable& x : saved_) tensors.push_back(x.unpack(self));
+        tensors.insert(tensors.end(), unchecked_.begin(), unchecked_.end());
+        return tensors;
+    }
+
+    Tensor gradient_of(const Tangent& tangent, variable_list& gradients) {
+        Tensor gradient = std::move(gradients[tangent.result]);
+        if (!gradient.defined()) {
+            if (tangent.may_be_undefined) return gradient;
+            gradient = input_metadata(tangent.result).zeros_like();
+        }
+        // A subclass, as a fake tensor, lies as it does.
+        if (gradient.key_set().has(c10::DispatchKey::Python)) return gradient;
+        return conform(gradient, tangent.layout, "an incoming gradient");
+    }
+
+    variable_list computed(variable_list&& taken) const {
+        Inside inside(*call_);
+        py::gil_scoped_acquire held;
+        py::list arguments = list_of(taken);
+        for (size_t i = call_->checked + call_->unchecked; i < taken.size(); ++i) check_class(arguments[i]);
+        taken.clear();
+        py::object results = call_backward(arguments);
+        THPObjectPtr items(PySequence_Fast(results.ptr(), "a compiled backward gives a sequence"));
+        if (!items) throw_python_error();
+        variable_list given(call_->inputs);
+        for (size_t i = 0; i < call_->inputs; ++i) {
+            PyObject* x = PySequence_Fast_GET_ITEM(items.get(), i);
+            if (x != Py_None) given[i] = THPVariable_Unpack(x);
+        }
+        return given;
+    }
+
+    // In the context of Python that called backward, which may be that of another thread.
+    py::object call_backward(const py::list& arguments) const {
+        PyObject* made;
+        if (at::impl::ThreadLocalPythonObjects::contains("context")) {
+            static PyObject* const run = PyUnicode_InternFromString("run");
+            auto context = at::impl::ThreadLocalPythonObjects::get("context");
+            made = PyObject_CallMethodObjArgs(context->ptr(getPyInterpreter()), run, call_->backward.ptr(),
+                                              arguments.ptr(), nullptr);
+        } else {
+            made = PyObject_CallOneArg(call_->backward.ptr(), arguments.ptr());
+        }
+        if (!made) throw_python_error();
+        return py::reinterpret_steal<py::object>(made);
+    }
+
+    static void check_class(py::handle gradient) {
+        if (gradient.is_none() || !THPVariable_Unpack(gradient.ptr()).key_set().has(c10::DispatchKey::Python)) return;
+        std::string name = Py_TYPE(gradient.ptr())->tp_name;
+        if (name != "FakeTensor")
+            fail("During the backward, we encountered a tensor subclass where we guessed its metadata incorrectly. "
+                 "Expected a plain Tensor, got: " + name);
+    }
+
+    static void refuse_double_backward(variable_list& gradients, torch::autograd::edge_list&& edges) {
+        auto error = shared<torch::autograd::Error>(
+            std::string("torch.compile with aot_autograd does not currently support double backward"));
+        error->set_next_edges(std::move(edges));
+        for (Tensor& x : gradients) {
+            if (!x.defined()) continue;
+            // The gradient of a sum is the one that came in.
+            x = x.detach();
+            torch::autograd::set_history(x, error);
+        }
+    }
+
+    torch::autograd::Node* stand_in() const {
+        if (!stand_in_.defined()) {
+            variable_list inputs, values;
+            for (size_t i = 0; i < call_->inputs; ++i) {
+                const auto& edge = next_edge(i);
+                inputs.push_back(edge.is_valid() ? edge.function->input_metadata(edge.input_nr).zeros_like()
+                                                 : at::empty({0}));
+                inputs.back().set_requires_grad(edge.is_valid());
+            }
+            for (size_t i = 0; i < call_->is_differentiable.size(); ++i)
+                values.push_back(call_->is_differentiable[i] ? input_metadata(i).zeros_like() : at::empty({0}));
+            for (const Tensor& x : saved()) values.push_back(x.detach());
+            py::gil_scoped_acquire held;
+            PyObject* made = PyObject_CallFunctionObjArgs(call_->stand_in.ptr(), list_of(inputs).ptr(),
+                                                          list_of(values).ptr(), nullptr);
+            if (!made) throw_python_error();
+            stand_in_ = THPVariable_Unpack(py::reinterpret_steal<py::object>(made).ptr());
+        }
+        return stand_in_.grad_fn().get();
+    }
+
+    CompiledCallPointer call_;
+    mutable std::mutex mutex_;
+    std::vector<SavedVariable> saved_;
+    variable_list unchecked_;
+    bool is_released_ = false;
+    mutable Tensor stand_in_;
+};
+
+// Whether these are tensors with memory that only autograd in reverse looks at.
+inline bool is_ordinary(const CompiledCall& call, PyObject* const* arguments, size_t count) {
+    if (count != call.inputs || in_functorch_transform() || !is_plain(arguments, count)) return false;
+    for (size_t i = 0; i < count; ++i) {
+        if (!THPVariable_Check(arguments[i])) return false;
+        if (THPVariable_Unpack(arguments[i])._fw_grad(/*level=*/0).defined()) return false;
+    }
+    return true;
+}
+
+inline Tensor tensor_in(PyObject* x) { return x == Py_None ? Tensor() : THPVariable_Unpack(x); }
+
+// Make the results those of a node whose next ones are the history of `inputs`.
+inline void record(const CompiledCallPointer& call, const variable_list& inputs, PyObject* const* given, size_t count,
+                   PyObject* results) {
+    auto node = shared<CompiledNode>(call);
+    auto edges = torch::autograd::collect_next_edges(inputs);
+    for (int i : call->detached) edges[i] = torch::autograd::Edge();
+    node->set_next_edges(std::move(edges));
+    std::vector<Tensor> values, tracked;
+    for (size_t i = 0; i < count; ++i) values.push_back(tensor_in(given[i]));
+    for (size_t i = 0; i < call->is_differentiable.size(); ++i) {
+        if (!call->is_differentiable[i]) {
+            node->add_input_metadata(torch::autograd::Node::undefined_input());
+            continue;
+        }
+        if (values[i].is_view()) {
+            values[i] = not_a_view(values[i]);
+            PyList_SetItem(results, i, to_python(values[i]).release().ptr());
+        }
+        torch::autograd::set_history(values[i], node);
+        tracked.push_back(values[i]);
+    }
+    node->keep(values, tracked);
+}
+
+// The results as a list.
+inline PyObject* call_compiled(const CompiledCallPointer& call, PyObject* const* arguments, size_t count) {
+    if (!is_ordinary(*call, arguments, count))
+        return PyObject_Vectorcall(call->otherwise.ptr(), arguments, count, nullptr);
+    py::list given(count);
+    variable_list inputs;
+    bool needs_gradients = false;
+    for (size_t i = 0; i < count; ++i) inputs.push_back(THPVariable_Unpack(arguments[i]));
+    if (call->backward) {
+        for (int i : call->detached)
+            if (inputs[i].requires_grad()) inputs[i] = inputs[i].detach();
+        for (const Tensor& x : inputs) needs_gradients = needs_gradients || x.requires_grad();
+    }
+    for (size_t i = 0; i < count; ++i) given[i] = to_python(inputs[i]);
+    std::vector<IValue> shown;
+    at::RecordFunction recording(at::RecordScope::FUNCTION);
+    if (call->backward && recording.isActive()) {
+        shown.assign(inputs.begin(), inputs.end());
+        recording.before("CompiledFunction", c10::ArrayRef<const IValue>(shown.data(), shown.size()),
+                         (int64_t)at::sequence_number::peek());
+    }
+    if (!needs_gradients) inputs.clear();
+    PyObject* made;
+    {
+        Inside inside(*call);
+        made = PyObject_CallOneArg(call->forward.ptr(), given.ptr());
+    }
+    if (!made) return nullptr;
+    THPObjectPtr values(PySequence_List(made));
+    Py_DECREF(made);
+    if (!values || !call->backward) return values.release();
+    THPObjectPtr results(PyList_GetSlice(values.get(), 0, call->is_differentiable.size()));
+    if (!results) return nullptr;
+    if (needs_gradients)
+        record(call, inputs, PySequence_Fast_ITEMS(values.get()), PyList_GET_SIZE(values.get()), results.get());
+    return results.release();
+}
+
+}  // namespace tilewright

@@ -1,0 +1,51 @@
+"""The callable of a compiled program: through AOTAutograd's wrappers at first, then, where it can, in C++ alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tilewright.launch.executor import EXTENSION, native_layout
+
+if TYPE_CHECKING:
+    from tilewright.graph.plain_call import Called
+
+
+def compiled_call(called: Called) -> Callable[..., Any]:
+    """Call with the program's inputs; gives the list of its results.
+
+    The first call runs in AOTAutograd's wrappers, which check operators of the user then.
+    """
+    otherwise = called.otherwise
+    was_called = False
+    native: Callable[..., Any] | None = None
+
+    def call(*args: Any) -> Any:
+        nonlocal native, was_called
+        if native is None and was_called and (module := EXTENSION.found) is not None:
+            native = partial(module.call_compiled, module.compiled(_told(called)))
+        if native is not None:
+            return native(*args)
+        results = otherwise(*args)
+        was_called = True
+        return results
+
+    return call
+
+
+def _told(called: Called) -> tuple[Any, ...]:
+    """As native/executor.cpp reads it."""
+    graphs = called.forward, called.backward, called.otherwise, called.stand_in
+    autograd = called.plain.autograd
+    if autograd is None:
+        return *graphs, called.plain.inputs, (), (), (), 0, 0, called.disables_autocast, False
+    first = autograd.checked + autograd.unchecked
+    tangents = [
+        (result, native_layout(layout), first + number in called.undefined)
+        for number, (result, layout) in enumerate(autograd.tangents)
+    ]
+    return (
+        *graphs, called.plain.inputs, autograd.differentiable, autograd.detached, tangents, autograd.checked,
+        autograd.unchecked, called.disables_autocast, autograd.refuses_determinism,
+    )  # fmt: skip
