@@ -29,20 +29,20 @@ def timed(coefficients: tuple[float, ...], noise: float = 0.0) -> list[Timed]:
 
 
 def test_a_fit_predicts_what_it_was_fitted_to() -> None:
-    known = timed((3.0, 0.0, 1.7, 1.2, 0.9, 1.0, 1.0, 1.0))
+    known = timed((3.0, 0.0, 1.7, 1.2, 0.9, 1.0, 1.0, 1.0, 0.0, 0.0))
     fitted = replace(H200, kernel_times=fit(known, H200))
     (_, middle, most) = errors(known, fitted)["pointwise"]
     assert middle < 0.01 and most < 0.03
 
 
 def test_noise_of_the_times_does_not_get_into_the_coefficients() -> None:
-    truth = (3.0, 0.0, 1.7, 1.2, 0.9, 1.0, 1.0, 1.0)
+    truth = (3.0, 0.0, 1.7, 1.2, 0.9, 1.0, 1.0, 1.0, 0.0, 0.0)
     fitted = replace(H200, kernel_times=fit(timed(truth, noise=0.1), H200))
     assert errors(timed(truth), fitted)["pointwise"][2] < 0.1
 
 
 def test_no_coefficient_is_negative_and_few_kernels_are_not_fitted() -> None:
-    fixed = [replace(one, measured_us=5.0) for one in timed((3.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))]
+    fixed = [replace(one, measured_us=5.0) for one in timed((3.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0))]
     assert all(c >= 0 for c in fit(fixed, H200)["pointwise"])
     assert fit(fixed[:3], H200) == {}
 

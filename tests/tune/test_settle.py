@@ -173,13 +173,9 @@ def test_a_race_without_a_compiler_is_an_error_of_its_own(monkeypatch: pytest.Mo
 
 def test_what_prediction_tells_is_not_raced(races: dict[str, Any]) -> None:
     """A softmax in one kernel moves a fifth of what its operators move; on a device whose kernels were timed."""
-    told = Target(
-        replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)))
-    )
+    told = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (0.0, 0.0, 1.0, 1.0, *[0.0] * 6))))
     settle(proposal(4096), told, measure=True)
     assert races["count"] == 0
-    close = Target(
-        replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)))
-    )
+    close = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (*[0.0] * 4, 1.0, *[0.0] * 5))))
     settle(proposal(4096), close, measure=True)
     assert races["count"] == 1

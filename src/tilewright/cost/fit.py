@@ -23,9 +23,12 @@ LOAD = TERMS.index("load")
 START = TERMS.index("start")
 MOST_START_US = 15.0
 """Nor may a start be above twice the shortest kernel of its kind: what grows with the work is no start."""
-MEMORY = (TERMS.index("cached"), TERMS.index("DRAM"))
+CACHED = TERMS.index("cached")
 LEAST_MEMORY = 0.3
 """Some of what a kernel reads may be in a nearer cache, but more bytes always take longer."""
+DRAM = TERMS.index("DRAM")
+LEAST_DRAM = 1.0
+"""Of kernels that wait for memory alone; products hide it behind their arithmetic."""
 NARROW = TERMS.index("narrow")
 MOST_NARROW = 5.0
 """Times an SM's share of the cache's rate: what short rows wait for beyond is their start."""
@@ -69,15 +72,21 @@ def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
     shown = {START} | {j for j in range(len(TERMS)) if max(row[j] for row in relative) > SHOWN}
     is_fitted = [j in shown - unpriced for j in range(len(TERMS))]
     most_start = min(MOST_START_US, 2 * min(row.measured_us for row in rows))
+    least_dram = LEAST_MEMORY if rows[0].work.is_matrix else LEAST_DRAM
     for _ in range(ROUNDS):
         errors = [abs(sum(c * x for c, x in zip(found, row, strict=True)) - 1) for row in relative]
         shares = [w / max(e, SMALL_ERROR) for w, e in zip(weights, errors, strict=True)]
-        _descend(found, relative, shares, [j for j, fits in enumerate(is_fitted) if fits], most_start)
+        _descend(found, relative, shares, [j for j, fits in enumerate(is_fitted) if fits], most_start, least_dram)
     return tuple(float(f"{c:.3g}") for c in found)
 
 
 def _descend(
-    found: list[float], relative: list[list[float]], shares: list[float], fitted: list[int], most_start: float
+    found: list[float],
+    relative: list[list[float]],
+    shares: list[float],
+    fitted: list[int],
+    most_start: float,
+    least_dram: float,
 ) -> None:
     """Least squares of `relative` times `found` less 1, each row with its share, from `found` on and into it."""
     size = len(found)
@@ -91,7 +100,7 @@ def _descend(
             pull = PULL * products[j][j]
             slope = sums[j] - sum(products[j][i] * found[i] for i in range(size)) + pull * (UNFITTED[j] - found[j])
             most = most_start if j == START else MOST_NARROW if j == NARROW else math.inf
-            least = LEAST_MEMORY if j in MEMORY else 0.0
+            least = least_dram if j == DRAM else LEAST_MEMORY if j == CACHED else 0.0
             found[j] = min(max(found[j] + slope / ((products[j][j] + pull) or 1.0), least), most)
 
 

@@ -10,7 +10,7 @@ from tilewright.cost.products import is_attention, products_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.loops.nest import Level, Nest
+from tilewright.loops.nest import Level, Nest, Step
 from tilewright.operators.counting import cost_of
 from tilewright.operators.language import Op
 from tilewright.operators.table import row_of
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from tilewright.loops.lower import Lowered
 
 ELEMENTS_PER_PROGRAM = 1024
-"""Elements that a program of a generated kernel without reductions takes."""
+"""Elements that a program of a generated kernel without reductions takes; of column sums it has four times as many."""
+THREADS = 256
+"""Of a program of column sums; those of more columns hold more rows each."""
 SPECIAL = frozenset({"div", "idiv"})
 """Computed by way of a reciprocal. So are, at the same rate, conversions between floats and 64-bit integers."""
 LONG = 4
@@ -42,11 +44,12 @@ def nest_kind(nest: Nest) -> str:
         sums_columns="reduce_rows" in reductions,
         columns=nest.col_count,
         transposes=nest.transposes,
+        writes_rows=any(any(nest.split(store.access.strides)[0]) for store in nest.stores),
     )
 
 
-def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool) -> str:
-    """The kind of a generated kernel by its passes over each row and the columns of a row.
+def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool, writes_rows: bool = True) -> str:
+    """The kind of a generated kernel by its passes over each row, the columns of a row, and what it writes.
 
     >>> kind_name(passes=3, sums_columns=False, columns=32000, transposes=False)
     'long rows, three passes'
@@ -57,6 +60,8 @@ def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool
     elif passes > 1:
         long = "long " if columns > WHOLE_ROW else ""
         kind = f"{long}rows, {'two' if passes == 2 else 'three'} passes"
+    if kind == "columns" and not (writes_rows or transposes):
+        return "columns, sums alone"
     return f"{kind}, transposed" if transposes else kind
 
 
@@ -65,17 +70,34 @@ def region_work(lowered: Lowered) -> Work:
     nest = lowered.nest
     flops, transcendentals = nest_arithmetic(nest)
     value = calls.outputs(lowered.outputs[-1])[0]
-    reduces = any(step.name == "reduce_cols" for step in nest.steps)
+    reductions = sum(step.name == "reduce_cols" for step in nest.steps)
+    tile = ELEMENTS_PER_PROGRAM * (4 if any(step.name == "reduce_rows" for step in nest.steps) else 1)
     return Work(
         nest_kind(nest),
         *nest_bytes(lowered),
         flops=flops,
         transcendentals=transcendentals,
         dtype=_dtype(value),
-        programs=nest.row_count if reduces else -(-nest.row_count * nest.col_count // ELEMENTS_PER_PROGRAM),
-        doubles=sum(_count(nest, step.level) for step in nest.steps if step.dtype == "float64"),
+        programs=nest.row_count if reductions else -(-nest.row_count * nest.col_count // tile),
+        doubles=sum(_doubles(nest, step) for step in nest.steps),
         draws=sum(_count(nest, step.level) for step in nest.steps if step.name == "draw"),
+        combined=reductions + sum(_combined(nest, step) for step in nest.steps),
     )
+
+
+def _combined(nest: Nest, step: Step) -> int:
+    """Words that the threads of a program exchange for a column sum, once its strip of rows is done."""
+    if step.name != "reduce_rows":
+        return 0
+    return min(nest.col_count, THREADS) * (2 if _doubles(nest, step) else 1)
+
+
+def _doubles(nest: Nest, step: Step) -> int:
+    """Operations in float64: a sum accumulates in it unless its result is rounded to 16 bits."""
+    if step.name.startswith("reduce"):
+        accumulates = step.kind == "sum" and step.dtype in ("float32", "float64") and not step.approximate
+        return _count(nest, nest.steps[step.args[0]].level) if accumulates else 0
+    return _count(nest, step.level) if step.dtype == "float64" else 0
 
 
 def nest_arithmetic(nest: Nest) -> tuple[int, int]:

@@ -27,6 +27,10 @@ Product = tuple[int, int, int, int]
 Distances = tuple[tuple[int, int], ...]
 """Of each tensor read, how many bytes it has, and how many the program touched since it was touched last, its own
 included (`cost/reuse.py`)."""
+COMBINED_PER_US = 200
+"""Words that threads of one SM exchange in a microsecond, by shuffles and shared memory."""
+STRIPS = 2
+"""Programs of an SM that sum columns: each walks a strip of rows."""
 HELD, MISSED = 0.6, 1.4
 """Shares of the last-level cache: after fewer bytes all is found there, after more nothing."""
 
@@ -46,9 +50,11 @@ class Work:
     products: tuple[Product, ...] = ()
     """The matrix products that it is, as a convolution's gradients are two."""
     doubles: int = 0
-    """Operations in float64 among those of a generated kernel."""
+    """Operations in float64 among those of a generated kernel, sums that accumulate in it included."""
     draws: int = 0
     """Random numbers that are drawn."""
+    combined: int = 0
+    """Words that threads of one program exchange for its sums."""
     distances: Distances = ()
     """Empty if the program is not known; every read then counts as touched just before."""
 
@@ -77,6 +83,7 @@ def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
     if work.programs is not None and work.programs < profile.sms:
         narrow = one_sm_us(work.bytes, work.bytes_written, profile) / max(work.programs, 1)
     vector = profile.vector_TFLOPs * 1e6
+    waves = (work.programs or 0) / profile.sms
     return (
         1.0,
         float(work.bytes_read > 0),
@@ -86,6 +93,8 @@ def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
         2 * work.doubles / vector,
         PHILOX_OPERATIONS * work.draws / vector,
         narrow,
+        min(waves, 1.0),
+        work.combined * (min(waves, STRIPS) if work.kind.startswith("columns") else waves) / COMBINED_PER_US,
     )
 
 

@@ -129,6 +129,7 @@ def _kind(group: Sequence[fx.Node]) -> str:
         sums_columns=any(map(_sums_columns, group)),
         columns=max((shape[-1] for shape in shapes if shape), default=1),
         transposes=any(map(_lies_across, group)),
+        writes_rows=not all(map(_sums_columns, live_out(group))),
     )
 
 
