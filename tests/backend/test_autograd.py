@@ -183,3 +183,24 @@ def test_autocast_inside_the_function() -> None:
 
     x = torch.randn(40, 20)
     assert_close_in_bfloat16(compiled(function)(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.exp, torch.tanh, torch.relu, lambda x: x.softmax(1), lambda x: (x @ x.t()).exp()],
+    ids=["exp", "tanh", "relu", "softmax", "exp of a product"],
+)
+def test_a_result_written_to_before_backward_gives_no_wrong_gradient(function: Run) -> None:
+    """Eager raises. A compiled backward that saved the result raises; one that computes it again need not."""
+    x = with_grad(6, 7)
+    reference = twin(x)
+    function(reference).sum().backward()
+    result = compiled(function)(x)
+    with torch.no_grad():
+        result.mul_(2)
+    try:
+        result.sum().backward()
+    except RuntimeError as error:
+        assert "has been modified by an inplace operation" in str(error)
+    else:
+        assert_same(x.grad, reference.grad)

@@ -30,7 +30,6 @@ def test_a_region_is_raced_on_a_gpu() -> None:
     assert parts is not None and len(parts) == 5
     (outcome,) = race_regions([(region, parts)])
     assert outcome.times_us.keys() == {FUSED, APART} and min(outcome.times_us.values()) > 0
-    assert outcome.times_us[outcome.fastest] == min(outcome.times_us.values())
 
 
 def test_an_outcome_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
