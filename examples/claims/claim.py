@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from tilewright.report.quantity import duration
+
 if TYPE_CHECKING:
     from tilewright.measure.timing.benchmark import Timing
 
@@ -73,17 +75,12 @@ def elsewhere(direction: bool, ours: str) -> Finding:
 
 def slower(times: dict[str, Timing], *names: str) -> Finding:
     """Each of `names` takes longer than the next; undecided where neighbours' 20th to 80th percentiles overlap."""
-    ours = ", ".join(f"{name} {microseconds(times[name].median_us)}" for name in names)
+    ours = ", ".join(f"{name} {duration(times[name].median_us)}" for name in names)
     pairs = [(times[one], times[other]) for one, other in pairwise(names)]
     if any(one.p80_us < other.p20_us for one, other in pairs):
         return Finding(ours, "refuted")
     apart = all(one.p20_us > other.p80_us for one, other in pairs)
     return Finding(ours, "reproduced" if apart else "undecided")
-
-
-def microseconds(us: float) -> str:
-    """Three digits, in µs or ms."""
-    return f"{us:.3g} µs" if us < 1000 else f"{us / 1000:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
 
 
 def percent(share: float) -> str:

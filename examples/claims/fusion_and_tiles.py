@@ -14,6 +14,7 @@ from tilewright.hardware.profiles import profile_for
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.case import Case
 from tilewright.records.program import Operator, Program
+from tilewright.report.quantity import duration
 
 from .claim import (
     Claim,
@@ -23,7 +24,6 @@ from .claim import (
     elsewhere,
     equal,
     holds,
-    microseconds,
     percent,
     slower,
 )  # fmt: skip
@@ -284,7 +284,7 @@ def hierarchy(lab: Lab) -> Finding:
 
 def other_tiles(lab: Lab) -> Finding:
     found = lab.bench("weighted_sum", "1000x512", "fp32", "tilewright", "tilewright-16x64")
-    ours = ", ".join(f"{name} {microseconds(row.median_us)}" for name, row in found.items())
+    ours = ", ".join(f"{name} {duration(row.median_us)}" for name, row in found.items())
     return holds(found["tilewright"].p80_us < found["tilewright-16x64"].p20_us, ours)
 
 

@@ -19,6 +19,7 @@ from tilewright.hardware.profiles import profile_for
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.measurement import Measurement
+from tilewright.report.quantity import duration
 
 from .claim import (
     Claim,
@@ -28,7 +29,6 @@ from .claim import (
     elsewhere,
     equal,
     holds,
-    microseconds,
     percent,
     slower,
 )  # fmt: skip
@@ -112,7 +112,7 @@ def first_calls(lab: Lab) -> tuple[float, float]:
 
 def warm_up(lab: Lab) -> Finding:
     first, steady = first_calls(lab)
-    return holds(first > 2 * steady, f"first {microseconds(first)}, later {microseconds(steady)}")
+    return holds(first > 2 * steady, f"first {duration(first)}, later {duration(steady)}")
 
 
 def submission(lab: Lab) -> Finding:
@@ -123,7 +123,7 @@ def submission(lab: Lab) -> Finding:
         return median(times[False]), median(times[True])
 
     returned, ended = lab.once("a product of 4096³ timed without and with synchronising", make)
-    return holds(returned < 0.5 * ended, f"{microseconds(returned)} without, {microseconds(ended)} with")
+    return holds(returned < 0.5 * ended, f"{duration(returned)} without, {duration(ended)} with")
 
 
 def growth(lab: Lab) -> Finding:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tilewright.bench.peers import EXAMPLES
+from tilewright.report.quantity import duration
 from tilewright.store.run_paths import runs_in
 
-from .claim import Finding, elsewhere, microseconds, percent
+from .claim import Finding, elsewhere, percent
 
 if TYPE_CHECKING:
     from tilewright.hardware.geometry import KernelView
@@ -59,7 +60,7 @@ class Profile:
 
     def words(self, names: Sequence[str]) -> str:
         """`exp 27.3 ms (15.9 %), …` of the operators themselves."""
-        return ", ".join(f"{it} {microseconds(self.spent(it) / 1e3)} ({percent(self.share(it))})" for it in names)
+        return ", ".join(f"{it} {duration(self.spent(it) / 1e3)} ({percent(self.share(it))})" for it in names)
 
     def ordered(self, *names: str) -> Finding:
         """Whether each operator took longer than the next."""

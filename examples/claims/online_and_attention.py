@@ -12,8 +12,9 @@ import torch
 
 from tilewright.records.measurement import Measurement
 from tilewright.records.program import Operator
+from tilewright.report.quantity import duration
 
-from .claim import Claim, Document, Finding, elsewhere, equal, holds, microseconds, percent
+from .claim import Claim, Document, Finding, elsewhere, equal, holds, percent
 from .lab import Lab, Profile, before, named
 
 N, M = 100, 5000
@@ -64,7 +65,7 @@ def per_call(profile: Profile, count: int) -> tuple[float, float]:
 def host_dominates(lab: Lab) -> Finding:
     host, gpu = per_call(online(lab), online(lab).table.steps)
     launch = online(lab).launching()[0] / online(lab).table.cpu_ns
-    ours = f"host {microseconds(host)}, {percent(launch)} of it launches; GPU {microseconds(gpu)}"
+    ours = f"host {duration(host)}, {percent(launch)} of it launches; GPU {duration(gpu)}"
     return elsewhere(host > gpu and 0.1 < launch < 0.5, ours)
 
 
@@ -160,7 +161,7 @@ def memory_bound(lab: Lab) -> Finding:
 def compute_bound(lab: Lab) -> Finding:
     found = named(operators(lab), "bmm")
     ours = ", ".join(f"{it.cost.intensity:.0f} FLOP/B: {it.bound}" for it in found)
-    each = microseconds(attention(lab).spent("bmm") / 20e3)
+    each = duration(attention(lab).spent("bmm") / 20e3)
     return holds(all(it.bound == "compute-bound" for it in found), f"{ours}; {each} per product")
 
 

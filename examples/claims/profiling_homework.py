@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from tilewright.measure.timing.benchmark import Timing
+from tilewright.report.quantity import duration
 
 from .claim import (
     Claim,
@@ -19,7 +20,6 @@ from .claim import (
     elsewhere,
     equal,
     holds,
-    microseconds,
     percent,
     slower,
 )  # fmt: skip
@@ -39,7 +39,7 @@ def eager(lab: Lab) -> Profile:
 def totals(profile: Profile, *names: str) -> Finding:
     """The same with everything that the operators call on the host."""
     times = [profile.operator(name).cpu_total for name in names]
-    ours = ", ".join(f"{name} {microseconds(time / 1e3)}" for name, time in zip(names, times, strict=True))
+    ours = ", ".join(f"{name} {duration(time / 1e3)}" for name, time in zip(names, times, strict=True))
     return elsewhere(times == sorted(times, reverse=True), ours)
 
 
@@ -95,7 +95,7 @@ def helpers(lab: Lab) -> Finding:
 
 
 def one_off(lab: Lab) -> Finding:
-    found = [f"{row.name} {microseconds(row.cpu_total / 1e3)}" for row in eager(lab).table.rows if row.one_off]
+    found = [f"{row.name} {duration(row.cpu_total / 1e3)}" for row in eager(lab).table.rows if row.one_off]
     return elsewhere(any("Synchronize" in name for name in found), ", ".join(found) or "none")
 
 
@@ -105,7 +105,7 @@ def children_explain(name: str, wanted: str) -> partial[Finding]:
     def check(lab: Lab) -> Finding:
         inside = eager(lab).called_by(name)
         row = eager(lab).operator(name)
-        ours = f"gap {microseconds((row.cpu_total - row.cpu_self) / 1e3)}: {', '.join(inside) or 'no child'}"
+        ours = f"gap {duration((row.cpu_total - row.cpu_self) / 1e3)}: {', '.join(inside) or 'no child'}"
         return holds(any(part in child for child in inside for part in wanted.split("|")), ours)
 
     return partial(check)

@@ -6,8 +6,9 @@ tilewright claims --only "H4*"
 from __future__ import annotations
 
 from tilewright.records.case import Case
+from tilewright.report.quantity import duration
 
-from .claim import Claim, Document, Finding, elsewhere, equal, holds, microseconds
+from .claim import Claim, Document, Finding, elsewhere, equal, holds
 from .lab import Lab, Profile, after, before, nbytes
 
 N, M = 100, 5000
@@ -28,7 +29,7 @@ def triton(lab: Lab) -> Profile:
 
 def one_kernel(lab: Lab) -> Finding:
     faster = triton(lab).table.device_ns < eager(lab).table.device_ns
-    return elsewhere(triton(lab).launches == 200 and faster, microseconds(triton(lab).table.device_ns / 200e3))
+    return elsewhere(triton(lab).launches == 200 and faster, duration(triton(lab).table.device_ns / 200e3))
 
 
 def triton_host(lab: Lab) -> Finding:

@@ -17,8 +17,9 @@ from torch import nn
 from tilewright.hardware.occupancy import Waves
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.case import Case, InputSpec
+from tilewright.report.quantity import duration
 
-from .claim import Claim, Document, Finding, equal, holds, microseconds, percent, slower
+from .claim import Claim, Document, Finding, equal, holds, percent, slower
 from .lab import Lab, Profile
 
 STEPS = 20
@@ -82,9 +83,7 @@ def mean_of_three(lab: Lab) -> Finding:
     x = torch.randn(1000, 1000, device=lab.device)
     steady = lab.race("a product of 1000×1000", {"product": partial(torch.mm, x, x)})["product"].median_us
     ours = fmean(trials(lab)[:3])
-    return holds(
-        abs(ours / steady - 1) <= 0.2, f"mean of 3 {microseconds(ours)}, interleaved median {microseconds(steady)}"
-    )
+    return holds(abs(ours / steady - 1) <= 0.2, f"mean of 3 {duration(ours)}, interleaved median {duration(steady)}")
 
 
 def three_suffice(lab: Lab) -> Finding:
@@ -106,16 +105,14 @@ def first_calls(lab: Lab) -> tuple[float, float]:
 
 def warm_up(lab: Lab) -> Finding:
     first, steady = first_calls(lab)
-    return holds(first > 2 * steady, f"first {microseconds(first)}, later {microseconds(steady)}")
+    return holds(first > 2 * steady, f"first {duration(first)}, later {duration(steady)}")
 
 
 def returns_at_once(lab: Lab) -> Finding:
     x = torch.randn(4096, 4096, device=lab.device)
     timing = lab.race("a product of 4096³", {"product": partial(torch.mm, x, x)})["product"]
     assert timing.host_us is not None
-    ours = (
-        f"the call returns after {microseconds(timing.host_us)}, its work ends after {microseconds(timing.median_us)}"
-    )
+    ours = f"the call returns after {duration(timing.host_us)}, its work ends after {duration(timing.median_us)}"
     return holds(timing.host_us < 0.5 * timing.median_us, ours)
 
 
@@ -265,16 +262,14 @@ def example_run(lab: Lab) -> Finding:
         return us, [float(it) for it in losses[0]]
 
     us, losses = lab.once("examples/mlp.py train(1024, 8, 128, steps=100) with Adam", make)
-    ours = f"{len(losses)} steps in {microseconds(us)}, loss {losses[0]:.3f} → {losses[-1]:.3f}"
+    ours = f"{len(losses)} steps in {duration(us)}, loss {losses[0]:.3f} → {losses[-1]:.3f}"
     return holds(len(losses) == 100 and losses[-1] < losses[0], ours)
 
 
 def exact_ranges(lab: Lab) -> Finding:
     rows = [row for row in training(lab).table.rows if row.name.startswith("layer ")]
     host, device = (sum(getattr(row, what) for row in rows) / STEPS / 1e3 for what in ("cpu_total", "device_total"))
-    return holds(
-        abs(host / device - 1) <= 0.2, f"ranges {microseconds(host)} of host time, kernels {microseconds(device)}"
-    )
+    return holds(abs(host / device - 1) <= 0.2, f"ranges {duration(host)} of host time, kernels {duration(device)}")
 
 
 def exception_safe(lab: Lab) -> Finding:

@@ -162,14 +162,14 @@ def test_a_card_seen_by_pytorch_and_the_driver(monkeypatch: pytest.MonkeyPatch) 
     here = detect()
     assert here.gpus == (
         Gpu(
-            name="NVIDIA H200",
+            name=CARD.name,
             capability="9.0",
-            memory_bytes=150 * 10**9,
-            l2_bytes=60 * 1024**2,
-            sms=132,
-            max_threads_per_sm=2048,
-            registers_per_sm=65536,
-            shared_bytes_per_sm=228 * 1024,
+            memory_bytes=CARD.total_memory,
+            l2_bytes=CARD.L2_cache_size,
+            sms=CARD.multi_processor_count,
+            max_threads_per_sm=CARD.max_threads_per_multi_processor,
+            registers_per_sm=CARD.regs_per_multiprocessor,
+            shared_bytes_per_sm=CARD.shared_memory_per_multiprocessor,
             pcie="PCIe 5 x16",
             uuid="GPU-1234",
         ),
