@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.contract import targets
-from tests.passes.test_channels_last import convolutions, planned_for_h200, trains_as_eager
+from tests.passes.test_channels_last import convolutions, planned_for_h200, stored, trains_as_eager
 from tilewright.backend import Recording, backend, recording
+from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.passes import pipeline
 from tilewright.passes.memory_formats import lies_channels_last
@@ -84,6 +85,20 @@ def test_volumes(norm: str, of_one_row: list[Decision]) -> None:
     record = trains_as_eager(Volume(norms[norm]).bfloat16(), torch.randn(2, 32, 6, 8, 4).bfloat16())
     assert [(d.verdict, d.reason) for d in of_one_row] == [("taken", "3 convolutions share the layout")]
     takes_the_layout(record)
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_what_a_convolution_of_one_channel_gives_is_laid_out_once(places: int, of_one_row: list[Decision]) -> None:
+    """Only the input and what that convolution gives are contiguous, in training too."""
+    torch.manual_seed(1)
+    of = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[places - 1]
+    layers = [of(1, 32, 3, padding=1), nn.ReLU(), of(32, 32, 3, padding=1), nn.ReLU(), of(32, 2, 1)]
+    record = trains_as_eager(nn.Sequential(*layers).bfloat16(), torch.randn(2, 1, *(8, 6, 4)[:places]).bfloat16())
+    first, *others = convolutions(record)
+    assert first.is_contiguous() and len(others) == 2 and all(lies_channels_last(y) for y in others)
+    lying = [y for graph in record.graphs for node in stored(graph) for y in calls.outputs(node) if y is not None]
+    contiguous = [y for y in lying if y.shape == first.shape and y.is_contiguous()]
+    assert len(contiguous) == 2, "its result and the gradient of that"
 
 
 def test_depthwise_ones_and_single_sequences_stay(of_one_row: list[Decision]) -> None:

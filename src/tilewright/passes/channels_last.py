@@ -62,6 +62,9 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
         return []
     reason = _refusal(module.graph, convolutions, target)
     if reason is None:
+        for node in convolutions:
+            if _operand_channels(node) == 1:
+                _lay_result(node)
         changed, images = _changed(convolutions), _images(convolutions)
         for node in convolutions:
             _convert(node, changed)
@@ -152,6 +155,19 @@ def _weight(node: fx.Node) -> Tensor:
     value = example(argument(node, 1, "weight"))
     assert value is not None
     return value
+
+
+def _operand_channels(node: fx.Node) -> int | torch.SymInt | None:
+    x = example(argument(node, 0, "input"))
+    return None if x is None else x.shape[1]
+
+
+def _lay_result(node: fx.Node) -> None:
+    """Of one input channel, which lies as either layout says: PyTorch takes it, and the weight, for contiguous ones."""
+    readers = list(node.users)
+    laid = _with_layout(node.next, node, torch.channels_last, torch.contiguous_format)
+    for reader in readers:
+        reader.replace_input_with(node, laid)
 
 
 def _channels(node: fx.Node) -> int:
