@@ -9,6 +9,7 @@ import torch
 from tests.kernels.attention.calls import Call, wrong_packed
 from tests.proving import prove
 from tilewright.bench.catalogue import suite
+from tilewright.bench.suites import attention as suites
 from tilewright.hardware.architectures import stated_limits
 from tilewright.kernels.attention import attention, reference
 from tilewright.kernels.attention.decode.triton import _splits
@@ -187,7 +188,6 @@ def test_the_suites_keep_the_contract(causal: int) -> None:
 
 
 def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.bench.suites import attention as suites
     from tilewright.kernels.attention import dispatch
 
     one = suite("attention")
@@ -199,7 +199,7 @@ def test_a_bench_is_told_why_the_kernels_for_hopper_refuse(monkeypatch: pytest.M
     assert "which compute capability 8.0 lacks" in str(suites._not_hopper(one.workload((64, 512, 1), "bfloat16")))
 
 
-@pytest.mark.parametrize("most", [1500, 10000, 2**27])
+@pytest.mark.parametrize("most", [1500, 20000, 2**28])
 @pytest.mark.parametrize("lengths", [(50, 50), (50, 37), (33, 50)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_truth_of_the_suites_in_pieces_is_the_formula(
@@ -208,18 +208,11 @@ def test_the_truth_of_the_suites_in_pieces_is_the_formula(
     call = Call(dtype=torch.float64, batch=3, heads=6, kv_heads=3, queries=lengths[0], keys=lengths[1])
     (q, k, v), _ = call.inputs(CPU)
     whole = reference.attention(q, k, v, causal=causal)[0]
-    monkeypatch.setattr(reference, "MOST_SCORES", most)
-    parts = reference.by_piece(q, k, v, causal)
+    monkeypatch.setattr(suites, "PIECE", most)
+    parts = suites.formula(q, k, v, causal)
     torch.testing.assert_close(parts, whole)
     dout = torch.randn_like(whole)
     torch.testing.assert_close(*(torch.autograd.grad(out, (q, k, v), dout) for out in (parts, whole)))
-
-
-def test_pieces_of_a_long_cache_repeat_few_of_its_keys() -> None:
-    q, k = (torch.empty(8, heads, length, 128, device="meta") for heads, length in ((64, 1), (8, 131072)))
-    pieces = list(reference._pieces(q, k, False))
-    assert len(pieces) == 64
-    assert max(k[shared].numel() * 8 for _, shared in pieces) <= reference.MOST_SCORES
 
 
 @pytest.mark.parametrize(("steps", "heads"), [(32, 64), (2048, 64), (64, 100), (64, 512), (1024, 1)])

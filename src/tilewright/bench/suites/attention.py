@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from tilewright.bench.peers import inductor
 from tilewright.bench.workloads import SHORT
@@ -21,6 +22,8 @@ TOKENS, WIDTH = 16384, 2048
 """Batch times length, and heads times head size, of a workload that names neither batch nor heads."""
 MOST_SCORES = 2**31
 """The most that attention written out is run with: it keeps several tensors of so many elements."""
+PIECE = 2**28
+"""Scores, and numbers of repeated keys, of a piece of the truth: 2 GiB in float64, a few times."""
 
 
 class Extent(NamedTuple):
@@ -85,7 +88,7 @@ def decode_workload(sizes: tuple[int, ...], dtype: str) -> Workload:
 def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """Attention written out. float64, the truth, is computed in pieces, since it would not fit into memory."""
     if q.dtype == torch.float64:
-        return reference.by_piece(q, k, v, causal)
+        return _in_pieces(q, k, v, causal)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     scores = (q @ k.mT) * q.shape[3] ** -0.5
@@ -93,6 +96,16 @@ def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> 
         later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     return torch.softmax(scores, -1) @ v
+
+
+def _in_pieces(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """A few heads of k and v at a time, which backward computes again."""
+    rows, keys = q.unflatten(1, (k.shape[1], -1)).flatten(0, 1), k.shape[2]
+    step = max(1, PIECE // max(1, rows.shape[1] * keys * max(rows.shape[2:])))
+    operands = (x.split(step) for x in (rows, *(x.flatten(0, 1)[:, None] for x in (k, v))))
+    one = functools.partial(reference.attention, causal=causal)
+    parts = [checkpoint(one, *some, use_reentrant=False)[0] for some in zip(*operands, strict=True)]
+    return torch.cat(parts).reshape(*q.shape[:3], v.shape[3])
 
 
 def sdpa(backend: SDPBackend | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -54,62 +51,6 @@ def attention(
         weights = torch.where(kept, weights, 0.0) * (1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0)
     lse = torch.logsumexp(whole, -1).masked_fill(empty.squeeze(-1), -math.inf) if scores.shape[-1] else scores.sum(-1)
     return weights @ v, lse if scores.shape[-1] else lse - math.inf
-
-
-MOST_SCORES = 2**27
-"""Scores, and numbers of repeated keys, in memory at once where attention is computed in pieces."""
-
-
-class _ByPiece(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.causal = causal
-        out = q.new_empty(*q.shape[:3], v.shape[3])
-        for own, shared in _pieces(q, k, causal):
-            out[own] = attention(q[own], k[shared], v[shared], causal=causal)[0]
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        gradients = [torch.zeros_like(x) for x in (q, k, v)]
-        for own, shared in _pieces(q, k, ctx.causal):
-            one = [x[at].detach().requires_grad_() for x, at in ((q, own), (k, shared), (v, shared))]
-            with torch.enable_grad():
-                out = attention(*one, causal=ctx.causal)[0]
-            for whole, at, part in zip(
-                gradients, (own, shared, shared), torch.autograd.grad(out, one, dout[own]), strict=True
-            ):
-                whole[at] += part
-        return *gradients, None
-
-
-Slices = tuple[slice, slice, slice]
-
-
-def _pieces(q: torch.Tensor, k: torch.Tensor, causal: bool) -> Iterator[tuple[Slices, Slices]]:
-    """Pieces of q, of heads that share heads of k and v, each with the keys that any of its queries sees."""
-    batches, kv_heads, keys = k.shape[:3]
-    group, queries = q.shape[1] // max(kv_heads, 1), q.shape[2]
-    step = min(max(1, MOST_SCORES // max(1, group * keys)), max(queries, 1))
-    # Keys are repeated for every head of their group, which takes more than the scores where queries are few.
-    one_head = max(1, group * keys * max(queries, k.shape[3]))
-    heads = min(max(1, MOST_SCORES // one_head), max(kv_heads, 1))
-    batch = max(1, MOST_SCORES // (one_head * max(kv_heads, 1)))
-    starts = itertools.product(range(0, batches, batch), range(0, kv_heads, heads), range(0, queries, step))
-    for entry, head, first in starts:
-        end = min(first + step, queries)
-        # The piece's last query is aligned to its last visible key.
-        visible = max(0, keys - (queries - end)) if causal else keys
-        entries, own = slice(entry, entry + batch), slice(head * group, (head + heads) * group)
-        yield (entries, own, slice(first, end)), (entries, slice(head, head + heads), slice(0, visible))
-
-
-def by_piece(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """out of `attention`, at most MOST_SCORES scores at a time; the backward computes them again."""
-    out: torch.Tensor = _ByPiece.apply(q, k, v, causal)  # type: ignore[no-untyped-call]
-    return out
 
 
 def distances(queries: int, keys: int, device: torch.device) -> torch.Tensor:
