@@ -30,6 +30,13 @@ def test_long_runs_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_any_layout_of_gradients_and_indices() -> None:
     assert_sums(torch.randn(3, 2, 10)[:, :, ::2], torch.tensor([[3, 0, 3], [1, 1, 2]]).t(), 4)
+    for dout in (
+        torch.randn(6, 20)[:, 3:12],
+        torch.randn(6, 20)[:, ::2],
+        torch.randn(9, 6).t(),
+        torch.randn(1, 9).expand(6, 9),
+    ):
+        assert_sums(dout, torch.tensor([3, 0, 3, 1, 1, 2]), 4)
 
 
 @pytest.mark.parametrize("padding", [-1, 2])

@@ -54,7 +54,7 @@ def find_bounds(
 @triton.jit
 def _sum_rows(
     dout: tl.tensor, order: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    stride: tl.int64, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Σ dout[order[i], column] for start ≤ i < last, fp32."""
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -62,7 +62,7 @@ def _sum_rows(
         place = start + tl.arange(0, ROWS)
         row = tl.load(order + place, mask=place < last, other=0).to(tl.int64)
         inside = (place < last)[:, None] & (column < columns)[None, :]
-        total += tl.load(dout + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(dout + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
         start += ROWS
     return tl.sum(total, 0)
 
@@ -70,7 +70,8 @@ def _sum_rows(
 @triton.jit(do_not_specialize=["count", "padding"])
 def long_runs(
     dout: tl.tensor, keys: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, count: tl.int64,
-    columns: tl.tensor, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    columns: tl.tensor, stride: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """parts[chunk, end, :]: what the long run at that end of the chunk of positions adds within the chunk.
 
@@ -86,7 +87,7 @@ def long_runs(
     if (last - start > 2 * CHUNK) & (key != padding) & ((end == 0) | (key != head)):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         start, last = tl.maximum(start, first), tl.minimum(last, final)
-        total = _sum_rows(dout, order, start, last, columns, column, ROWS, COLUMNS)
+        total = _sum_rows(dout, order, start, last, columns, column, stride, ROWS, COLUMNS)
         part = (tl.program_id(0).to(tl.int64) * 2 + end) * columns
         tl.store(parts + part + column, total, mask=column < columns)
 
@@ -111,7 +112,7 @@ def _sum_parts(
 @triton.jit
 def _sum_short(
     dout: tl.tensor, order: tl.tensor, start: tl.tensor, length: tl.tensor, columns: tl.tensor, column: tl.tensor,
-    ENTRIES: tl.constexpr, COLUMNS: tl.constexpr,
+    stride: tl.int64, ENTRIES: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """[ENTRIES, COLUMNS], fp32: Σ dout[order[i], column] for the `length` positions i from each entry's start."""
     total = tl.zeros([ENTRIES, COLUMNS], tl.float32)
@@ -123,7 +124,7 @@ def _sum_short(
         step += 1
         # The next position's row number is loaded beside this one's row.
         following = tl.load(order + start + step, mask=step < length, other=0).to(tl.int64)
-        total += tl.load(dout + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(dout + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
         row = following
     return total
 
@@ -131,7 +132,7 @@ def _sum_short(
 @triton.jit(do_not_specialize=["entries", "padding"])
 def backward(
     dout: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, dweight: tl.tensor, columns: tl.tensor,
-    entries: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    stride: tl.int64, entries: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ENTRIES: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (e, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], of `ENTRIES` entries.
@@ -145,7 +146,8 @@ def backward(
     last = tl.load(bounds + entry + 1, mask=entry < entries, other=0)
     last = tl.where(entry == padding, start, last)
     is_long = last - start > 2 * CHUNK
-    total = _sum_short(dout, order, start, tl.where(is_long, 0, last - start), columns, column, ENTRIES, COLUMNS)
+    short = tl.where(is_long, 0, last - start)
+    total = _sum_short(dout, order, start, short, columns, column, stride, ENTRIES, COLUMNS)
     first = tl.min(tl.where(is_long, place, ENTRIES), 0)
     while first < ENTRIES:
         mine = place == first
@@ -184,7 +186,10 @@ def added_recipe(
 def _launch_sums(
     call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, dweight: Operand, padding: int, *, adds: bool
 ) -> None:
-    dout, columns, count = call.contiguous(dout), dout.shape[-1], keys.numel()
+    columns, count = dout.shape[-1], keys.numel()
+    if len(dout.shape) != 2 or dout.strides[1] != 1:
+        dout = call.contiguous(dout)
+    stride = dout.strides[0] if len(dout.shape) == 2 else columns
     entries = dweight.shape[0]
     bounds = call.empty((entries + 1,), torch.int64)
     call.launch(
@@ -198,9 +203,9 @@ def _launch_sums(
     sizes = {"CHUNK": CHUNK, "ROWS": PART_ROWS, "COLUMNS": wide, "num_warps": 4}
     if chunks > 2:
         grid = chunks, blocks, 2
-        call.launch(long_runs, grid, dout, keys, order, bounds, parts, count, columns, padding, **sizes)
+        call.launch(long_runs, grid, dout, keys, order, bounds, parts, count, columns, stride, padding, **sizes)
     together = max(1, TILE // wide)
     call.launch(
         backward, (triton.cdiv(entries, together), blocks),
-        dout, order, bounds, parts, dweight, columns, entries, padding, ENTRIES=together, ADD=adds, **sizes,
+        dout, order, bounds, parts, dweight, columns, stride, entries, padding, ENTRIES=together, ADD=adds, **sizes,
     )  # fmt: skip
