@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.contract import keeps_contract
+from tests.contract import keeps_contract, launched
 from tests.passes.test_log_softmaxes import COLUMNS, LOSSES, ROWS
+from tests.passes.test_picked_losses import pairs
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -29,3 +30,11 @@ def test_losses_keep_the_contract(name: str, dtype: torch.dtype) -> None:
     ]
     # The gradient of the logits alone.
     assert len(written) == 1
+
+
+@pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_of_pairs_keep_the_contract(dtype: torch.dtype) -> None:
+    generator = torch.Generator(GPU).manual_seed(3)
+    x, y = (torch.randn(1000, 64, generator=generator, device=GPU).to(dtype).requires_grad_() for _ in "xy")
+    assert not any("cross_entropy" in what or "nll" in what for what in launched(keeps_contract(pairs, [x, y])))

@@ -12,10 +12,13 @@ from tests.contract import keeps_contract, launched
 from tests.passes.graphs import aten, calls, run
 from tests.passes.losses import CLASSES, LOSSES, Head, inputs
 from tilewright.backend import recording
+from tilewright.compile.capture import capture
+from tilewright.compile.planner import Planner
 from tilewright.graph.insert import replace
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.picked_losses import compute_from_rows
+from tilewright.records.case import Case, InputSpec
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +130,52 @@ def test_weighted_classes_and_a_log_softmax_that_is_read_stay_calls() -> None:
         lambda x, t, w: F.nll_loss(y := x.log_softmax(1), t) + y.sum(),
     ):
         assert any("nll_loss" in what for what in launched(keeps_contract(loss, [x, target, weight])))
+
+
+def pairs(x: Tensor, y: Tensor) -> Tensor:
+    """Each row's own column is the right one, and each column's own row."""
+    scores, own = x @ y.T, torch.arange(len(x), device=x.device)
+    return F.cross_entropy(scores.float(), own) + F.cross_entropy(scores.T.float(), own)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_losses_of_rows_and_of_columns_have_one_gradient(dtype: torch.dtype) -> None:
+    """On a GPU neither takes the kernel for rows, which would need them copied."""
+    inputs = [InputSpec(str(dtype).removeprefix("torch."), (4096, 64), (None, None))] * 2
+    plan = capture(Case("pairs", lambda: Pairs().to(dtype), inputs, training=True), Planner(target_named("h200"))).plan
+    assert not any(
+        "cross_entropy" in call or "nll_loss" in call for graph in plan.graphs for call in calls(graph.graph)
+    )
+    large = [
+        output.name
+        for graph in plan.graphs
+        for region in graph.fusion.regions
+        for output in region.lowered.outputs
+        if output.meta["val"].numel() == 4096 * 4096
+    ]
+    assert len(large) == 1
+
+
+class Pairs(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return pairs(self.project(x), y)
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_numbers_of_losses_across(scale: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y = (scale**0.5 * torch.randn(50, 8, generator=generator) for _ in "xy")
+    graph = aten(pairs, x, y)
+    compute_from_rows(graph, target_named("h200"))
+    assert not any("nll_loss" in call for call in calls(graph))
+    torch.testing.assert_close(run(graph, x, y).double(), pairs_in_double(x, y), rtol=1e-5, atol=1e-5)
+
+
+def pairs_in_double(x: Tensor, y: Tensor) -> Tensor:
+    scores = x.double() @ y.double().T
+    rows, columns = (torch.logsumexp(scores, dim).mean() - scores.diagonal().mean() for dim in (0, 1))
+    return rows + columns

@@ -23,7 +23,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, replace, replace_results, retrace_views
 from tilewright.graph.layouts import before_widening
 from tilewright.hardware.target import Target
-from tilewright.kernels.cross_entropy.candidate import Match, matched
+from tilewright.kernels.cross_entropy.candidate import Match, lies_across, matched
 from tilewright.kernels.device import NARROW
 from tilewright.passes.simplify import drop_unread
 
@@ -36,12 +36,17 @@ DTYPES = (torch.float32, torch.float64)
 def compute_from_rows(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
     on_gpu = target.language == "triton"
-    kind, dims = (aten.nll_loss2d_forward.default, 4) if on_gpu else (aten.nll_loss_forward.default, 2)
-    for loss in graph.find_nodes(op="call_function", target=kind):
-        if on_gpu:
-            _view_logits_first(loss)
+    narrow = NARROW if on_gpu else ()
+    matches = [
+        matched(n, n.args[0]) for n in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
+    ]
+    taken = [match for match, refusal in matches if refusal is None and _is_taken(match, 2, narrow)]
+    for match in [match for match in taken if not on_gpu or lies_across(match.softmax)]:
+        _replace(match)
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss2d_forward.default) if on_gpu else ():
+        _view_logits_first(loss)
         match, refusal = matched(loss, loss.args[0])
-        if refusal is None and _is_taken(match, dims, NARROW if on_gpu else ()):
+        if refusal is None and _is_taken(match, 4, NARROW):
             _replace(match)
 
 

@@ -71,12 +71,12 @@ def optimise_joint(
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) + sum_by_index(graph, target) if hand_written else []
+    compute_from_rows(graph, target)
     compute_where_read(graph, target)
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
         drop_unread(graph)
-    compute_from_rows(graph, target)
     lighten_gradients(graph, target)
     lay_masks(graph, target)
     padded = pad_products(graph, target)

@@ -79,11 +79,37 @@ def _refusal(node: Node, logits: torch.Tensor, target: Target) -> str | None:
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}, not {logits.dtype}"
     if 0 in calls.shape_of(logits):
         return "there are no logits"
+    if lies_across(node.all_input_nodes[0]):
+        return "rows lie across the logits' memory, its own or those of another loss of them"
     if REDUCTIONS[_reduction(node)] == "none" and widening_below(node.all_input_nodes[0].all_input_nodes[0]):
         return "it gives the losses of single rows in the dtype of the logits"
     if calls.arguments(node).get("weight") is not None:
         return "classes have weights"
     return None
+
+
+def lies_across(softmax: Node) -> bool:
+    """Whether the rows lie across the logits' memory, or those of another log_softmax of these logits do.
+
+    Computed in one kernel, the gradients of both losses are one tensor.
+    """
+    logits = _logits(softmax)
+    others = softmax.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
+    return any(_is_transposed(other) for other in others if _logits(other) is logits)
+
+
+def _logits(softmax: Node) -> Node:
+    """Where the rows are in memory."""
+    wide = softmax.all_input_nodes[0]
+    cast = widening_below(wide)
+    return calls.through(wide if cast is None else cast.all_input_nodes[0], calls.is_view)
+
+
+def _is_transposed(softmax: Node) -> bool:
+    logits = calls.output(softmax.all_input_nodes[0])
+    if logits is None or logits.dim() != 2 or not all(isinstance(size, int) for size in logits.shape):
+        return False
+    return logits.stride(0) == 1 and logits.stride(1) >= logits.shape[0] > 1
 
 
 def _reduction(loss: Node) -> int:

@@ -132,8 +132,8 @@ def _sum_short(
 @triton.jit(do_not_specialize=["entries", "padding"])
 def backward(
     dout: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, dweight: tl.tensor, columns: tl.tensor,
-    stride: tl.int64, entries: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    ENTRIES: tl.constexpr, ADD: tl.constexpr,
+    stride: tl.int64, entries: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (e, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], of `ENTRIES` entries.
 
