@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilewright.hardware.target import Language
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Level, Nest, Step
 from tilewright.operators.table import row_of
@@ -40,7 +41,9 @@ class Captured:
         return self.lowered.nest
 
 
-def capture(function: Callable[..., Any], *inputs: Tensor, name: str = "kernel") -> Captured:
+def capture(
+    function: Callable[..., Any], *inputs: Tensor, name: str = "kernel", language: Language = "c++"
+) -> Captured:
     """One nest for all operators of `function`; raises Unfusable where there is none."""
     graph = make_fx(function, tracing_mode="fake")(*inputs).graph
     members = []
@@ -49,7 +52,7 @@ def capture(function: Callable[..., Any], *inputs: Tensor, name: str = "kernel")
         if node.op == "call_function" and (row is None or row.operator_class != "layout" or row.name == "getitem"):
             members.append(node)
     results = [node for node in graph.output_node().all_input_nodes if node.op != "placeholder"]
-    return Captured(graph, lower(members, results, name, "c++"))
+    return Captured(graph, lower(members, results, name, language))
 
 
 def run(captured: Captured, inputs: Sequence[Tensor]) -> list[Tensor]:

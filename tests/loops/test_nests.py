@@ -175,3 +175,14 @@ def test_a_slice_of_an_input_is_an_input() -> None:
     assert buffer.elements == 12
     (result,) = run(captured, [given(5, 6)])
     assert torch.equal(result, given(5, 6)[1:, ::2] * 2)
+
+
+def test_a_sum_of_tensors_in_different_orders_has_many_rows() -> None:
+    """Axes of 4 × 65536 × 3 elements, which collapse no further: the second is divided."""
+
+    def product_sum(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum()
+
+    x = given(4, 3, 256, 256)
+    found = capture(product_sum, x.contiguous(memory_format=torch.channels_last), x.cos(), language="triton")
+    assert (found.lowered.nest.rows, found.lowered.nest.cols) == ((4, 128), (512, 3))
