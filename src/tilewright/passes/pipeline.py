@@ -18,6 +18,7 @@ from tilewright.passes.channels_last import channels_last
 from tilewright.passes.constant_copies import copy_constants_once
 from tilewright.passes.contractions import contract
 from tilewright.passes.convolution_gradients import lighten_gradients
+from tilewright.passes.convolution_operands import lay_operands
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
@@ -78,6 +79,7 @@ def optimise_joint(
         drop_round_trips(graph)
         drop_unread(graph)
     lighten_gradients(graph, target)
+    lay_operands(graph, target)
     lay_masks(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
