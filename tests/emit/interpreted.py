@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import fx
 
+from tests.emit import float8
 from tests.emit.triton_programs import (
     DRAWS,
     PROGRAMS,
@@ -50,6 +51,16 @@ def in_small_blocks(lowered: Lowered) -> Blocking:
 @pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS])
 def test_kernels_keep_the_numbers_contract(name: str) -> None:
     check_program(name, CPU, by_triton(in_small_blocks))
+
+
+@pytest.mark.parametrize("source", float8.SOURCES, ids=str)
+@pytest.mark.parametrize("dtype", float8.FLOAT8, ids=str)
+def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) -> None:
+    for function, x in float8.conversions(dtype, source):
+        (lowered,) = nests_of(function, x)
+        result = torch.empty_like(function(x))
+        by_triton()(lowered, [x, result])
+        assert float8.same(result, function(x))
 
 
 def test_kernels_agree_with_those_in_cpp() -> None:

@@ -18,6 +18,7 @@ from triton.compiler.compiler import make_backend
 
 from tests.emit.triton_programs import golden, nests_of, operator_calls
 from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton_step import in_memory
 from tilewright.hardware.assembly import resources
 from tilewright.hardware.target import target_named
 from tilewright.loops.nest import Nest
@@ -48,7 +49,7 @@ def sources(nest: Nest) -> Iterator[tuple[ASTSource, int]]:
         constants = {name: size for name, size in (sizes or {}).items() if name in names}
         numbers = [f"skip{number}" for number in range(nest.numbers)]
         pointers = [name for name in names if name not in constants and name not in numbers]
-        signature = {name: POINTERS[d] for name, d in zip(pointers, dtypes, strict=True)}
+        signature = {name: POINTERS[in_memory(d)] for name, d in zip(pointers, dtypes, strict=True)}
         signature |= dict.fromkeys(numbers, "i64") | dict.fromkeys(constants, "constexpr")
         aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
         yield ASTSource(function, signature, constants, aligned), warps

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
+from tests.emit import float8
 from tests.emit.triton_programs import (
     DRAWS,
     PROGRAMS,
@@ -79,6 +80,17 @@ def test_numbers_that_an_integer_cannot_hold(source: torch.dtype, dtype: torch.d
     result = torch.empty_like(x)
     by_triton()(lowered, [x, result])
     assert torch.equal(result, function(x))
+
+
+@pytest.mark.parametrize("source", float8.SOURCES, ids=str)
+@pytest.mark.parametrize("dtype", float8.FLOAT8, ids=str)
+def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) -> None:
+    for function, x in float8.conversions(dtype, source):
+        x = x.to(GPU)
+        (lowered,) = nests_of(function, x)
+        result = torch.empty_like(function(x))
+        by_triton()(lowered, [x, result])
+        assert float8.same(result, function(x))
 
 
 def test_column_sums_are_the_same_at_every_run() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+from tilewright.emit.float8 import with_beyond
 from tilewright.loops.nest import Nest, Step
+from tilewright.operators.language import COMPUTE_DTYPE, FLOAT8
 
 STORED = {
     "float32": "float", "float64": "double", "bfloat16": "uint16_t", "float16": "_Float16", "bool": "uint8_t",
     "int8": "int8_t", "uint8": "uint8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t",
+    **dict.fromkeys(FLOAT8, "uint8_t"),
 }  # fmt: skip
 COMPUTED = STORED | {"bool": "bool"}
 
@@ -64,15 +67,15 @@ def combine(kind: str, a: str, b: str) -> str:
 
 def from_storage(element: str, dtype: str) -> str:
     """An element of a buffer converted to its compute type."""
-    if dtype in ("bfloat16", "float16"):
+    if dtype in COMPUTE_DTYPE:
         return f"tw_from_{dtype}({element})"
     return f"{element} != 0" if dtype == "bool" else element
 
 
 def to_storage(value: str, dtype: str) -> str:
     """A computed value converted to an element of a buffer."""
-    if dtype in ("bfloat16", "float16"):
-        return f"tw_to_{dtype}({value})"
+    if dtype in COMPUTE_DTYPE:
+        return f"tw_to_{dtype}({with_beyond(dtype, value)})"
     return f"(uint8_t)({value} != 0)" if dtype == "bool" else value
 
 
@@ -83,7 +86,8 @@ def scalar(step: Step, args: list[str]) -> str:
         assert step.constant is not None
         return constant(step.constant, step.dtype)
     if step.name == "round":
-        return f"tw_round_{step.to}({args[0]})"
+        to = step.to or ""
+        return from_storage(to_storage(args[0], to), to)
     if step.name == "cast":
         return _cast(args[0], step.dtype)
     if step.name == "where":

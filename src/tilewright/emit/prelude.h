@@ -30,8 +30,25 @@ TW uint16_t tw_to_bfloat16(float x) {  // round to nearest even; NaN stays NaN
 }
 TW float tw_from_float16(_Float16 h) { return (float)h; }
 TW _Float16 tw_to_float16(float x) { return (_Float16)x; }
-TW float tw_round_bfloat16(float x) { return tw_from_bfloat16(tw_to_bfloat16(x)); }
-TW float tw_round_float16(float x) { return (float)(_Float16)x; }
+// Floats of 8 bits (OCP 8-bit Floating Point Specification; Micikevicius et al., arXiv:2209.05433), rounded to nearest
+// even; a number that is too large becomes `beyond`.
+TW float tw_from_float8_e4m3fn(uint8_t b) {
+  float size = tw_float_of((b & 0x7fu) << 20) * 0x1p120f;
+  return tw_float_of(tw_bits_of((b & 0x7fu) == 0x7fu ? TW_NAN : size) | (uint32_t)(b & 0x80u) << 24);
+}
+TW uint8_t tw_to_float8_e4m3fn(float x, uint32_t beyond) {
+  uint32_t u = tw_bits_of(x) & 0x7fffffffu, sign = (tw_bits_of(x) >> 24) & 0x80u;
+  uint32_t normal = ((u + 0x7ffffu + ((u >> 20) & 1u)) >> 20) - (120u << 3);
+  uint32_t subnormal = tw_bits_of(tw_float_of(u) + 0x1p14f) - tw_bits_of(0x1p14f);
+  return (uint8_t)(sign | (u > 0x7f800000u ? 0x7fu : u > 0x43e80000u ? beyond : u < 0x3c800000u ? subnormal : normal));
+}
+TW float tw_from_float8_e5m2(uint8_t b) { return (float)__builtin_bit_cast(_Float16, (uint16_t)(b << 8)); }
+TW uint8_t tw_to_float8_e5m2(float x, uint32_t beyond) {
+  uint32_t u = tw_bits_of(x) & 0x7fffffffu, sign = (tw_bits_of(x) >> 24) & 0x80u;
+  uint32_t normal = ((u + 0xfffffu + ((u >> 21) & 1u)) >> 21) - (112u << 2);
+  uint32_t subnormal = tw_bits_of(tw_float_of(u) + 0x1p7f) - tw_bits_of(0x1p7f);
+  return (uint8_t)(sign | (u > 0x7f800000u ? 0x7fu : u >= 0x47700000u ? beyond : u < 0x38800000u ? subnormal : normal));
+}
 
 // Numbers out of range and NaN become what PyTorch makes of them on x86. C++ leaves these conversions undefined, and
 // g++ takes float to int32_t and back for trunc.

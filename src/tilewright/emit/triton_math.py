@@ -30,6 +30,12 @@ from tilewright.emit.triton_arithmetic import (  # noqa: F401, generated kernels
     to_bfloat16,
     trunc,
 )
+from tilewright.emit.triton_float8 import (  # noqa: F401, here too
+    from_float8_e4m3fn,
+    from_float8_e5m2,
+    to_float8_e4m3fn,
+    to_float8_e5m2,
+)
 
 if INTERPRETED:
     interpreted_libdevice.install()

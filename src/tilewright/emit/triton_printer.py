@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tilewright.emit.triton_indices import fits_with, narrow_steps, ranges_of
 from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
-from tilewright.emit.triton_step import expression, identity, literal, to_storage, type_name
+from tilewright.emit.triton_step import expression, from_storage, identity, literal, to_storage, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
@@ -149,7 +149,7 @@ class Printer:
                 inside = self.values[condition]
                 mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
             loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{mask})"
-            return loaded if buffer.dtype == step.dtype else f"{loaded}.to({type_name(step.dtype)})"
+            return from_storage(buffer.dtype, step.dtype, loaded)
         if step.name == "index":
             assert step.strides is not None
             return f"({self.index(step.strides)})" + ("" if i in self.narrow else ".to(tl.int64)")

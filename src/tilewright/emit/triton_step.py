@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tilewright.emit.float8 import with_beyond
 from tilewright.loops.nest import Step
+from tilewright.operators.language import FLOAT8
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "idiv": "//", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
@@ -22,6 +24,11 @@ SIGNED_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 Argument = Callable[[int, bool], str]
 """`argument(position, literal)`: the text of an operand; with `literal`, a constant may be a bare number."""
+
+
+def in_memory(dtype: str) -> str:
+    """The dtype of a kernel's pointers to tensors of `dtype`: floats of 8 bits are bytes."""
+    return "uint8" if dtype in FLOAT8 else dtype
 
 
 def type_name(dtype: str) -> str:
@@ -89,7 +96,8 @@ def expression(step: Step, argument: Argument, operand_dtype: str) -> str:
 
     name, floating = step.name, step.dtype in FLOATS
     if name == "round":
-        return to_storage(step.to or "", args(False)[0]) + ".to(tl.float32)"
+        to = step.to or ""
+        return from_storage(to, "float32", to_storage(to, args(False)[0]))
     if name == "cast":
         return _cast(args(False)[0], operand_dtype, step.dtype)
     if name == "where":
@@ -147,6 +155,13 @@ def _cast(value: str, source: str, target: str) -> str:
 
 def to_storage(dtype: str, value: str) -> str:
     """A computed value converted to the dtype of memory."""
-    if dtype == "bfloat16":
-        return f"tw.to_bfloat16({value})"
+    if dtype == "bfloat16" or dtype in FLOAT8:
+        return f"tw.to_{dtype}({with_beyond(dtype, value)})"
     return f"{value}.to(tl.float16)" if dtype == "float16" else value
+
+
+def from_storage(dtype: str, computed: str, value: str) -> str:
+    """An element of memory converted to the dtype that it is computed in."""
+    if dtype in FLOAT8:
+        return f"tw.from_{dtype}({value})"
+    return value if dtype == computed else f"{value}.to({type_name(computed)})"

@@ -11,14 +11,14 @@ from torch import fx
 
 from tilewright.graph.calls import class_of, dtype_name, results, through
 from tilewright.hardware.target import Language
-from tilewright.operators.language import COMPUTE_DTYPE, Trace, Unfusable, Value
+from tilewright.operators.language import COMPUTE_DTYPE, FLOATS, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.table import row_of, rows
 
 aten = torch.ops.aten
 
 
-SUPPORTED = frozenset(["float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool"])
+SUPPORTED = FLOATS | {"int8", "uint8", "int16", "int32", "int64", "bool"}
 
 
 CONVERSION = rows()["aten._to_copy.default"].body

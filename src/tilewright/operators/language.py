@@ -25,10 +25,11 @@ from tilewright.operators.axes import Unfusable as Unfusable
 Scalar = bool | int | float
 ReduceKind = Literal["sum", "prod", "max", "min", "any", "all"]
 
-COMPUTE_DTYPE = {"bfloat16": "float32", "float16": "float32"}
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+COMPUTE_DTYPE = dict.fromkeys(("bfloat16", "float16", *FLOAT8), "float32")
 """Dtypes that compute wider than they are stored."""
 
-FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", *FLOAT8})
 
 
 def compute_dtype(dtype: str) -> str:
@@ -248,7 +249,7 @@ class Value:
         return self if self.dtype == to else self.trace.emit("cast", (self,), to, self.dims)
 
     def rounded(self, dtype: str) -> Value:
-        """Rounded to a 16-bit float as eager would between two operators; else unchanged."""
+        """Rounded to a float of 8 or 16 bits as eager would between two operators; else unchanged."""
         if dtype not in COMPUTE_DTYPE:
             return self
         return self.trace.emit("round", (self,), self.dtype, self.dims, dtype)

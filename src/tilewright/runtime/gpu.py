@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tilewright.emit.triton_schedule import TritonSchedule
+from tilewright.emit.triton_step import in_memory
 from tilewright.launch.triton import POINTERS_LAST, loaded
 from tilewright.loops.nest import Nest
 from tilewright.records import cache
@@ -83,7 +84,8 @@ class TritonKernel:
     def submit(self, device: torch.device) -> None:
         """Compile for `device`, or, in Triton's `AsyncCompileMode`, begin to; `finish` ends it."""
         chosen = self.plan(device)
-        dtypes = [getattr(torch, b.dtype) for b in self.nest.buffers] + [getattr(torch, d) for _, d in chosen.scratch]
+        stored = [in_memory(b.dtype) for b in self.nest.buffers]
+        dtypes = [getattr(torch, d) for d in (*stored, *(d for _, d in chosen.scratch))]
         given = [*dtypes, *[0] * self.nest.numbers]
         with self._named_failure(), torch.cuda.device(device):
             self._submitted[device] = self._run(chosen, given, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
@@ -113,8 +115,9 @@ class TritonKernel:
             raise CompilerError("CPU tensors need TRITON_INTERPRET=1 set before Triton is first imported")
         chosen = chosen or self.plan(device)
         scratch = [torch.empty(n, dtype=getattr(torch, d), device=device) for n, d in chosen.scratch]
+        stored = [t.view(getattr(torch, in_memory(b.dtype))) for t, b in zip(tensors, self.nest.buffers, strict=True)]
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            self._run(chosen, [*tensors, *scratch, *numbers], lambda kernel, programs: kernel[(programs,)])
+            self._run(chosen, [*stored, *scratch, *numbers], lambda kernel, programs: kernel[(programs,)])
 
     def recipe(self, device: torch.device, results: Sequence[Layout], numbers: Sequence[int] = ()) -> Recipe | None:
         """What a launch allocates and sends, for pointers at multiples of `ALIGNED`; None where Triton must launch.

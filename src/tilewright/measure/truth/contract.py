@@ -70,7 +70,7 @@ def compare(
     bound = TIMES_EAGER * eager_error + ULPS * torch.finfo(result.dtype).eps
     most_bound = TIMES_EAGER * eager_most + ULPS * ulp(largest, result.dtype)
     # A NaN where eager is finite makes both comparisons false.
-    ok = error <= bound and most <= most_bound and _same_specials(result, eager)
+    ok = error <= bound and most <= most_bound and _same_specials(wide, eager_wide)
     return Verified(direction, tensor, _name(result), error, eager_error, most, eager_most, bound, most_bound, ok)
 
 
