@@ -88,6 +88,16 @@ def test_numbers_stay(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
 
 
+def test_sums_of_sums() -> None:
+    def function(y: Tensor, i: Tensor) -> Tensor:
+        return put(y.new_zeros(5, 5), [i], put(y.new_zeros(7, 5), [None, i], y, True), True)
+
+    y = drawn((7, 7), torch.float32)
+    graph = aten(function, y, ROWS)
+    assert [decision.verdict for decision in sum_by_index(graph, H200)] == ["taken", "taken"]
+    torch.testing.assert_close(run(graph, y, ROWS).double(), function(y.double(), ROWS), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", IN_ROWS)
 def test_rows_that_shared_memory_holds(name: str, deterministic: None) -> None:
     """The same at every run, with PyTorch's deterministic algorithms too."""

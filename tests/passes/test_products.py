@@ -147,14 +147,25 @@ def scaled(x: Tensor, w: Tensor) -> Tensor:
     return torch.tanh(x @ v) @ v
 
 
+def broadcast(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+    """In backward the gradients of the weight are added up."""
+    return x @ w + row @ w
+
+
+def of_two_dtypes(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w + x.bfloat16() @ w.bfloat16()
+
+
 @pytest.mark.parametrize(
     ("program", "shapes", "added"),
     [
         (shared, [(16, 24), (24, 24)], 3),
         (recurrent, [(8, 5, 12), (20, 20), (12, 20)], 3 + 4),
         (scaled, [(16, 24), (24, 24)], 0),
+        (broadcast, [(16, 24), (24, 24), (1, 24)], 1),
+        (of_two_dtypes, [(16, 24), (24, 24)], 0),
     ],
-    ids=["shared", "recurrent", "scaled"],
+    ids=["shared", "recurrent", "scaled", "broadcast", "of two dtypes"],
 )
 def test_products_are_added_in_place_where_the_sum_is_a_result(
     program: Callable[..., Tensor], shapes: list[tuple[int, ...]], added: int

@@ -48,15 +48,19 @@ def _is_returned_sum(total: fx.Node) -> bool:
 
 
 def _is_product_for(total: fx.Node, operand: fx.Node) -> bool:
-    return operand.target is aten.mm.default and set(operand.users) == {total}
+    return operand.target is aten.mm.default and set(operand.users) == {total} and _alike(operand, total)
+
+
+def _alike(one: fx.Node, other: fx.Node) -> bool:
+    """Whether nothing is broadcast or converted between them."""
+    first, second = calls.output(one), calls.output(other)
+    return first is not None and second is not None and (first.dtype, first.shape) == (second.dtype, second.shape)
 
 
 def _takes(into: fx.Node, total: fx.Node) -> bool:
     """Whether `into` is a contiguous product like the sum, that only it reads and other products are added to."""
-    if into.target not in (aten.mm.default, aten.addmm.default):
-        return False
-    own, wanted = calls.output(into), calls.output(total)
-    if own is None or wanted is None or (own.dtype, own.shape) != (wanted.dtype, wanted.shape):
+    if into.target not in (aten.mm.default, aten.addmm.default) or not _alike(into, total):
         return False
     others = [user for user in into.users if user is not total]
-    return own.is_contiguous() and all(user.target is aten.addmm_.default for user in others)
+    own = calls.output(into)
+    return own is not None and own.is_contiguous() and all(user.target is aten.addmm_.default for user in others)

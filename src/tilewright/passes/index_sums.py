@@ -20,6 +20,7 @@ positions of an attention, and 22 for the zeros before, where one read and one w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -202,6 +203,8 @@ def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphNa
     if isinstance(sums, Refusal):
         reason = f"tilewright.index_sums does not take {name}: {sums}"
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
+    # What was matched may have been another sum, which is replaced by now.
+    sums = dataclasses.replace(sums, values=values)
     if sums.picks:
         how, new = "where they are read", _insert(sums, _in_place)
     elif sums.in_rows:
