@@ -34,20 +34,30 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def compute_from_rows(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
-    on_gpu = target.language == "triton"
-    narrow = NARROW if on_gpu else ()
-    matches = [
-        matched(n, n.args[0]) for n in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
-    ]
-    taken = [match for match, refusal in matches if refusal is None and _is_taken(match, 2, narrow)]
-    for match in [match for match in taken if not on_gpu or lies_across(match.softmax)]:
+    """Rewrite the losses of rows in `graph`, a joint or inference graph of ATen operators, in place, on a CPU."""
+    if target.language == "triton":
+        return
+    for match in _losses_of_rows(graph, ()):
         _replace(match)
-    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss2d_forward.default) if on_gpu else ():
+
+
+def compute_across(graph: fx.Graph, target: Target) -> None:
+    """Rewrite the losses whose classes lie apart in memory, of images and of transposed logits, on a GPU."""
+    if target.language != "triton":
+        return
+    for match in [match for match in _losses_of_rows(graph, NARROW) if lies_across(match.softmax)]:
+        _replace(match)
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss2d_forward.default):
         _view_logits_first(loss)
         match, refusal = matched(loss, loss.args[0])
         if refusal is None and _is_taken(match, 4, NARROW):
             _replace(match)
+
+
+def _losses_of_rows(graph: fx.Graph, narrow: Sequence[torch.dtype]) -> list[Match]:
+    losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
+    matches = [matched(loss, loss.args[0]) for loss in losses]
+    return [match for match, refusal in matches if refusal is None and _is_taken(match, 2, narrow)]
 
 
 def _view_logits_first(loss: fx.Node) -> None:

@@ -30,7 +30,7 @@ from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.one_row_convolutions import convolve_as_images
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.permutations import gather_back
-from tilewright.passes.picked_losses import compute_from_rows
+from tilewright.passes.picked_losses import compute_across, compute_from_rows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.passes.skinny_products import skinny_products
@@ -72,12 +72,13 @@ def optimise_joint(
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) + sum_by_index(graph, target) if hand_written else []
-    compute_from_rows(graph, target)
+    compute_across(graph, target)
     compute_where_read(graph, target)
     chosen = choose_candidates(graph, target) if hand_written else []
     if any(decision.verdict == "taken" for decision in chosen):
         drop_round_trips(graph)
         drop_unread(graph)
+    compute_from_rows(graph, target)
     lighten_gradients(graph, target)
     lay_operands(graph, target)
     lay_masks(graph, target)
