@@ -1,5 +1,6 @@
-"""Several threads, and backward on a thread of its own."""
+"""Several threads, backward on a thread of its own, and a process forked after the first call."""
 
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
+from tests.processes import start
 from tests.waiting import HANG_S
 from tilewright.runtime.pool import pool
 
@@ -90,3 +92,23 @@ def test_another_number_of_threads_between_calls() -> None:
             assert_same(run(x), (chain(x), x.sum(0)))
     finally:
         torch.set_num_threads(threads)
+
+
+SCENARIOS = ["fork_after_a_call", "fork_while_others_allocate", "data_loader_workers", "a_pool_of_processes"]
+
+
+@pytest.fixture(scope="module")
+def outcome() -> tuple[str, str]:
+    """What a process that runs all scenarios printed, and its errors."""
+    process = start(["-m", "tests.backend.forking", *SCENARIOS])
+    try:
+        return process.communicate(timeout=HANG_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_fork(scenario: str, outcome: tuple[str, str]) -> None:
+    printed, errors = outcome
+    assert f"{scenario} done" in printed.splitlines(), errors

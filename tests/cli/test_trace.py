@@ -1,11 +1,16 @@
-"""`tilewright trace`, and `tilewright sql` on what it loaded."""
+"""`tilewright trace`, `diff` and `report`, and `tilewright sql` on what was loaded."""
 
 import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks import synthetic_trace
 from tests.cli.commands import Tilewright
+from tests.trace.kineto import Trace
+from tests.trace.training_trace import TrainingTrace, load
+from tilewright.store import runs_dir
 
 FIXTURES = Path(__file__).parents[1] / "trace" / "fixtures"
 
@@ -55,3 +60,72 @@ def test_damage_is_said(tilewright: Tilewright, tmp_path: Path) -> None:
 
 def test_a_command_line_without_files(tilewright: Tilewright) -> None:
     assert tilewright("trace").code == 2
+
+
+def traced(tilewright: Tilewright, folder: Path, length: int) -> tuple[str, str]:
+    """Load a trace of two steps with one kernel of `length` µs each; the run, and what was printed."""
+    trace = Trace()
+    for number in range(2):
+        at = number * 1000
+        trace.step(number, at, at + 1000)
+        trace.frame("train.py(3): step", at + 1, at + 999)
+        trace.operator("aten::exp", at + 5, at + 40, dims=[[1 << 20]])
+        trace.launch(at + 10, at + 20, at + 20 + length, grid=(1024, 1, 1))
+        trace.call("cudaDeviceSynchronize", at + 50, at + 60 + length)
+    ended = tilewright("trace", str(trace.write(folder)))
+    assert ended.code == 0, ended.err
+    return str(max(runs_dir().glob("*.duckdb"))), ended.out
+
+
+def test_two_runs(tilewright: Tilewright, tmp_path: Path) -> None:
+    (before, _), (after, _) = (traced(tilewright, tmp_path, length) for length in (300, 600))
+    ended = tilewright("diff", before, after)
+    assert ended.code == 0, ended.err
+    assert "cannot tell" in ended.out and "2 steps are too few" in ended.out
+    assert "aten::exp" in ended.out and "+300 µs" in ended.out
+    text = tilewright("diff", before, after, "--json").out
+    assert "Infinity" not in text
+    found = json.loads(text)
+    assert found["operators"][0]["operator"] in ("aten::exp", "cudaDeviceSynchronize")
+    assert found["step"]["verdict"] == "cannot tell"
+
+
+def test_two_traces_leave_no_run_behind(tilewright: Tilewright, tmp_path: Path) -> None:
+    traces = []
+    for name, microseconds in (("before", 1000), ("after", 1250)):
+        trace, folder = Trace(), tmp_path / name
+        folder.mkdir()
+        for number in range(2):
+            trace.step(number, number * microseconds, (number + 1) * microseconds)
+        traces.append(str(trace.write(folder)))
+    ended = tilewright("diff", *traces)
+    assert ended.code == 0, ended.err
+    assert "a step: 1.00 ms → 1.25 ms" in ended.out and "2 steps are too few" in ended.out
+    assert not list(runs_dir().glob("*.duckdb"))
+
+
+def test_a_run_that_is_missing_or_none(tilewright: Tilewright, tmp_path: Path) -> None:
+    ended = tilewright("diff", str(tmp_path / "no.duckdb"), str(tmp_path))
+    assert ended.code == 9 and "tilewright: no run" in ended.err
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return load(TrainingTrace(2).write(tmp_path / "trace.json"), tmp_path / "run.duckdb")
+
+
+def test_the_page_goes_beside_the_run_or_where_it_is_told(tilewright: Tilewright, run: Path, tmp_path: Path) -> None:
+    assert tilewright("report", "--run", str(run)).out == f"page  {run.with_suffix('.html')}\n"
+    assert (
+        tilewright("report", "--run", str(run), "--out", str(tmp_path / "p.html")).out
+        == f"page  {tmp_path / 'p.html'}\n"
+    )
+    assert (tmp_path / "p.html").read_text("utf-8") == run.with_suffix(".html").read_text("utf-8")
+
+
+def test_flame_graphs_are_files_of_their_own(tilewright: Tilewright, run: Path, tmp_path: Path) -> None:
+    svg, scope = tmp_path / "flame.svg", tmp_path / "run.speedscope.json"
+    ended = tilewright("report", "--run", str(run), "--flame", str(svg), "--speedscope", str(scope))
+    assert (ended.code, ended.out) == (0, f"flame graph  {svg}\nspeedscope  {scope}\n")
+    assert svg.read_text("utf-8").startswith("<svg ") and len(json.loads(scope.read_text())["profiles"]) == 2
+    assert not run.with_suffix(".html").exists()

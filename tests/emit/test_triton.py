@@ -1,15 +1,23 @@
-"""The Triton emitter: its text, and its machine code for an H200."""
+"""The Triton emitter: its text, widths of integers, approximations, and its machine code for an H200."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests import processes
 from tests.emit.triton_programs import golden, nests_of
 from tests.golden import check
+from tests.passes.graphs import aten
 from tilewright.emit.triton import emit_triton
+from tilewright.emit.triton_indices import ranges_of
+from tilewright.hardware.target import target_named
+from tilewright.loops.nest import Nest
+from tilewright.passes.fusion import fuse
 from tilewright.runtime.blocking import plan
 
 HERE = Path(__file__).parent
@@ -59,3 +67,71 @@ def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
     kernels = [(name, taken) for line in printed.splitlines() for name, taken in json.loads(line).items()]
     assert len(kernels) >= 2 * 7
     assert [kernel for kernel in kernels if kernel[1]["spilled"]] == []
+
+
+def nest_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Nest:
+    return fuse(aten(function, *inputs), "forward", target_named("h200")).regions[-1].lowered.nest
+
+
+def test_places_of_a_pool_take_32_bits() -> None:
+    text = emit_triton(nest_of(lambda x: F.avg_pool2d(x, 3, 2, 1), torch.randn(2, 3, 9, 9)))
+    assert "int64" not in text
+
+
+def test_what_may_overflow_takes_64() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(70_000)
+        return x + i * i
+
+    nest = nest_of(program, torch.zeros(70_000, dtype=torch.int64))
+    ranges = ranges_of(nest)
+    assert (0, 69_999**2) in [ranges[i] for i, step in enumerate(nest.steps) if step.name == "mul" and i in ranges]
+    text = emit_triton(nest)
+    assert ".to(tl.int64) * " in text
+
+
+def test_indices_from_memory_take_the_bits_of_memory() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.int64) + 1
+
+    assert "tl.int32" in emit_triton(nest_of(program, torch.zeros(600, dtype=torch.int16)))
+    wide = nest_of(lambda x: x + 1, torch.zeros(600, dtype=torch.int64))
+    assert not [i for i in ranges_of(wide) if wide.steps[i].name in ("load", "add")]
+
+
+def source(function: Callable[..., Any], dtype: torch.dtype) -> str:
+    (region,) = fuse(aten(function, torch.randn(64, 96).to(dtype)), "forward", target_named("h200")).regions
+    return emit_triton(region.lowered.nest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_silu_of_16_bits_takes_the_hardwares_functions(dtype: torch.dtype) -> None:
+    text = source(lambda x: F.silu(x), dtype)
+    assert "tw.exp_approximate(" in text and " / " in text and "div_rn" not in text
+
+
+@pytest.mark.parametrize(("function", "name"), [(F.elu, "expm1"), (F.softplus, "log1p")])
+def test_an_activation_of_16_bits_takes_no_function_of_libdevice(function: Callable[..., Any], name: str) -> None:
+    assert f"tw.{name}_approximate(" in source(lambda x: function(x), torch.bfloat16)
+    assert f"libdevice.{name}(" in source(lambda x: function(x), torch.float32)
+
+
+def test_an_fp32_softmax_that_is_only_rounded_takes_them_too() -> None:
+    text = source(lambda x: (2 * F.softmax(x.float(), -1)).to(x.dtype), torch.bfloat16)
+    assert "tw.exp_approximate(" in text and "div_rn" not in text and "float64" not in text
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x: F.silu(x), torch.float32),
+        (lambda x: F.silu(x.float()), torch.bfloat16),
+        (lambda x: F.silu(x) > 0.5, torch.bfloat16),
+        (lambda x: F.silu(x) + F.silu(x.float()), torch.bfloat16),
+        (lambda x: (F.silu(x.float()) - 1).to(x.dtype), torch.bfloat16),
+    ],
+    ids=["fp32", "widened", "compared", "shared", "subtracted"],
+)
+def test_other_results_are_accurate(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    text = source(function, dtype)
+    assert "approximate" not in text and "tw.exp(" in text and "tl.div_rn(" in text

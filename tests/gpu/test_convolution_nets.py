@@ -1,13 +1,15 @@
-"""Convolution nets in compiled graphs on a GPU: the numbers contract, and no pooling or norm of PyTorch's."""
+"""Convolution nets and upsampling in compiled graphs on a GPU: the numbers contract, and which kernels run."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.contract import launched
+from tests.contract import keeps_contract, launched
 from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, image, library_pools
 from tests.passes.test_channels_last import Classifier, DiffusionBlock, trains_as_eager
 from tests.passes.test_one_row_convolutions import Gated, Volume, takes_the_layout
+from tests.passes.test_upsampling import CALLS
 from tilewright.backend import recording
 
 pytestmark = pytest.mark.gpu
@@ -63,3 +65,21 @@ def test_biases_are_no_part_of_convolutions() -> None:
     (called,) = [node for node in forward.nodes if node.target is torch.ops.aten.convolution.default]
     (gradient,) = [node for node in backward.nodes if node.target is torch.ops.aten.convolution_backward.default]
     assert called.args[2] is None and gradient.args[10][2] is False
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_are_sums_of_results(name: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
+    x = torch.randn(2, 5, 7, 11, device=GPU).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    assert set(launched(keeps_contract(CALLS[name], [x]))) == {"kernel"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loss_of_upsampled_classes_is_kernels_alone(dtype: torch.dtype) -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.interpolate(x, (36, 44), mode="bilinear"), target, ignore_index=3)
+
+    x = torch.randn(2, 19, 9, 11, device=GPU).to(dtype).requires_grad_()
+    target = torch.randint(19, (2, 36, 44), device=GPU)
+    assert set(launched(keeps_contract(loss, [x, target]))) == {"kernel"}

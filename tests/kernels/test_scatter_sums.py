@@ -1,9 +1,11 @@
-"""Sums at computed places without a GPU: the formula, and machine code for an H200."""
+"""Sums at computed places and of embeddings without a GPU: the formula, and machine code for an H200."""
 
 import pytest
 import torch
 
+from tests.kernels.embeddings import assert_sums
 from tests.kernels.nvcc import spilled
+from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 from tilewright.kernels.scatter_sums import cuda, scatter_sums
 
 
@@ -30,3 +32,11 @@ def test_it_has_no_derivative() -> None:
 def test_no_kernel_spills(dtype: torch.dtype, across: bool) -> None:
     for group in (1, 4):
         assert spilled(cuda.SOURCE, cuda.definitions(dtype, torch.int64, group, across)) == {"scatter_sums": 0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", [(0, 3, 5), (1, 1, 1), (50, 11, 7), (4, 3, 0)], ids=str)
+@pytest.mark.parametrize("padding", [-1, 0])
+def test_sums_are_exact_but_for_one_rounding(sizes: tuple[int, int, int], dtype: torch.dtype, padding: int) -> None:
+    positions, entries, columns = sizes
+    assert_sums(torch.randn(positions, columns).to(dtype), torch.randint(entries, (positions,)), entries, padding)

@@ -10,7 +10,7 @@ from tests.report.browser import CHROMIUM, Browser
 from tests.report.drawings import marks, point_at
 from tests.report.large import write_large
 from tests.report.sample import program, write_sample
-from tests.report.test_lost_time import write_lost
+from tests.report.test_optimised_findings import write_lost
 from tests.report.test_page import HOSTILE, write_hostile
 from tests.waiting import until
 from tilewright.records.measurement import Ceiling

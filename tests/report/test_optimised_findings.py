@@ -1,15 +1,21 @@
-"""What is slow in an optimised case, in sentences whose figures are those of its launches."""
+"""What is slow in an optimised case, in sentences whose figures are those of its launches, and the time they lose."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import escape
 
+from tests.report.printing import printed
 from tests.report.sample import program, write_sample
 from tests.store.test_query import operator
-from tilewright.records.program import Cost, Decision, Program
+from tilewright.records.program import Cost, Decision, Program, Region
 from tilewright.report.optimised_findings import findings
 from tilewright.report.page import write_page
+from tilewright.report.queries import ask_view
+from tilewright.report.rows import show_view
+from tilewright.report.views import LOST
+from tilewright.store import Run, query
 
 
 def launches() -> Program:
@@ -52,3 +58,61 @@ def test_the_page_begins_with_them(tmp_path: Path) -> None:
     page = write_page(write_sample(path), path.with_suffix(".html")).read_text("utf-8")
     said = findings(program())
     assert len(said) == 3 and all(str(escape(sentence)) in page for sentence in said)
+
+
+FITS_NOT = "the tile of _scaled_dot_product_flash_attention_for_cpu_backward does not fit"
+
+
+def write_lost(path: Path) -> Path:
+    """Two equal products at twice their floor, a region raced and lost, one without a reason, and an unknown call."""
+    moved = Cost(bytes_read=80, bytes_written=80)
+    mm = operator(0, "mm", stage="after", measured_us=200.0, floor_us=100.0, predicted_us=190.0, bound="compute-bound")
+    gelu = operator(2, "forward0_gelu", stage="after", region="forward0_gelu", target="kernel", cost=moved)
+    gelu = replace(gelu, measured_us=90.0, floor_us=30.0, predicted_us=30.0, bound="DRAM-bound")
+    softmax = operator(3, "softmax", stage="after", measured_us=100.0, floor_us=50.0, predicted_us=60.0)
+    odd = operator(4, "odd", stage="after", measured_us=20.0, floor_us=None, cost=Cost(provenance="unknown"))
+    quick = operator(5, "quick", stage="after", measured_us=1.0, floor_us=2.0)
+    turned = operator(6, "t", stage="after", measured_us=3.0, floor_us=None, operator_class="layout", cost=Cost())
+    region = Region("forward", "forward0_gelu", ("tanh", "mul"), moved, "triton", "")
+    lost = Decision("forward", "tanh", "mul", "tried and lost", "one kernel took 90 µs, one each 80 µs", measured_us=90)
+    refused = Decision("forward", "mul", "mm", "refused", FITS_NOT, bytes_saved=10**9)
+    taken = Decision("forward", "softmax", "odd", "taken", "both are rows")
+    impossible = Decision("forward", "softmax", "odd", "impossible", "a library call")
+    program = Program(
+        [operator(0, "tanh"), mm, replace(mm, index=1, name="mm_1"), gelu, softmax, odd, quick, turned],
+        [region],
+        [refused, lost, taken, impossible],
+    )
+    with Run.create(path, command="c", target="t", case="k") as made:
+        made.add_program(program)
+    return path
+
+
+def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> None:
+    columns, found = query(write_lost(tmp_path / "run.duckdb"), "FROM lost_time WHERE lost_us > 0")
+    rows: dict[Any, dict[str, Any]] = {row[0]: dict(zip(columns, row, strict=True)) for row in found}
+    assert list(rows) == ["mm", "forward0_gelu", "softmax", "odd", "t"]
+    mm = rows["mm"]
+    assert (mm["launches"], mm["measured_us"], mm["lost_us"], mm["share"]) == (2, 400.0, 200.0, 200.0 / 614.0)
+    assert mm["why"] == f"refused, mul → mm: {FITS_NOT}"
+    assert rows["forward0_gelu"]["why"].startswith("tried and lost, tanh → mul: one kernel took 90 µs")
+    assert rows["forward0_gelu"]["off"] == 3.0
+    assert rows["softmax"]["why"] is None
+    assert rows["odd"]["why"] == "its work is not known to the operator table" and rows["odd"]["lost_us"] == 20.0
+    assert rows["t"]["why"] == "a view: it moves nothing, and takes only the host"
+
+
+def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_path: Path) -> None:
+    answer = ask_view(write_lost(tmp_path / "run.duckdb"), LOST, 3)
+    text = printed(show_view(LOST, answer), colours=True)
+    lines = {name: line for line in text.splitlines() for name in ("mm", "forward0_gelu", "softmax") if name in line}
+    assert "2 × mm" in lines["mm"] and "32.6 %" in lines["mm"] and "odd" not in text
+    # Softmax loses more than 1 % without a reason, the prediction of the region is off, and mm has a reason.
+    assert "no decision says why" in lines["softmax"] and "3.00×" in lines["forward0_gelu"]
+    assert ["\x1b[1;31m" in lines[name] for name in ("softmax", "forward0_gelu", "mm")] == [True, True, False]
+
+
+def test_the_page_has_the_list(tmp_path: Path) -> None:
+    path = write_lost(tmp_path / "run.duckdb")
+    page = write_page(path, path.with_suffix(".html")).read_text("utf-8")
+    assert 'data-view="lost"' in page and "FROM lost_time" in page

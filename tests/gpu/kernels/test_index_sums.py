@@ -1,4 +1,7 @@
-"""Sums at indices that repeat on a GPU: float64's within fp32, compiled gradients, and an index outside."""
+"""Sums at indices that repeat on a GPU: float64's within the dtype, compiled gradients, and an index outside.
+
+By atomics, in shared memory, and those of an embedding's gradient, sorted and the same at every run.
+"""
 
 import os
 import subprocess
@@ -10,7 +13,11 @@ import torch
 from torch import Tensor
 
 from tests.contract import keeps_contract, launched
+from tests.gpu.kernels.launching import on_a_side_stream, replayed
+from tests.kernels.embeddings import assert_added, assert_sums, sorted_by_index
+from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 from tilewright.kernels.index_sums import index_sums
+from tilewright.kernels.scatter_sums import scatter_sums
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -81,9 +88,49 @@ def test_edges_are_sorted_once_for_all_layers(dtype: torch.dtype) -> None:
     assert "tilewright.embedding_sums.default" in ran and "tilewright.index_sums.default" not in ran
 
 
+SCATTERED = {
+    "one": ((1, 1), 1),
+    "rows": ((1000, 77), 13),
+    "ragged": ((3, 5, 131), 700),
+    "long": ((9, 5000), 4096),
+    "without places": ((8, 0), 5),
+    "heads": ((9, 40, 300), 512),
+}
+
+
+def drawn(shape: tuple[int, ...], extent: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some places are much asked for, as after a clamp."""
+    generator = torch.Generator(GPU).manual_seed(0)
+    index = torch.randint(-extent, 2 * extent, shape, generator=generator, device=GPU).clamp(0, extent - 1)
+    return torch.randn(shape, generator=generator, device=GPU).to(dtype), index
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SCATTERED)
+@pytest.mark.parametrize("lies", ["dense", "shared index", "transposed", "transposed, shared index", "32-bit index"])
+def test_scattered_sums_are_those_of_float64(name: str, lies: str, dtype: torch.dtype) -> None:
+    shape, extent = SCATTERED[name]
+    source, index = drawn(shape, extent, dtype)
+    if "shared" in lies:
+        index = index[:1].expand(shape)
+    if "transposed" in lies:
+        source = source.mT.contiguous().mT
+    if "32" in lies:
+        index = index.int()
+    found = scatter_sums(source, index, extent)
+    wide = torch.zeros(*shape[:-1], extent, dtype=torch.float64, device=GPU)
+    true = wide.scatter_add(-1, index.long(), source.double())
+    # A sum in fp32 errs by its terms; the result is rounded once.
+    terms = wide.scatter_add(-1, index.long(), source.double().abs())
+    allowed = terms * 2**-20 + true.abs() * torch.finfo(dtype).eps / 2
+    assert ((found.double() - true).abs() <= allowed).all()
+    assert all(torch.equal(scatter_sums(source, index, extent), found) for _ in range(3))
+
+
 OUTSIDE = {
     "atomics": "index_sums(torch.ones(1, 3, 128, device='cuda'), torch.full((1, 3, 128), 7, device='cuda'), 7)",
     "sorted": "sums(torch.ones(3, 128, device='cuda'), torch.full((3,), 7, device='cuda').int(), order, 7, -1)",
+    "shared memory": "scatter_sums(torch.ones(2, 3, device='cuda'), torch.full((2, 3), 5, device='cuda'), 5)",
 }
 
 
@@ -91,9 +138,64 @@ OUTSIDE = {
 def test_an_index_outside_stops_the_device(kernel: str) -> None:
     program = (
         "import torch, tilewright.kernels.embedding\nfrom tilewright.kernels.index_sums import index_sums\n"
+        "from tilewright.kernels.scatter_sums import scatter_sums\n"
         "sums, order = torch.ops.tilewright.embedding_sums, torch.arange(3, device='cuda')\n"
         f"{OUTSIDE[kernel]}\ntorch.cuda.synchronize()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
     assert done.returncode != 0
-    assert "index out of range" in done.stdout + done.stderr
+    assert f"index out of {'bounds' if kernel == 'shared memory' else 'range'}" in done.stdout + done.stderr
+
+
+SIZES = [
+    (0, 3, 5),
+    (1, 1, 1),
+    (1000, 11, 7),
+    (4099, 257, 1031),
+    (20000, 3, 1024),
+    (3000, 50257, 256),
+    (20000, 2000, 128),
+    (9000, 1001, 16),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("padding", [-1, 0])
+def test_sums_are_exact_but_for_one_rounding(sizes: tuple[int, int, int], dtype: torch.dtype, padding: int) -> None:
+    positions, entries, columns = sizes
+    dout = torch.randn(positions, columns, device=GPU).to(dtype)
+    assert_sums(dout, torch.randint(entries, (positions,), device=GPU), entries, padding)
+
+
+def test_streams_and_graphs_give_the_same_bits() -> None:
+    keys, order = sorted_by_index(torch.randint(50, (12000,), device=GPU))
+    dout = torch.randn(12000, 300, device=GPU)
+
+    def sums(dout: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.tilewright.embedding_sums(dout, keys, order, 50, -1)
+        return found
+
+    plain = sums(dout)
+    for way in (on_a_side_stream, replayed):
+        assert torch.equal(way(sums, [dout])[0], plain)
+    assert torch.equal(sums(dout), plain)
+
+
+def test_misaligned_and_strided_gradients() -> None:
+    indices, drawn = torch.randint(50, (300,), device=GPU), torch.randn(300, 603, device=GPU).bfloat16()
+    for dout in (drawn[:, 1:302], drawn.flatten()[1:90001].view(300, 300), drawn[:, ::2], drawn[:, :300].t()):
+        assert_sums(dout, indices, 50)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_are_added_in_place(dtype: torch.dtype) -> None:
+    indices = torch.randint(5000, (9000,), device=GPU).clamp(max=3000)
+    assert_added(torch.randn(5003, 600, device=GPU).to(dtype), torch.randn(9000, 600, device=GPU).to(dtype), indices)
+
+
+def test_more_elements_than_31_bits_count() -> None:
+    indices = torch.tensor([2**17, 0], device=GPU)
+    dout = torch.ones(2, 2**14, device=GPU, dtype=torch.bfloat16)
+    found = torch.ops.tilewright.embedding_sums(dout, *sorted_by_index(indices), 2**17 + 1, -1)
+    assert found[-1].eq(1).all() and found[0].eq(1).all() and not found[1:-1].any()

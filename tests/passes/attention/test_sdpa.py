@@ -1,4 +1,4 @@
-"""Calls of `scaled_dot_product_attention` as for a GPU: their masks, and that none becomes products and a softmax."""
+"""Calls of `scaled_dot_product_attention` as for a GPU: masks, names, and that none becomes products and a softmax."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +12,18 @@ from torch.fx import GraphModule, Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from tests.backend.compiling import compiled
 from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
+from tilewright.backend import recording
+from tilewright.compile.capture import capture
+from tilewright.compile.launches import works
+from tilewright.compile.planner import Planner
 from tilewright.hardware.target import Target, target_named
 from tilewright.passes.attention.acceptable import EFFICIENT, _Reached
+from tilewright.passes.attention.fused import ON_CPU
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.sdpa import settle_calls
+from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Decision
 
 B, H, S, K, D = 2, 4, 6, 9, 16
@@ -585,3 +592,65 @@ def test_copies_that_are_needed_stay(function: Function, more: int) -> None:
     settled = Settled(function, *projected(more))
     check_fused(function, settled.run, projected(more))
     assert any(node.users for node in settled.graph.nodes if str(node.target) == "contiguous")
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, q[..., :1] > k[..., :1].mT)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "function", "library"),
+    [
+        ("h200", "bf16", 64, plain, "cudnn"),
+        ("h200", "bf16", 64, masked, "cudnn"),
+        ("h200", "bf16", 256, plain, "flash"),
+        ("h200", "fp32", 64, plain, "efficient"),
+        ("a100", "bf16", 64, plain, "flash"),
+        ("a100", "bf16", 64, masked, "efficient"),
+    ],
+)
+def test_attention_is_named_as_on_the_device(
+    device: str, dtype: str, width: int, function: object, library: str
+) -> None:
+    target = target_named(device)
+    inputs = InputSpec.parse_many(f"{dtype}[2,4,128,{width}]" + f",{dtype}[2,4,128,{width}]" * 2)
+    case = Case("attention", lambda: function, inputs)  # type: ignore[arg-type,return-value]
+    plan = capture(case, Planner(target, hand_written=False)).plan
+    assert plan is not None
+    names = [what for _, _, what in plan.launches() if "attention" in what]
+    assert names == [
+        f"aten._scaled_dot_product_{library}_attention.default",
+        f"aten._scaled_dot_product_{library}_attention_backward.default",
+    ]
+    kinds = [work.kind for graph in plan.graphs for _, work in works(graph) if work and "attention" in work.kind]
+    assert kinds == [f"attention, {library}", f"attention backward, {library}"]
+
+
+def test_attention_of_a_cpu_keeps_its_name() -> None:
+    inputs = InputSpec.parse_many("fp32[2,4,128,64],fp32[2,4,128,64],fp32[2,4,128,64]")
+    plan = capture(Case("attention", lambda: plain, inputs, training=False), Planner(target_named("cpu"))).plan
+    assert plan is not None
+    assert [what for _, _, what in plan.launches()] == ["aten._scaled_dot_product_flash_attention_for_cpu.default"]
+
+
+def layers(x: Tensor, table: Tensor) -> Tensor:
+    bias = (table * 2).permute(2, 0, 1)[None]
+    for _ in range(2):
+        x = F.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+    return x
+
+
+def test_the_bias_of_two_layers_is_written_once_and_contiguous() -> None:
+    x, table = torch.randn(2, 4, 24, 16), torch.randn(24, 24, 4)
+    with torch.no_grad(), recording() as record:
+        found = compiled(layers)(x, table)
+    torch.testing.assert_close(found, layers(x, table))
+    (graph,) = record.graphs
+    masks = {node.kwargs["attn_mask"] for node in graph.plan.graph.nodes if node.target is ON_CPU.forward}
+    (mask,) = masks
+    assert mask.meta["val"].is_contiguous()
+    assert len(graph.plan.fusion.regions) == 1 and mask in graph.plan.fusion.regions[0].lowered.outputs

@@ -1,0 +1,82 @@
+"""The documents: figures are those of the result files, every claim has a row, and rooms are in the checked order."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims import PAGE, page, results
+from benchmarks.summary import ROOT as RESULTS
+from benchmarks.summary import Results, read_all
+from benchmarks.tables import DOCUMENTS, TABLE, TABLES, rewritten
+from examples.claims.check import documents
+from tilewright.records.measurement import Direction, Measurement
+
+ROOT = Path(__file__).parents[1]
+COPY = 4000.0
+
+
+def row(suite: str, case: str, impl: str, direction: Direction, us: float, GBps: float | None = None) -> Measurement:
+    share = None if GBps is None else GBps / COPY
+    return Measurement(suite, case, impl, direction, us, us, us, 9, GBps=GBps, of_ceiling=share)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_hold_the_figures_of_the_result_files(document) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert rewritten(text, read_all(RESULTS / "h200")) == text, "run python -m benchmarks.tables"
+
+
+def test_every_table_stands_in_a_document() -> None:
+    named = [found["name"] for path in DOCUMENTS for found in TABLE.finditer(path.read_text(encoding="utf-8"))]
+    assert sorted(named) == sorted(TABLES)
+
+
+def test_text_around_a_table_stays() -> None:
+    text = "before\n<!-- table: norms -->\nold | figures\n<!-- /table -->\nafter\n"
+    rows = [row("rms_norm", "65536x4096 bf16", "tilewright", "fwd", 250.0, 3000.0)]
+    rows.append(row("layer_norm", "65536x4096 bf16", "tilewright", "bwd", 500.0, 2000.0))
+    rows.append(row("layer_norm", "3x4096 bf16", "tilewright", "fwd", 5.0, 1.0))
+    new = rewritten(text, Results(rows))
+    assert new.startswith("before\n<!-- table: norms -->\n| columns |") and new.endswith("|\n<!-- /table -->\nafter\n")
+    assert "old" not in new
+    assert "| 4096 | – | 0.75 | – | – | 0.50 | – | – | – |\n" in new
+
+
+def test_every_claim_was_checked_on_each_device() -> None:
+    ids = [claim.id for document in documents() for claim in document.claims]
+    for device, rows in results().items():
+        assert [row.id for row in rows] == ids, device
+        assert not [row.id for row in rows if row.verdict == "failed"], device
+
+
+def test_only_claims_that_need_another_device_are_not_here() -> None:
+    claims = {claim.id: claim for document in documents() for claim in document.claims}
+    for device, rows in results().items():
+        missing = [row.id for row in rows if row.verdict == "not here"]
+        other = "cuda" if device == "cpu" else "cpu"
+        assert missing == [id_ for id_, claim in claims.items() if claim.needs == other], device
+
+
+def test_the_page_is_written_from_the_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(results()), "run python -m benchmarks.claims"
+
+
+def test_rows_hold_the_claims_as_they_are_worded() -> None:
+    claims = {claim.id: claim for document in documents() for claim in document.claims}
+    for rows in results().values():
+        stale = [row.id for row in rows if (row.claim, row.theirs, row.why) != _words(claims[row.id])]
+        assert not stale, "measure these again"
+
+
+def _words(claim) -> tuple[str, str, str]:
+    return claim.text, claim.theirs, claim.why
+
+
+def test_the_printed_order_is_the_checked_one() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    highest_first = [layer.strip("()") for layer in contract["layers"]]
+    printed = re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
+    assert printed == highest_first[::-1]
