@@ -176,6 +176,6 @@ def test_what_prediction_tells_is_not_raced(races: dict[str, Any]) -> None:
     told = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (0.0, 0.0, 1.0, 1.0, *[0.0] * 6))))
     settle(proposal(4096), told, measure=True)
     assert races["count"] == 0
-    close = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (*[0.0] * 4, 1.0, *[0.0] * 5))))
+    close = Target(replace(profile_for("cpu"), kernel_times=dict.fromkeys(KINDS, (*[0.0] * 9, 1.0))))
     settle(proposal(4096), close, measure=True)
     assert races["count"] == 1

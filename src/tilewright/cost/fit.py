@@ -17,18 +17,20 @@ from tilewright.cost.work import Work, predicted_us, terms
 from tilewright.hardware.kernel_times import TERMS, UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
 
-PULL = 0.001
+Range = tuple[float, float]
+"""The least and the most that a coefficient may be."""
+PULL = 0.01
 """Weight of `UNFITTED` beside the kernels, as a share of theirs; it alone decides on a term that none of them has."""
 LOAD = TERMS.index("load")
 START = TERMS.index("start")
-MOST_START_US = 15.0
+LEAST_START_US, MOST_START_US = 0.5, 15.0
 """Nor may a start be above twice the shortest kernel of its kind: what grows with the work is no start."""
-CACHED = TERMS.index("cached")
 LEAST_MEMORY = 0.3
 """Some of what a kernel reads may be in a nearer cache, but more bytes always take longer."""
-DRAM = TERMS.index("DRAM")
-LEAST_DRAM = 1.0
-"""Of kernels that wait for memory alone; products hide it behind their arithmetic."""
+CACHED, DRAM = TERMS.index("cached"), TERMS.index("DRAM")
+ALONE: Mapping[int, Range] = {CACHED: (LEAST_MEMORY, 8.0), DRAM: (1.0, 2.0)}
+"""Of kernels that wait for memory alone: none beats DRAM, and none was timed at less than half its rate. Products hide
+it behind their arithmetic."""
 NARROW = TERMS.index("narrow")
 MOST_NARROW = 5.0
 """Times an SM's share of the cache's rate: what short rows wait for beyond is their start."""
@@ -71,22 +73,26 @@ def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
     found = [0.0 if j in unpriced else c for j, c in enumerate(UNFITTED)]
     shown = {START} | {j for j in range(len(TERMS)) if max(row[j] for row in relative) > SHOWN}
     is_fitted = [j in shown - unpriced for j in range(len(TERMS))]
-    most_start = min(MOST_START_US, 2 * min(row.measured_us for row in rows))
-    least_dram = LEAST_MEMORY if rows[0].work.is_matrix else LEAST_DRAM
+    bounds = _bounds(rows)
     for _ in range(ROUNDS):
         errors = [abs(sum(c * x for c, x in zip(found, row, strict=True)) - 1) for row in relative]
         shares = [w / max(e, SMALL_ERROR) for w, e in zip(weights, errors, strict=True)]
-        _descend(found, relative, shares, [j for j, fits in enumerate(is_fitted) if fits], most_start, least_dram)
+        _descend(found, relative, shares, [j for j, fits in enumerate(is_fitted) if fits], bounds)
     return tuple(float(f"{c:.3g}") for c in found)
 
 
+def _bounds(rows: list[Timed]) -> list[Range]:
+    """For each term."""
+    bounds = [(0.0, math.inf) for _ in TERMS]
+    bounds[START] = (LEAST_START_US, min(MOST_START_US, 2 * min(row.measured_us for row in rows)))
+    bounds[NARROW] = (0.0, MOST_NARROW)
+    for j in (CACHED, DRAM):
+        bounds[j] = (LEAST_MEMORY, math.inf) if rows[0].work.is_matrix else ALONE[j]
+    return bounds
+
+
 def _descend(
-    found: list[float],
-    relative: list[list[float]],
-    shares: list[float],
-    fitted: list[int],
-    most_start: float,
-    least_dram: float,
+    found: list[float], relative: list[list[float]], shares: list[float], fitted: list[int], bounds: list[Range]
 ) -> None:
     """Least squares of `relative` times `found` less 1, each row with its share, from `found` on and into it."""
     size = len(found)
@@ -99,8 +105,7 @@ def _descend(
         for j in fitted:
             pull = PULL * products[j][j]
             slope = sums[j] - sum(products[j][i] * found[i] for i in range(size)) + pull * (UNFITTED[j] - found[j])
-            most = most_start if j == START else MOST_NARROW if j == NARROW else math.inf
-            least = least_dram if j == DRAM else LEAST_MEMORY if j == CACHED else 0.0
+            least, most = bounds[j]
             found[j] = min(max(found[j] + slope / ((products[j][j] + pull) or 1.0), least), most)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2)}
 """Positions of the two."""
+LINEAR = ("tilewright.linear_gelu", "tilewright.linear_dropout_add")
+"""Products of rows with the rows of a weight."""
 
 
 def products_of(node: Node, flops: int) -> tuple[Product, ...]:
@@ -25,6 +27,9 @@ def products_of(node: Node, flops: int) -> tuple[Product, ...]:
         return convolution_products(node) if name in ("convolution", "convolution_backward") else ()
     if is_attention(node):
         return _attention_product(node, flops)
+    if name in LINEAR:
+        x, weight = map(_shape, node.args[:2])
+        return ((1, prod(x[:-1]), weight[0], x[-1]),)
     places = FACTORS.get(name)
     if places is None:
         return ()

@@ -31,8 +31,11 @@ COMBINED_PER_US = 200
 """Words that threads of one SM exchange in a microsecond, by shuffles and shared memory."""
 STRIPS = 2
 """Programs of an SM that sum columns: each walks a strip of rows."""
-HELD, MISSED = 0.6, 1.4
-"""Shares of the last-level cache: after fewer bytes all is found there, after more nothing."""
+HELD, MISSED = 0.4, 0.8
+"""Shares of the last-level cache: after fewer bytes all is found there, after more nothing. An H200's is in two halves,
+each of which keeps a copy of what its SMs read."""
+HIDDEN = 0.3
+"""Share of its memory time in which a pointwise kernel computes. Gathers wait for addresses first."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
     narrow = 0.0
     if work.programs is not None and work.programs < profile.sms:
         narrow = one_sm_us(work.bytes, work.bytes_written, profile) / max(work.programs, 1)
+    arithmetic = _arithmetic_us(work, profile)
+    if work.kind == "pointwise":
+        arithmetic = max(arithmetic - HIDDEN * (cached + dram), 0.0)
     vector = profile.vector_TFLOPs * 1e6
     waves = (work.programs or 0) / profile.sms
     return (
@@ -89,7 +95,7 @@ def terms(work: Work, profile: DeviceProfile) -> Sequence[float]:
         float(work.bytes_read > 0),
         cached,
         dram,
-        _arithmetic_us(work, profile),
+        arithmetic,
         2 * work.doubles / vector,
         PHILOX_OPERATIONS * work.draws / vector,
         narrow,
