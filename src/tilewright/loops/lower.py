@@ -12,6 +12,7 @@ from torch import fx
 
 from tilewright.graph.calls import dtype_name
 from tilewright.hardware.target import Language
+from tilewright.loops.align import align
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
 from tilewright.loops.trace import trace_nodes
@@ -129,22 +130,16 @@ class _Lowering:
         self.domain = frozenset().union(*self.deps, *(r.axes for r in self.reductions), *self.output_strides)
 
     def _align(self) -> None:
-        """Unify independent axes of equal length: a row sum of one tensor that scales another shares its row loop."""
         together = [
             deps | frozenset().union(*(self.deps[a] for a in op.args))
             for deps, op in zip(self.deps, self.ops, strict=True)
         ]
         together += [frozenset(strides) for strides in self.output_strides]
-        if self.domain in together:
-            return
-        axes = sorted(self.domain, key=lambda axis: (axis.extent, axis.serial))
-        for position, axis in enumerate(axes):
-            for other in axes[:position]:
-                met = any({axis, other} <= group for group in together)
-                if axis.parts is None and other.parts is None and axis.extent == other.extent and not met:
-                    axis.parts = (other,)
-                    together = [g - {axis} | {other} if axis in g else g for g in together]
+        align(self.domain, together, [*self.output_strides, *self._load_strides()])
         self._recompute()
+
+    def _load_strides(self) -> list[dict[Axis, int]]:
+        return [strides_of(op.detail.dims, op.detail.strides) for op in self.ops if op.name == "load"]
 
     # Rows and columns
 
@@ -220,8 +215,8 @@ class _Lowering:
 
     def _memory_order(self, axes: frozenset[Axis]) -> list[Axis]:
         """Outermost first, by the strides of the largest tensor: outputs before inputs."""
-        loads = [strides_of(op.detail.dims, op.detail.strides) for op in self.ops if op.name == "load"]
-        ranked = sorted(self.output_strides, key=_span, reverse=True) + sorted(loads, key=_span, reverse=True)
+        loads = sorted(self._load_strides(), key=_span, reverse=True)
+        ranked = sorted(self.output_strides, key=_span, reverse=True) + loads
         full = [strides for strides in ranked if set(strides) >= axes]
         reference = (full or ranked or [{}])[0]
         rest = {a: max((s.get(a, 0) for s in ranked), default=0) for a in axes}
