@@ -159,6 +159,25 @@ def test_a_transposed_copy_alone_is_the_librarys_on_a_cpu() -> None:
     assert region.lowered.nest.transposes
 
 
+LARGE = torch.zeros(256, 256)
+
+
+def test_rows_of_square_tensors_meet_rows() -> None:
+    (region,) = fused(lambda x: (x.t() * 2, x.sum(0)), LARGE.t())[1].regions
+    nest = region.lowered.nest
+    assert {step.access.strides for step in nest.steps if step.access} == {(256, 1)} and not nest.transposes
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x.t().contiguous() * 2, x.sum(1)), lambda x: (x.t() + x).sum(1), lambda x: (x.t() + x).sum(0)],
+    ids=["beside a sum", "summed along rows", "summed along columns"],
+)
+def test_what_a_cpu_reads_in_tiles_is_summed_by_another_kernel(function: Callable[[Tensor], Any]) -> None:
+    _, fusion = fused(function, LARGE)
+    assert sorted(region.lowered.nest.transposes for region in fusion.regions) == [False, True]
+
+
 def test_a_library_call_is_no_part_of_a_region() -> None:
     graph, fusion = fused(lambda x, w: F.gelu(x @ w).sum(1), X, torch.zeros(10, 3))
     assert members(fusion) == [["gelu", "sum_1"]]

@@ -26,6 +26,8 @@ ROW_BLOCK = 32
 """Rows summed in fp32, column by column, before the partial sums are added to doubles."""
 SERIAL = 16384
 """Nests with fewer elements run on the calling thread."""
+TILE_ROWS, TILE_COLUMNS = 64, 16
+"""A tensor that is transposed in an elementwise nest is read in tiles of so many, whose cache lines are used up."""
 FLAT_BLOCK = 8192
 """Elements of an elementwise nest per unit of work of a thread."""
 
@@ -74,7 +76,9 @@ class _Kernel(Printer):
 
     def _flat(self) -> None:
         extent = self.nest.cols[0] if self.nest.cols else 1
-        blocks = -(-extent // FLAT_BLOCK)
+        tiled = self.schedule.tiled()
+        size = TILE_COLUMNS if tiled else FLAT_BLOCK
+        blocks = -(-extent // size)
         loops = len(self.nest.rows) + (blocks > 1)
         team = "num_threads(threads) if(threads > 1)"
         if self.draws:
@@ -84,14 +88,20 @@ class _Kernel(Printer):
                 self.put(f"#pragma omp for collapse({loops}) schedule(static)")
         elif loops:
             self.put(f"#pragma omp parallel for collapse({loops}) {team} schedule(static)")
-        for axis, size in enumerate(self.nest.rows):
-            self.put(f"for (int64_t r{axis} = 0; r{axis} < {size}; ++r{axis})")
+        for axis, count in enumerate(self.nest.rows[: len(self.nest.rows) - tiled]):
+            self.put(f"for (int64_t r{axis} = 0; r{axis} < {count}; ++r{axis})")
+        if tiled:
+            self.put(f"for (int64_t tile = 0; tile < {self.nest.rows[-1]}; tile += {TILE_ROWS})")
         if blocks > 1:
-            self.open(f"for (int64_t block = 0; block < {extent}; block += {FLAT_BLOCK})")
-            self.put(f"const int64_t end = block + {FLAT_BLOCK} < {extent} ? block + {FLAT_BLOCK} : {extent};")
+            self.open(f"for (int64_t block = 0; block < {extent}; block += {size})")
+            self.put(f"const int64_t end = block + {size} < {extent} ? block + {size} : {extent};")
         else:
             self.open("")
             self.put(f"const int64_t block = 0, end = {extent};")
+        if tiled:
+            row, count = f"r{len(self.nest.rows) - 1}", self.nest.rows[-1]
+            self.put(f"const int64_t tile_end = tile + {TILE_ROWS} < {count} ? tile + {TILE_ROWS} : {count};")
+            self.open(f"for (int64_t {row} = tile; {row} < tile_end; ++{row})")
         self.begin_checks()
         roots = [store.value for store in self.nest.stores]
         outside = [i for i in self.schedule.closure(roots, stage=None) if self.schedule.varies_by_row_only(i)]
@@ -108,6 +118,8 @@ class _Kernel(Printer):
             self.store(store.value, store.access)
         self.close()
         self.end_checks()
+        if tiled:
+            self.close()
         self.close()
         if self.draws:
             self._close_streams()

@@ -21,6 +21,11 @@ class CppSchedule:
         """Whether the nest has no reductions and a single column axis."""
         return not any(s.name.startswith("reduce") for s in self.nest.steps) and len(self.nest.cols) == 1
 
+    def tiled(self) -> bool:
+        """Whether an elementwise nest is visited in tiles: it transposes, and draws no numbers, which come in order."""
+        draws = any(step.name == "draw" for step in self.nest.steps)
+        return self.elementwise() and bool(self.nest.rows) and self.nest.transposes and not draws
+
     def sum_type(self, step: Step) -> str:
         """The C++ type of a reduction's total, before rounding."""
         return WIDE.get(step.dtype, COMPUTED[step.dtype]) if step.kind == "sum" else COMPUTED[step.dtype]

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tilewright.operators.axes import Axis
 
 
-def align(
-    domain: frozenset[Axis], together: Sequence[frozenset[Axis]], accesses: Sequence[Mapping[Axis, int]]
-) -> None:
+def align(domain: frozenset[Axis], together: Sequence[frozenset[Axis]], accesses: Sequence[Mapping[Axis, int]]) -> None:
     """Unify independent axes of equal length: a row sum of one tensor that scales another shares its row loop.
 
     `together` are axes that one operator varies with, `accesses` the strides of every tensor.

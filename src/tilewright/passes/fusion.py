@@ -276,7 +276,7 @@ class _Fuser:
                     self._try(first, second)
 
     def _leave_transposed_copies(self) -> None:
-        """On a CPU PyTorch copies in blocks what a nest would read with a stride: 1.2 ms for 8 (1024 × 1024)."""
+        """On a CPU PyTorch copies in blocks what a nest would read in tiles: 1.6 ms for 2.0 (1024 × 1024)."""
         for node, region in list(self.region.items()):
             if operator_name(node.target) != "clone" or len(region.members) > 1:
                 continue
@@ -360,9 +360,13 @@ def _may_be_one(members: list[fx.Node]) -> bool:
 
 
 def _strides(lowered: Lowered) -> bool:
-    """Whether a nest reduces columns with a stride in a tensor that exceeds caches, whose rows are contiguous."""
+    """Whether a nest that reduces reads columns with a stride in a tensor that exceeds caches, with contiguous rows.
+
+    On a GPU sums over rows are read so in tiles.
+    """
     nest = lowered.nest
-    if not nest.rows or not any(step.name == "reduce_cols" for step in nest.steps):
+    reductions = ("reduce_cols", "reduce_rows") if lowered.language == "c++" else ("reduce_cols",)
+    if not nest.rows or not any(step.name in reductions for step in nest.steps):
         return False
     for step in nest.steps:
         if step.access and step.level is Level.FULL:
