@@ -295,6 +295,56 @@ def test_a_gradient_with_other_strides() -> None:
     assert_same(x.grad, y.grad)
 
 
+def rows_and_columns(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return F.gelu(x) * y.shape[0], torch.softmax(y, -1) * x.shape[1]
+
+
+def test_sizes_that_change() -> None:
+    def step(run: Callable[..., Any], *inputs: torch.Tensor) -> list[torch.Tensor]:
+        x, y = inputs
+        results = []
+        for size in (5, 7, 9, 7, 9):
+            results += differentiate(run(x[:size], y[:, :size]))
+        return results
+
+    inputs = [with_grad(12, 16), with_grad(16, 12)]
+    agrees(rows_and_columns, inputs, step, dynamic=True)
+    torch._dynamo.reset()
+    run = compiled(rows_and_columns, dynamic=True)
+    first, last = (run(inputs[0][:size], inputs[1][:, :size]) for size in (5, 7))
+    assert all(map(is_native, last)) and not any(map(is_native, first))
+    assert [vars(x) for x in first] == [vars(x) for x in last] and all(map(vars, last))  # Dynamo's marks
+
+
+def test_compiled_autograd_traces_a_backward_of_changing_sizes() -> None:
+    x = with_grad(12, 16)
+    y = twin(x)
+    run = compiled(chain, dynamic=True)
+    for size in (5, 7):
+        result = run(x[:size])
+    assert is_native(result)
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        result.sum().backward()
+    chain(y[:7]).sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("sizes", [(5, 6), (4, 20, 3, 3)])
+def test_channels_last_gradients(sizes: tuple[int, ...]) -> None:
+    def step(run: Callable[..., Any], x: torch.Tensor) -> None:
+        for _ in range(2):
+            result = run(x)
+            # The memory format that the result does not have.
+            other = torch.channels_last if result.dim() == 4 and result.is_contiguous() else torch.contiguous_format
+            incoming = torch.linspace(-1, 1, result.numel()).view(result.shape)
+            result.backward(incoming.contiguous(memory_format=other))
+
+    x = torch.randn(sizes)
+    agrees(chain, [x.requires_grad_()], step)
+    if len(sizes) == 4:
+        agrees(chain, [torch.randn(sizes).contiguous(memory_format=torch.channels_last).requires_grad_()], step)
+
+
 def test_an_input_without_a_gradient_keeps_no_history() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.exp(x.detach()) * y

@@ -148,7 +148,7 @@ class GraphPair:
 
     def callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What to call, where `compiled` is AOTAutograd's callable."""
-        from tilewright.graph.plain_call import Called
+        from tilewright.graph.plain_call import Called, marks
 
         otherwise = _with_undefined_gradients(compiled) if self.undefined else compiled
         if self.plain is None:
@@ -163,6 +163,7 @@ class GraphPair:
                 undefined=self.undefined,
                 otherwise=otherwise,
                 stand_in=partial(forward.resumed, otherwise),
+                mark=marks(self.plain),
                 disables_autocast=autocasts(),
             )
         )

@@ -1,7 +1,7 @@
 """Compiled graphs that need only autograd of what AOTAutograd wraps around them (private parts of torch 2.11 to 2.13).
 
 Those wrappers are Python, and cost a small graph more than its kernels: about 15 µs a forward and 20 µs a backward. For
-a graph that changes no input, returns no alias and holds no symbols, tokens or subclasses, they only record autograd's
+a graph that changes no input, returns no alias and holds no tokens or subclasses, they only record autograd's
 node; the executor does that in C++ (`launch/native/compiled_call.h`).
 """
 
@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta, ViewAndMutationMeta
-
-from tilewright.graph.undefined import tangents_of
-from tilewright.records.recipe import Layout
+from torch._functorch._aot_autograd import runtime_wrappers
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, OutputType, PlainTensorMeta, ViewAndMutationMeta
 
 if TYPE_CHECKING:
     from tilewright.graph.capture import Boxed
@@ -31,12 +29,14 @@ class Autograd:
     """For each result."""
     detached: tuple[int, ...]
     """Inputs with a history to which no gradient goes."""
-    tangents: tuple[tuple[int, Layout], ...]
-    """Each incoming gradient of backward: of which result, and how it lies."""
+    tangents: tuple[tuple[int, tuple[int, ...] | torch.memory_format], ...]
+    """Each incoming gradient of backward: of which result, and its strides, or how it lies where sizes change."""
+    numbers: int
+    """Saved numbers, the last of what is saved; backward takes them first."""
     checked: int
     """Tensors saved for backward that must not have changed by then."""
     unchecked: int
-    """Further saved tensors."""
+    """Tensors saved without that check."""
     refuses_determinism: bool
     """Whether backward must not run under `torch.use_deterministic_algorithms(True)`."""
 
@@ -45,7 +45,10 @@ class Autograd:
 class PlainCall:
     """A call that only runs its graph and, unless it is for inference, lets autograd record that."""
 
-    inputs: int
+    are_tensors: tuple[bool, ...]
+    """For each input; others are numbers."""
+    changing: tuple[tuple[int, frozenset[int]], ...]
+    """Results of which Dynamo should know that sizes change, and the axes."""
     autograd: Autograd | None
 
 
@@ -61,6 +64,8 @@ class Called:
     otherwise: Callable[..., Any]
     stand_in: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor]
     """Of inputs and of what forward computed: a result whose `grad_fn` is AOTAutograd's node."""
+    mark: Callable[[Sequence[torch.Tensor]], None] | None
+    """Tells Dynamo which sizes of the results change."""
     disables_autocast: bool
     """Whether casts of `torch.autocast` are part of the graphs."""
 
@@ -74,14 +79,33 @@ def plain_call(
     """
     placeholders = [node.meta.get("val") for node in forward.find_nodes(op="placeholder")]
     # Where there are fewer, inputs were merged: they are views of each other, or given twice.
-    if not len(placeholders) == len(metadata.input_info) == inputs or not all(map(_is_static, placeholders)):
+    if not len(placeholders) == len(metadata.input_info) == inputs or not all(map(_is_value, placeholders)):
         return None
     if _needs_wrappers(metadata):
         return None
-    if backward is None:
-        return PlainCall(inputs, None)
-    autograd = _autograd(metadata, forward, backward)
-    return None if autograd is None else PlainCall(inputs, autograd)
+    autograd = None if backward is None else _autograd(metadata, forward, backward)
+    if backward is not None and autograd is None:
+        return None
+    are_tensors = tuple(isinstance(value, torch.Tensor) for value in placeholders)
+    results = enumerate(metadata.output_info)
+    changing = tuple((i, frozenset(info.dynamic_dims)) for i, info in results if info.dynamic_dims)
+    return PlainCall(are_tensors, changing, autograd)
+
+
+def marks(plain: PlainCall) -> Callable[[Sequence[torch.Tensor]], None] | None:
+    """What tells Dynamo which sizes of the results change; None where none do."""
+    if not plain.changing:
+        return None
+    changing = [(place, set(axes)) for place, axes in plain.changing]
+    # Of PyTorch 2.13 and 2.11.
+    known: Any = runtime_wrappers
+    mark = getattr(known, "mark_dynamo_propagated_dynamic_indices", None) or known.maybe_mark_dynamic_helper
+
+    def mark_all(results: Sequence[torch.Tensor]) -> None:
+        for place, axes in changing:
+            mark(results[place], axes)
+
+    return mark_all
 
 
 def _needs_wrappers(metadata: ViewAndMutationMeta) -> bool:
@@ -91,24 +115,24 @@ def _needs_wrappers(metadata: ViewAndMutationMeta) -> bool:
     changes = changes or any(x.mutates_metadata or x.mutation_inductor_storage_resize for x in metadata.input_info)
     tokens = metadata.tokens or metadata.num_backward_tokens
     random = metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states
-    symbols = metadata.dynamic_outputs or metadata.num_symints_saved_for_bw
     leaves = (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
     subclasses = metadata.num_opaque_objects_saved_for_bw or not all(isinstance(x, PlainTensorMeta) for x in leaves)
     sets_mode = metadata.grad_enabled_mutation is not None
-    return bool(aliases or changes or tokens or random or symbols or subclasses or sets_mode)
+    return bool(aliases or changes or tokens or random or subclasses or sets_mode)
 
 
 def _autograd(metadata: ViewAndMutationMeta, forward: fx.Graph, backward: fx.Graph) -> Autograd | None:
     infos = metadata.output_info
     values = list(forward.output_node().args[0])  # type: ignore[arg-type]
-    results, unchecked = values[: len(infos)], metadata.num_tensors_saved_with_no_vc_check or 0
-    saved = values[len(infos) :]
+    results, saved = values[: len(infos)], values[len(infos) :]
+    unchecked, numbers = metadata.num_tensors_saved_with_no_vc_check or 0, metadata.num_symints_saved_for_bw or 0
+    checked = len(saved) - unchecked - numbers
     tangents = [i for i, info in enumerate(infos) if _has_tangent(info)]
-    layouts = [_layout(value) for value in tangents_of(backward).values() if _is_static(value)]
+    lies = [_lies(found.memory_format) for found in metadata.subclass_tangent_meta if found.memory_format]
     gradients = backward.output_node().args[0]
     assert isinstance(gradients, (list, tuple))
-    are_tensors = all(isinstance(node, fx.Node) and _is_static(node.meta.get("val")) for node in saved)
-    is_one_each = len(layouts) == len(tangents) and len(gradients) == len(metadata.input_info)
+    are_tensors = all(isinstance(node.meta.get("val"), torch.Tensor) for node in saved[: checked + unchecked])
+    is_one_each = len(lies) == len(tangents) and len(gradients) == len(metadata.input_info)
     tracked = [results[i] for i, info in enumerate(infos) if info.requires_grad]
     are_new = len(set(tracked)) == len(tracked) and all(node.op == "call_function" for node in tracked)
     # PyTorch 2.13 tells results that require gradients from those that backward takes gradients for.
@@ -119,8 +143,9 @@ def _autograd(metadata: ViewAndMutationMeta, forward: fx.Graph, backward: fx.Gra
     return Autograd(
         differentiable=tuple(info.requires_grad for info in infos),
         detached=tuple(i for i in ends if gradients[i] is None),
-        tangents=tuple(zip(tangents, layouts, strict=True)),
-        checked=len(saved) - unchecked,
+        tangents=tuple(zip(tangents, lies, strict=True)),
+        numbers=numbers,
+        checked=checked,
         unchecked=unchecked,
         refuses_determinism=metadata.deterministic is False,
     )
@@ -131,15 +156,18 @@ def _has_tangent(info: Any) -> bool:
     return info.output_type in kinds and issubclass(info.raw_type, torch.Tensor) and info.requires_grad
 
 
-def _is_static(value: object) -> bool:
-    """Whether this is a tensor in memory whose sizes and strides are numbers."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        return False
-    return all(isinstance(number, int) for number in (*value.shape, *value.stride()))
+def _lies(described: MemoryFormatMeta) -> tuple[int, ...] | torch.memory_format:
+    if described.memory_format is not None:
+        return described.memory_format
+    assert described.stride is not None
+    return tuple(described.stride)
 
 
-def _layout(value: torch.Tensor) -> Layout:
-    return Layout(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+def _is_value(value: object) -> bool:
+    """Whether this is a number, or a tensor in memory."""
+    if isinstance(value, torch.Tensor):
+        return value.layout == torch.strided
+    return isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
 
 
 class Resumable:

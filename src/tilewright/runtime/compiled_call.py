@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilewright.launch.executor import EXTENSION, native_layout
+from tilewright.launch.executor import EXTENSION
 
 if TYPE_CHECKING:
     from tilewright.graph.plain_call import Called
@@ -36,16 +36,15 @@ def compiled_call(called: Called) -> Callable[..., Any]:
 
 def _told(called: Called) -> tuple[Any, ...]:
     """As native/executor.cpp reads it."""
-    graphs = called.forward, called.backward, called.otherwise, called.stand_in
-    autograd = called.plain.autograd
+    plain, autograd = called.plain, called.plain.autograd
+    functions = called.forward, called.backward, called.otherwise, called.stand_in, called.mark
     if autograd is None:
-        return *graphs, called.plain.inputs, (), (), (), 0, 0, called.disables_autocast, False
-    first = autograd.checked + autograd.unchecked
+        return *functions, plain.are_tensors, (), (), (), 0, 0, called.disables_autocast, False
+    first = autograd.numbers + autograd.checked + autograd.unchecked
     tangents = [
-        (result, native_layout(layout), first + number in called.undefined)
-        for number, (result, layout) in enumerate(autograd.tangents)
+        (result, lies, first + number in called.undefined) for number, (result, lies) in enumerate(autograd.tangents)
     ]
     return (
-        *graphs, called.plain.inputs, autograd.differentiable, autograd.detached, tangents, autograd.checked,
+        *functions, plain.are_tensors, autograd.differentiable, autograd.detached, tangents, autograd.checked,
         autograd.unchecked, called.disables_autocast, autograd.refuses_determinism,
     )  # fmt: skip

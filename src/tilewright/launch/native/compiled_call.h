@@ -7,6 +7,7 @@
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -20,7 +21,8 @@ namespace tilewright {
 
 struct Tangent {
     int result;  // whose gradient it is
-    Layout layout;
+    std::optional<std::vector<int64_t>> strides;  // as it was traced
+    at::MemoryFormat format;                      // likewise, where sizes change
     bool may_be_undefined;  // backward takes None for it, not zeros
 };
 
@@ -28,11 +30,12 @@ struct CompiledCall {
     py::object forward, backward;  // take a list, which they may empty, and give a sequence; no backward for inference
     py::object otherwise;          // AOTAutograd's callable, for tensors and modes that this one does not know
     py::object stand_in;           // of inputs and of what forward computed: a result of AOTAutograd's with its node
-    size_t inputs;
+    py::object mark;               // tells Dynamo which sizes of the results change, or null
+    std::vector<bool> are_tensors;  // the inputs; others are numbers
     std::vector<bool> is_differentiable;  // for each result
     std::vector<int> detached;            // inputs whose gradients are None
     std::vector<Tangent> tangents;
-    size_t checked, unchecked;  // tensors saved after the results: those whose versions are checked come first
+    size_t checked, unchecked;  // tensors saved after the results: those whose versions are checked come first, then numbers
     bool disables_autocast, refuses_determinism;
 };
 
@@ -71,9 +74,10 @@ inline py::object to_python(const Tensor& x) {
     return py::reinterpret_steal<py::object>(THPVariable_Wrap(x));  // None where it is undefined
 }
 
-inline py::list list_of(const variable_list& tensors) {
-    py::list list(tensors.size());
-    for (size_t i = 0; i < tensors.size(); ++i) list[i] = to_python(tensors[i]);
+inline py::list list_of(const std::vector<IValue>& numbers, const variable_list& tensors) {
+    py::list list(numbers.size() + tensors.size());
+    for (size_t i = 0; i < numbers.size(); ++i) list[i] = to_python(numbers[i]);
+    for (size_t i = 0; i < tensors.size(); ++i) list[numbers.size() + i] = to_python(tensors[i]);
     return list;
 }
 
@@ -98,13 +102,16 @@ class CompiledNode : public torch::autograd::Node {
         is_released_ = true;
     }
 
-    // `values`: what forward gave, of which the results are this node's by now.
-    void keep(const std::vector<Tensor>& values, const std::vector<Tensor>& results) {
-        size_t first = call_->is_differentiable.size();
-        for (size_t i = first; i < values.size(); ++i) {
-            const Tensor& x = values[i];
+    // `values`: what forward gave beside the results, of which `results` are this node's by now.
+    void keep(PyObject* const* values, size_t count, const std::vector<Tensor>& results) {
+        for (size_t i = 0; i < count; ++i) {
+            if (i >= call_->checked + call_->unchecked) {
+                numbers_.push_back(from_python(values[i]));
+                continue;
+            }
+            const Tensor& x = THPVariable_Unpack(values[i]);
             Tensor kept = x.is_view() ? x.detach() : x;
-            if (i - first >= call_->checked) {
+            if (i >= call_->checked) {
                 unchecked_.push_back(kept);
                 continue;
             }
@@ -123,7 +130,7 @@ class CompiledNode : public torch::autograd::Node {
                  "set.");
         bool is_any = false;
         for (const Tensor& x : gradients) is_any = is_any || x.defined();
-        if (!is_any) return variable_list(call_->inputs);
+        if (!is_any) return variable_list(call_->are_tensors.size());
         variable_list taken = saved();
         for (const Tangent& tangent : call_->tangents) taken.push_back(gradient_of(tangent, gradients));
         gradients.clear();
@@ -140,7 +147,10 @@ class CompiledNode : public torch::autograd::Node {
 
     variable_list apply_with_saved(const variable_list& gradients,
                                    torch::dynamo::autograd::SwapSavedVariables& saved) override {
-        return stand_in()->apply_with_saved(gradients, saved);
+        variable_list found = stand_in()->apply_with_saved(gradients, saved), given;
+        size_t place = 0;
+        for (bool is_tensor : call_->are_tensors) given.push_back(is_tensor ? found[place++] : Tensor());
+        return given;
     }
 
   private:
@@ -162,24 +172,24 @@ class CompiledNode : public torch::autograd::Node {
             if (tangent.may_be_undefined) return gradient;
             gradient = input_metadata(tangent.result).zeros_like();
         }
-        // A subclass, as a fake tensor, lies as it does.
-        if (gradient.key_set().has(c10::DispatchKey::Python)) return gradient;
-        return conform(gradient, tangent.layout, "an incoming gradient");
+        if (!tangent.strides) return gradient.contiguous(tangent.format);
+        if (gradient.strides() == at::IntArrayRef(*tangent.strides)) return gradient;
+        return at::empty_strided(gradient.sizes(), *tangent.strides, gradient.options()).copy_(gradient);
     }
 
     variable_list computed(variable_list&& taken) const {
         Inside inside(*call_);
         py::gil_scoped_acquire held;
-        py::list arguments = list_of(taken);
-        for (size_t i = call_->checked + call_->unchecked; i < taken.size(); ++i) check_class(arguments[i]);
+        py::list arguments = list_of(numbers_, taken);
+        for (size_t i = 1; i <= call_->tangents.size(); ++i) check_class(arguments[arguments.size() - i]);
         taken.clear();
         py::object results = call_backward(arguments);
         THPObjectPtr items(PySequence_Fast(results.ptr(), "a compiled backward gives a sequence"));
         if (!items) throw_python_error();
-        variable_list given(call_->inputs);
-        for (size_t i = 0; i < call_->inputs; ++i) {
+        variable_list given(call_->are_tensors.size());
+        for (size_t i = 0; i < given.size(); ++i) {
             PyObject* x = PySequence_Fast_GET_ITEM(items.get(), i);
-            if (x != Py_None) given[i] = THPVariable_Unpack(x);
+            if (call_->are_tensors[i] && x != Py_None) given[i] = THPVariable_Unpack(x);
         }
         return given;
     }
@@ -219,21 +229,25 @@ class CompiledNode : public torch::autograd::Node {
         }
     }
 
+    Tensor like_input(size_t i) const {
+        const auto& edge = next_edge(i);
+        if (!edge.is_valid()) return at::empty({0});
+        return edge.function->input_metadata(edge.input_nr).zeros_like().set_requires_grad(true);
+    }
+
     torch::autograd::Node* stand_in() const {
         if (!stand_in_.defined()) {
-            variable_list inputs, values;
-            for (size_t i = 0; i < call_->inputs; ++i) {
-                const auto& edge = next_edge(i);
-                inputs.push_back(edge.is_valid() ? edge.function->input_metadata(edge.input_nr).zeros_like()
-                                                 : at::empty({0}));
-                inputs.back().set_requires_grad(edge.is_valid());
-            }
+            variable_list values;
             for (size_t i = 0; i < call_->is_differentiable.size(); ++i)
                 values.push_back(call_->is_differentiable[i] ? input_metadata(i).zeros_like() : at::empty({0}));
             for (const Tensor& x : saved()) values.push_back(x.detach());
             py::gil_scoped_acquire held;
-            PyObject* made = PyObject_CallFunctionObjArgs(call_->stand_in.ptr(), list_of(inputs).ptr(),
-                                                          list_of(values).ptr(), nullptr);
+            py::list inputs(call_->are_tensors.size()), computed = list_of({}, values);
+            for (size_t i = 0; i < inputs.size(); ++i)
+                inputs[i] = call_->are_tensors[i] ? to_python(like_input(i)) : py::object(py::int_(0));
+            for (const IValue& number : numbers_) computed.append(to_python(number));
+            PyObject* made =
+                PyObject_CallFunctionObjArgs(call_->stand_in.ptr(), inputs.ptr(), computed.ptr(), nullptr);
             if (!made) throw_python_error();
             stand_in_ = THPVariable_Unpack(py::reinterpret_steal<py::object>(made).ptr());
         }
@@ -244,21 +258,20 @@ class CompiledNode : public torch::autograd::Node {
     mutable std::mutex mutex_;
     std::vector<SavedVariable> saved_;
     variable_list unchecked_;
+    std::vector<IValue> numbers_;
     bool is_released_ = false;
     mutable Tensor stand_in_;
 };
 
-// Whether these are tensors with memory that only autograd in reverse looks at.
+// Whether these are numbers, and tensors with memory that only autograd in reverse looks at.
 inline bool is_ordinary(const CompiledCall& call, PyObject* const* arguments, size_t count) {
-    if (count != call.inputs || in_functorch_transform() || !is_plain(arguments, count)) return false;
+    if (count != call.are_tensors.size() || in_functorch_transform() || !is_plain(arguments, count)) return false;
     for (size_t i = 0; i < count; ++i) {
-        if (!THPVariable_Check(arguments[i])) return false;
-        if (THPVariable_Unpack(arguments[i])._fw_grad(/*level=*/0).defined()) return false;
+        if (THPVariable_Check(arguments[i]) != call.are_tensors[i]) return false;
+        if (call.are_tensors[i] && THPVariable_Unpack(arguments[i])._fw_grad(/*level=*/0).defined()) return false;
     }
     return true;
 }
-
-inline Tensor tensor_in(PyObject* x) { return x == Py_None ? Tensor() : THPVariable_Unpack(x); }
 
 // Make the results those of a node whose next ones are the history of `inputs`.
 inline void record(const CompiledCallPointer& call, const variable_list& inputs, PyObject* const* given, size_t count,
@@ -267,21 +280,22 @@ inline void record(const CompiledCallPointer& call, const variable_list& inputs,
     auto edges = torch::autograd::collect_next_edges(inputs);
     for (int i : call->detached) edges[i] = torch::autograd::Edge();
     node->set_next_edges(std::move(edges));
-    std::vector<Tensor> values, tracked;
-    for (size_t i = 0; i < count; ++i) values.push_back(tensor_in(given[i]));
-    for (size_t i = 0; i < call->is_differentiable.size(); ++i) {
+    std::vector<Tensor> tracked;
+    size_t first = call->is_differentiable.size();
+    for (size_t i = 0; i < first; ++i) {
         if (!call->is_differentiable[i]) {
             node->add_input_metadata(torch::autograd::Node::undefined_input());
             continue;
         }
-        if (values[i].is_view()) {
-            values[i] = not_a_view(values[i]);
-            PyList_SetItem(results, i, to_python(values[i]).release().ptr());
+        Tensor x = THPVariable_Unpack(given[i]);
+        if (x.is_view()) {
+            x = not_a_view(x);
+            PyList_SetItem(results, i, to_python(x).release().ptr());
         }
-        torch::autograd::set_history(values[i], node);
-        tracked.push_back(values[i]);
+        torch::autograd::set_history(x, node);
+        tracked.push_back(std::move(x));
     }
-    node->keep(values, tracked);
+    node->keep(given + first, count - first, tracked);
 }
 
 // The results as a list.
@@ -289,19 +303,21 @@ inline PyObject* call_compiled(const CompiledCallPointer& call, PyObject* const*
     if (!is_ordinary(*call, arguments, count))
         return PyObject_Vectorcall(call->otherwise.ptr(), arguments, count, nullptr);
     py::list given(count);
-    variable_list inputs;
+    variable_list inputs(count);
     bool needs_gradients = false;
-    for (size_t i = 0; i < count; ++i) inputs.push_back(THPVariable_Unpack(arguments[i]));
+    for (size_t i = 0; i < count; ++i)
+        if (call->are_tensors[i]) inputs[i] = THPVariable_Unpack(arguments[i]);
     if (call->backward) {
         for (int i : call->detached)
             if (inputs[i].requires_grad()) inputs[i] = inputs[i].detach();
-        for (const Tensor& x : inputs) needs_gradients = needs_gradients || x.requires_grad();
+        for (const Tensor& x : inputs) needs_gradients = needs_gradients || (x.defined() && x.requires_grad());
     }
-    for (size_t i = 0; i < count; ++i) given[i] = to_python(inputs[i]);
+    for (size_t i = 0; i < count; ++i)
+        given[i] = call->are_tensors[i] ? to_python(inputs[i]) : py::reinterpret_borrow<py::object>(arguments[i]);
     std::vector<IValue> shown;
     at::RecordFunction recording(at::RecordScope::FUNCTION);
     if (call->backward && recording.isActive()) {
-        shown.assign(inputs.begin(), inputs.end());
+        for (const Tensor& x : inputs) shown.emplace_back(x);
         recording.before("CompiledFunction", c10::ArrayRef<const IValue>(shown.data(), shown.size()),
                          (int64_t)at::sequence_number::peek());
     }
@@ -314,11 +330,17 @@ inline PyObject* call_compiled(const CompiledCallPointer& call, PyObject* const*
     if (!made) return nullptr;
     THPObjectPtr values(PySequence_List(made));
     Py_DECREF(made);
-    if (!values || !call->backward) return values.release();
-    THPObjectPtr results(PyList_GetSlice(values.get(), 0, call->is_differentiable.size()));
+    if (!values) return nullptr;
+    THPObjectPtr results(call->backward ? PyList_GetSlice(values.get(), 0, call->is_differentiable.size())
+                                        : values.release());
     if (!results) return nullptr;
     if (needs_gradients)
         record(call, inputs, PySequence_Fast_ITEMS(values.get()), PyList_GET_SIZE(values.get()), results.get());
+    if (call->mark) {
+        PyObject* marked = PyObject_CallOneArg(call->mark.ptr(), results.get());
+        if (!marked) return nullptr;
+        Py_DECREF(marked);
+    }
     return results.release();
 }
 

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/MemoryFormat.h>
 
 #include "compiled_call.h"
 #include "operator.h"
@@ -243,17 +244,26 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
 
 constexpr const char* COMPILED_NAME = "tilewright.compiled";
 
-// compiled((forward, backward or None, otherwise, stand_in, inputs, differentiable, detached, tangents, checked,
-// unchecked, disables_autocast, refuses_determinism)) -> compiled; a tangent is (result, layout, may_be_undefined)
+// compiled((forward, backward or None, otherwise, stand_in, mark or None, are_tensors, differentiable, detached, tangents,
+// checked, unchecked, disables_autocast, refuses_determinism)) -> compiled; a tangent is (result, strides or memory
+// format, may_be_undefined)
 PyObject* make_compiled(PyObject*, PyObject* data) {
     HANDLE_TH_ERRORS
     py::tuple told = py::reinterpret_borrow<py::tuple>(data);
-    CompiledCall call{told[0], told[1].is_none() ? py::object() : py::object(told[1]), told[2], told[3],
-                      told[4].cast<size_t>(), told[5].cast<std::vector<bool>>(), told[6].cast<std::vector<int>>(), {},
-                      told[8].cast<size_t>(), told[9].cast<size_t>(), told[10].cast<bool>(), told[11].cast<bool>()};
-    for (py::handle x : told[7]) {
+    auto function = [](py::handle x) { return x.is_none() ? py::object() : py::reinterpret_borrow<py::object>(x); };
+    CompiledCall call{told[0], function(told[1]), told[2], told[3], function(told[4]),
+                      told[5].cast<std::vector<bool>>(), told[6].cast<std::vector<bool>>(),
+                      told[7].cast<std::vector<int>>(), {}, told[9].cast<size_t>(), told[10].cast<size_t>(),
+                      told[11].cast<bool>(), told[12].cast<bool>()};
+    for (py::handle x : told[8]) {
         py::tuple tangent = py::reinterpret_borrow<py::tuple>(x);
-        call.tangents.push_back({tangent[0].cast<int>(), layout_from(tangent[1]), tangent[2].cast<bool>()});
+        py::object lies = tangent[1];
+        Tangent made{tangent[0].cast<int>(), {}, at::MemoryFormat::Contiguous, tangent[2].cast<bool>()};
+        if (THPMemoryFormat_Check(lies.ptr()))
+            made.format = ((THPMemoryFormat*)lies.ptr())->memory_format;
+        else
+            made.strides = lies.cast<std::vector<int64_t>>();
+        call.tangents.push_back(std::move(made));
     }
     auto* made = new CompiledCallPointer(owned(std::move(call)));
     return capsule_of(made, COMPILED_NAME,
