@@ -135,3 +135,16 @@ def test_an_fp32_softmax_that_is_only_rounded_takes_them_too() -> None:
 def test_other_results_are_accurate(function: Callable[..., Any], dtype: torch.dtype) -> None:
     text = source(function, dtype)
     assert "approximate" not in text and "tw.exp(" in text and "tl.div_rn(" in text
+
+
+def test_tiles_with_repeated_elements_are_not_copied_ahead() -> None:
+    """One number for 16 neighbouring columns, as in the gradient of a group norm, beside one for each column."""
+
+    def program(x: torch.Tensor, of_groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * of_groups
+        return y, y.sum((0, 1))
+
+    x = torch.randn(64, 4096, 8, 16)
+    for given, ahead in ((torch.randn(64, 1, 8, 1), 1), (torch.randn(64, 1, 8, 16), 3)):
+        (lowered,) = nests_of(program, x, given)
+        assert plan(lowered.nest, 132).sizes["AHEAD"] == ahead
