@@ -23,7 +23,7 @@ from tests.graph.captured import (
     mlp,
 )
 from tilewright.graph import calls
-from tilewright.graph.dims import SymbolicShapes, shape_text, symbolic_shapes
+from tilewright.graph.dims import SymbolicShapes, axis_text, symbolic_shapes
 from tilewright.records.errors import CaptureError
 
 
@@ -47,7 +47,8 @@ def same_nodes(graph: fx.Graph, other: fx.Graph) -> list[tuple[fx.Node, fx.Node]
 
 
 def texts(graph: fx.Graph, shapes: SymbolicShapes) -> dict[str, str]:
-    return {node.name: shape_text(shapes[node]) for node in graph.nodes if calls.output(node) is not None}
+    tensors = [node for node in graph.nodes if calls.output(node) is not None]
+    return {node.name: f"[{', '.join(map(axis_text, shapes[node]))}]" for node in tensors}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

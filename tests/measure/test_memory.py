@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tilewright.measure.memory import peak_bytes, register_pool, unregister_pool
+from tilewright.measure import memory
+from tilewright.measure.memory import peak_bytes, register_pool
 
 KIB = 1024
 
@@ -34,7 +35,7 @@ def registered(pool: Pool) -> Iterator[Pool]:
     try:
         yield pool
     finally:
-        unregister_pool(meter)
+        memory._pools.remove(meter)
 
 
 def test_a_known_sequence_has_its_known_peak() -> None:

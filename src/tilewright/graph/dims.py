@@ -70,11 +70,6 @@ def axis_text(expression: sympy.Expr) -> str:
     return str(expression).replace("**", "^").replace("*", "·")
 
 
-def shape_text(shape: Shape) -> str:
-    """A shape as text: `[B, S, 4·D]`."""
-    return f"[{', '.join(map(axis_text, shape))}]"
-
-
 def symbolic_shapes(
     graph: Graph,
     named_inputs: Mapping[str, tuple[str | None, ...]],

@@ -46,11 +46,6 @@ def register_pool(live_bytes: Callable[[], int]) -> PoolMeter:
     return meter
 
 
-def unregister_pool(meter: PoolMeter) -> None:
-    """Stop counting the pool; ValueError if it is not registered."""
-    _pools.remove(meter)
-
-
 def peak_bytes(function: Callable[[], object], device: str = "cpu") -> int:
     """Peak of live bytes during `function()`, minus the live bytes at its start.
 
