@@ -8,6 +8,8 @@ import torch
 from tests.contract import keeps_contract, launched
 from tests.passes.test_log_softmaxes import COLUMNS, LOSSES, ROWS
 from tests.passes.test_picked_losses import pairs
+from tests.passes.test_shifted_losses import LOSSES as SHIFTED
+from tests.passes.test_shifted_losses import drawn
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -38,3 +40,11 @@ def test_losses_of_pairs_keep_the_contract(dtype: torch.dtype) -> None:
     generator = torch.Generator(GPU).manual_seed(3)
     x, y = (torch.randn(1000, 64, generator=generator, device=GPU).to(dtype).requires_grad_() for _ in "xy")
     assert not any("cross_entropy" in what or "nll" in what for what in launched(keeps_contract(pairs, [x, y])))
+
+
+@pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize("name", SHIFTED)
+def test_losses_of_all_positions_but_the_last_keep_the_contract(name: str) -> None:
+    y, targets = drawn(torch.bfloat16)
+    ran = launched(keeps_contract(SHIFTED[name], [y.to(GPU).requires_grad_(), targets.to(GPU)]))
+    assert "tilewright.cross_entropy.default" in ran
