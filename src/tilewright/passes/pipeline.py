@@ -29,6 +29,7 @@ from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.one_row_convolutions import convolve_as_images
 from tilewright.passes.pad_products import pad_products
+from tilewright.passes.patch_convolutions import multiply_patches
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.picked_losses import compute_across, compute_from_rows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
@@ -49,6 +50,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     settle_shifts(module)
     gather_gradients(module)
     convolve_as_images(module, target)
+    multiply_patches(module, target)
     return decisions + norm_as_one(module, target) + channels_last(module, target)
 
 
