@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, nbytes, through
+from tilewright.graph.calls import class_of, closure, nbytes, strides_of, through
 from tilewright.graph.partition import OVERWRITTEN
 from tilewright.operators.table import row_of
 from tilewright.passes.units import has_known_sizes, is_fusible, is_view, readers
@@ -56,15 +56,24 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
 
 def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]) -> bool:
     """Whether forward's kernels alone read a pointwise value, and of what it is computed of all but a little is the
-    result of a library call, which is in memory anyway."""
+    result of a library call, which is in memory anyway. A copy in another layout is read faster than taken again by
+    each kernel."""
     inside = class_of(_operator(node)) == "pointwise" and not _picks(node)
-    small = nbytes(node) * BESIDE
+    large = [source for source in sources if nbytes(source) > nbytes(node) * BESIDE]
     return (
         inside
         and nbytes(node) >= LEAST
-        and all(is_fusible(_operator(s)) is not None for s in sources if nbytes(s) > small)
+        and all(is_fusible(_operator(source)) is not None for source in large)
+        and not _is_laid_again(node, sources)
         and all(is_fusible(reader) is None for reader in readers(node) if reader in forward or reader.op == "output")
     )
+
+
+def _is_laid_again(node: fx.Node, sources: set[fx.Node]) -> bool:
+    """Whether a copy in another layout is between a value and what it is computed of."""
+    chain = closure([node], lambda x: [] if x in sources else x.all_input_nodes)
+    copies = [x for x in chain if x.target is torch.ops.aten.clone.default and has_known_sizes(x)]
+    return any(strides_of(x.meta["val"]) != strides_of(x.all_input_nodes[0].meta["val"]) for x in copies)
 
 
 def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
