@@ -1,14 +1,17 @@
 """Convolution nets and upsampling in compiled graphs on a GPU: the numbers contract, and which kernels run."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.contract import keeps_contract, launched
+from tests.contract import keeps_contract, launched, targets
 from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, image, library_pools
 from tests.passes.test_channels_last import Classifier, DiffusionBlock, trains_as_eager
 from tests.passes.test_one_row_convolutions import Gated, Volume, takes_the_layout
+from tests.passes.test_patch_convolutions import Embedded, of_convnets, of_transformers
 from tests.passes.test_upsampling import CALLS
 from tilewright.backend import recording
 
@@ -44,6 +47,14 @@ def test_sequences_and_volumes_take_the_layout(places: int, norm: str) -> None:
     record = trains_as_eager(model.to(GPU, torch.bfloat16), x)
     assert record.fallbacks == []
     takes_the_layout(record)
+
+
+@pytest.mark.parametrize("tokens", [of_transformers, of_convnets])
+@pytest.mark.parametrize("window", [4, 14, 16])
+def test_patches_are_multiplied(window: int, tokens: Callable[[Tensor], Tensor]) -> None:
+    model = Embedded(nn.Conv2d(3, 96, window, window), tokens).to(GPU, torch.bfloat16)
+    record = trains_as_eager(model, torch.randn(4, 3, 112, 112, device=GPU).bfloat16())
+    assert record.fallbacks == [] and not [target for target in targets(record) if "convolution" in target]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
