@@ -39,12 +39,12 @@ class Results:
 
     rows: Sequence[Measurement]
 
-    def of(self, *suites: str, direction: str, case: str = "", impl: str = OURS) -> list[Measurement]:
-        """One implementation's rows of these suites; `case` is a regular expression that the case's name matches."""
+    def of(self, *suites: str, direction: str, case: str = "") -> list[Measurement]:
+        """Tilewright's own rows of these suites; `case` is a regular expression that the case's name matches."""
         return [
             row
             for row in self.rows
-            if row.impl == impl and row.suite in suites and row.direction == direction and re.search(case, row.case)
+            if row.impl == OURS and row.suite in suites and row.direction == direction and re.search(case, row.case)
         ]
 
     def beside(self, row: Measurement, impls: Sequence[str]) -> list[Measurement]:
@@ -156,9 +156,13 @@ def of(suite: str, direction: str, case: str = "") -> Callable[[Results], list[M
     return lambda results: results.of(suite, direction=direction, case=case)
 
 
-def by(impl: str, suite: str, direction: str, case: str = "") -> Callable[[Results], list[Measurement]]:
-    """As `of`, the rows of one of tilewright's other implementations."""
-    return lambda results: results.of(suite, direction=direction, case=case, impl=impl)
+def portable(direction: str) -> Callable[[Results], list[Measurement]]:
+    """The attention kernels that run on any GPU."""
+    return lambda results: [
+        row
+        for row in results.rows
+        if (row.suite, row.impl, row.direction) == ("attention", "tilewright-triton", direction)
+    ]
 
 
 def elements(case: str) -> int:
@@ -170,13 +174,6 @@ def elements(case: str) -> int:
 
 
 SQUARE = r"^16384x16384 bf16"
-
-
-def wide(direction: str) -> Callable[[Results], list[Measurement]]:
-    """The weighted sum in wide tiles, of `examples/`."""
-    return by("tilewright-wide", "weighted_sum", direction, SQUARE)
-
-
 BARS = [
     Bar("rows", "row kernels forward, of copy, together", 0.96, row_kernels("fwd"), of_copy, together=True),
     Bar("rows", "row kernels forward, of copy", 0.92, row_kernels("fwd"), of_copy),
@@ -186,20 +183,8 @@ BARS = [
     Bar("elements", "GELU+dropout+residual forward, of copy", 0.85, of("dropout_add", "fwd", SQUARE), of_copy),
     Bar("elements", "GELU+dropout+residual backward, of copy", 0.80, of("dropout_add", "bwd", SQUARE), of_copy),
     Bar("elements", "GeLU, of copy", 0.97, of("gelu", "fwd", r"^16384x16384 "), of_copy),
-    Bar(
-        "elements",
-        "weighted sum forward, of read",
-        0.97,
-        wide("fwd"),
-        of_limit,
-    ),
-    Bar(
-        "elements",
-        "weighted sum backward, of copy",
-        0.92,
-        wide("bwd"),
-        of_copy,
-    ),
+    Bar("elements", "weighted sum forward, of read", 0.97, of("weighted_sum", "fwd", SQUARE), of_limit),
+    Bar("elements", "weighted sum backward, of copy", 0.92, of("weighted_sum", "bwd", SQUARE), of_copy),
     Bar("products", "GEMM+bias+GELU (erf), × bare cuBLAS", 0.97, of("linear_gelu", "fwd"), of_cublas),
     Bar("products", "GEMM+bias+GELU (tanh), × bare cuBLAS", 0.97, of("linear_gelu_tanh", "fwd"), of_cublas),
     Bar(
@@ -228,7 +213,7 @@ BARS = [
         "attention",
         "portable forward, × FlashAttention-2, together",
         1.35,
-        by("tilewright-triton", "attention", "fwd"),
+        portable("fwd"),
         of_flash2,
         together=True,
     ),
@@ -236,7 +221,7 @@ BARS = [
         "attention",
         "portable backward, × FlashAttention-2, together",
         1.0,
-        by("tilewright-triton", "attention", "bwd"),
+        portable("bwd"),
         of_flash2,
         together=True,
     ),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
     from tilewright.kernels.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
     from tilewright.kernels.softmax import log_softmax, softmax
+    from tilewright.kernels.weighted_sum import weighted_sum
 
 __all__ = [
     "add_layer_norm",
@@ -42,6 +43,7 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "weighted_sum",
     "window_attention",
 ]
 

@@ -146,6 +146,12 @@ COUNTS = {
         (MATRIX, "float32[]"),
         *("N·M + 1", "N·M", "N·M"),
     ),
+    "weighted_sum": Counts(functional.weighted_sum, (MATRIX, VECTOR), "N·M + M", "N", "2·N·M"),
+    "weighted_sum_backward": Counts(
+        lambda dy, x, w: own.weighted_sum_backward(dy, x, w, True, True),
+        ("bfloat16[N]", MATRIX, VECTOR),
+        *("N·M + N + M", "N·M + M", "3·N·M"),
+    ),
     # 6 of 22 rows are read at most.
     "scatter_sums": Counts(
         lambda x, at: own.scatter_sums(x, at.expand(6, 10), 22), (MATRIX, "int64[M]"), "N·M + M", "22·N", "N·M"
@@ -243,6 +249,7 @@ WRITTEN_OUT: dict[str, tuple[Callable[..., object], Callable[..., object], tuple
         lambda x, w, t: F.cross_entropy(F.linear(x, w), t),
         VOCABULARY,
     ),
+    "weighted sum": (functional.weighted_sum, lambda x, w: (x * w).sum(-1), (MATRIX, VECTOR)),
 }
 
 
@@ -267,7 +274,10 @@ def test_norms_and_losses_of_many_small_steps_compute_what_is_written_out_but_fo
         assert abs(flops - expected) <= few and abs(special - expected_special) <= few
 
 
-SAME_BACKWARD = (*("gelu", "gelu tanh", "silu", "softmax", "layer norm", "layer norm alone", "linear and gelu"),)
+SAME_BACKWARD = (
+    *("gelu", "gelu tanh", "silu", "softmax", "layer norm", "layer norm alone", "weighted sum"),
+    *("linear and gelu",),
+)
 RECOMPUTED = {
     # act(gate) again, which eager keeps.
     "swiglu": (4, 1),

@@ -42,8 +42,8 @@ SPECIAL = {
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), SPECIALS),
     **dict.fromkeys(("weighted_sum", "layer_norm", "rms_norm"), ("nan", "+inf", "1e30")),
 }
-WITHOUT = {"cross_entropy": ("3x0", "3-d"), "weighted_sum": ("3-d",)}
-"""What has no class, and what these take matrices for."""
+WITHOUT = {"cross_entropy": ("3x0", "3-d")}
+"""What has no class, and no place for a target of each row."""
 CALLS = [
     (name, case)
     for name in OPERANDS
@@ -53,11 +53,10 @@ CALLS = [
 """Operators, each with the names of its matrices (`rows.layout`)."""
 
 
-def broken(name: str, x: Tensor, impl: str = "") -> list[Verified]:
-    """What breaks the contract where an implementation of a suite, by default its first, is called on a matrix."""
+def broken(name: str, x: Tensor, impl: str = "tilewright") -> list[Verified]:
+    """What breaks the contract where an implementation of a suite is called on a matrix."""
     operands = [
         value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
         for value in OPERANDS[name](x)
     ]
-    variant = suite(name).variant(impl) if impl else suite(name).variants[0]
-    return [row for row in prove(suite(name), variant.function, operands) if not row.ok]
+    return [row for row in prove(suite(name), suite(name).variant(impl).function, operands) if not row.ok]

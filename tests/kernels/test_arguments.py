@@ -29,6 +29,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("silu", {"x": X}),
     ("softmax", {"x": X, "dim": 0}),
     ("swiglu", {"gate": X, "up": X}),
+    ("weighted_sum", {"x": X, "w": X[0]}),
     ("window_attention", {"q": Q, "k": Q, "v": Q, "mask": Q, "scale": 1.0}),
 ]
 
@@ -86,6 +87,13 @@ def named(value: object) -> str:
         ("linear_dropout_add", {"residual": X[:3, :5]}, "a residual like its result, [4, 5] torch.float32"),
         ("linear_dropout_add", {"p": 1.5}, "a probability p in [0, 1], not 1.5"),
         ("rms_norm", {"x": X.int()}, "a tensor [..., columns] of "),
+        ("weighted_sum", {"w": X[0, 1:]}, "x[..., D] and w[D] of one dtype and device, not (4, 8)"),
+        (
+            "weighted_sum",
+            {"w": X[0].half()},
+            "x[..., D] and w[D] of one dtype and device, not (4, 8) torch.float32",
+        ),
+        ("weighted_sum", {"x": X.long(), "w": X[0].long()}, "floating-point tensors, not torch.int64"),
         ("window_attention", {"mask": torch.ones(3, 3)}, "mask [M, H or 1, Sq, Sk], here [M, 2 or 1, 16, 16]"),
     ],
     ids=named,

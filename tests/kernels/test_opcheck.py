@@ -58,6 +58,11 @@ CHECKED: list[Arguments] = [
     *(("dropout_add", (drawn(), drawn(), p, kind, 16)) for p in (0.0, 1.0) for kind in ("none", "gelu")),
     ("dropout_add_backward", (PLAIN, PLAIN, PLAIN > 0, 0.5, "gelu", 16)),
     ("dropout_add_backward", (PLAIN, None, PLAIN > 0, 0.5, "none", 16)),
+    *(
+        ("weighted_sum", (drawn(5, 8, grad=x), drawn(8, grad=w)))
+        for x, w in ((True, True), (True, False), (False, True))
+    ),
+    ("weighted_sum_backward", (drawn(3, grad=False), PLAIN, drawn(5, grad=False), True, False)),
     ("linear_gelu", (drawn(5, 16), drawn(8, 16), drawn(8), "tanh", True)),
     ("linear_gelu", (drawn(5, 16, grad=False), drawn(8, 16, grad=False), None, "none", False)),
     ("linear_dropout_add", (drawn(5, 16), drawn(8, 16), drawn(8), drawn(5, 8), 0.0)),

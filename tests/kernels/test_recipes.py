@@ -119,6 +119,8 @@ IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
     ],
     "softmax": [(((7, 1000), BF16, (1008, 1)), True, "triton")],
     "softmax_backward": [(*[((7, 70000), BF16)] * 2, True, "triton")],
+    "weighted_sum": [(((100, 1000), BF16, (1008, 1)), ((1000,), BF16))],
+    "weighted_sum_backward": [(((100,), BF16, (0,)), ((100, 1000), BF16, (1008, 1)), ((1000,), BF16), False, True)],
     "write_cache_": [
         (CACHE, CACHE, TOKENS, TOKENS, ((3,), INT64), Q, ANGLES, ANGLES),
         (CACHE, CACHE, TOKENS, TOKENS, ((3,), INT64), None, None, None),

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     **{f"dropout_add {kind}": (call, ((6, 24), (6, 24))) for kind, call in DROPOUTS.items()},
     **{f"{name} by tanh": (partial(getattr(functional, name), approximate="tanh"), ((6, 24),) * count)
        for name, count in (("gelu", 1), ("geglu", 2))},
+    "weighted_sum": (functional.weighted_sum, ((6, 24), (24,))),
     "softmax": (partial(functional.softmax, dim=0), ((6, 24),)),
     "log_softmax": (functional.log_softmax, ((6, 24),)),
     "layer_norm": (functional.layer_norm, ((6, 24), (24,), (24,))),
@@ -74,6 +75,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 ONCE = {
     "gelu": "activation",
     "dropout_add gelu": "dropout_add",
+    "weighted_sum": "weighted_sum",
     "softmax": "softmax",
     "rms_norm": "norm",
     "cross_entropy z-loss": "cross_entropy",
@@ -111,3 +113,9 @@ def test_a_second_derivative_is_refused(name: str) -> None:
     (gradient, *_) = torch.autograd.grad(CASES[name][0](*inputs).square().sum(), inputs, create_graph=True)
     with pytest.raises(NotImplementedError, match=f"{ONCE[name]}_backward has no second derivative"):
         gradient.sum().backward()
+
+
+def test_any_leading_dimensions_of_a_weighted_sum() -> None:
+    x, w = torch.randn(2, 3, 4), torch.randn(4)
+    torch.testing.assert_close(functional.weighted_sum(x, w), x @ w)
+    torch.testing.assert_close(functional.weighted_sum(x[0, 0], w), x[0, 0] @ w)

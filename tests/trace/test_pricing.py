@@ -83,6 +83,8 @@ OWN: list[tuple[Any, ...]] = [
     (own.dropout_add_backward, MATRIX, None, MATRIX.bool(), 0.1, "none", 16),
     (own.linear_gelu, MATRIX, ones(K, M), ones(K), "none", True),
     (own.linear_gelu, MATRIX, ones(K, M), None, "none", False),
+    (own.weighted_sum, MATRIX, VECTOR),
+    (own.weighted_sum_backward, ones(N), MATRIX, VECTOR, False, True),
     (own.embedding_sums, MATRIX, INDEX, INDEX, 11, -1),
     (own.scatter_sums, MATRIX, zeros(N, M), 11),
     (own.index_sums, ones(B, N, M), zeros(B, N, M), 11, True),

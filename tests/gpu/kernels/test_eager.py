@@ -65,6 +65,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
         functools.partial(cross_entropy.by_impl, impl="triton"),
         lambda: classes(37, 131072, torch.float32),
     ),
+    "weighted_sum": (functional.weighted_sum, lambda: [drawn(5, 7, 300), drawn(300)]),
     "dropout_add": (
         functools.partial(functional.dropout_add, p=0.37, activation="gelu"), lambda: [drawn(33, 64), drawn(33, 64)],
     ),
@@ -141,7 +142,9 @@ def test_streams_and_graphs(name: str) -> None:
         assert_equal(replayed(call, inputs), true)
 
 
-@pytest.mark.parametrize("name", ["swiglu", "softmax", "cross_entropy", "dropout_add", "add_layer_norm"])
+@pytest.mark.parametrize(
+    "name", ["swiglu", "softmax", "cross_entropy", "weighted_sum", "dropout_add", "add_layer_norm"]
+)
 def test_one_graph_for_inductor(name: str) -> None:
     call, make = CASES[name]
     inputs = make()

@@ -6,6 +6,7 @@ import torch
 
 from tilewright.bench.peers import example, generated, inductor
 from tilewright.bench.workloads import Draw, workloads
+from tilewright.kernels.weighted_sum import weighted_sum
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 
@@ -33,12 +34,7 @@ SUITES = {
         reference=_in_steps,
         workload=workloads(_operands, _work),
         variants=(
-            example(
-                "tilewright-wide",
-                "triton",
-                "kernels/weighted_sum_wide.py:weighted_sum",
-                "memory; at 1000x512 the latency of two dependent reads",
-            ),
+            Variant("tilewright", "triton", weighted_sum, "memory; at 1000x512 the latency of two dependent reads"),
             example(
                 "tilewright-16x64",
                 "triton",

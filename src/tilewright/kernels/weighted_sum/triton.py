@@ -1,10 +1,4 @@
-"""The weighted sum of rows in wide tiles, forward and backward, each in one pass over memory.
-
-    tilewright bench weighted_sum
-
-    y[n]  = Σ_d x[n, d]·w[d]        one read of x
-    dx    = dy ⊗ w                  one write of dx
-    dw[d] = Σ_n dy[n]·x[n, d]       one read of x, in the same pass
+"""The weighted sum of rows in Triton, tiled in two dimensions.
 
 Forward: a program owns ROWS rows and walks along them in tiles of COLUMNS columns, adding products into a tile of
 sums that stays in registers; it sums across the tile once, at the end. ⌈rows / ROWS⌉ programs run, with
@@ -19,20 +13,18 @@ Where tiles do not fill the rows, only the last of a row has a mask over columns
 Limit: memory. On an H200, 16384 x 16384 bf16: forward 0.98 of the read bandwidth of `torch.sum` over 1 GiB,
 backward 0.93 of a copy. Shorter rows have smaller tiles.
 """
-# mypy: allow-untyped-decorators, allow-subclassing-any, allow-untyped-calls
+# mypy: allow-untyped-decorators, allow-subclassing-any
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernels.activation.formulas import rounded
-from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.column_sums import add_parts
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
@@ -170,26 +162,3 @@ def backward_recipe(call: RecipeBuilder, dy: Operand, x: Operand, w: Operand, wa
 def _rows(call: RecipeBuilder, x: Operand) -> Operand:
     """x[N, D] with adjacent columns."""
     return x if x.shape[1] == 1 or x.stride(1) == 1 else call.copy(x)
-
-
-class _WeightedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, w)
-        (y,) = perform_part("weighted_sum", forward_recipe, x, w)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        want_dx, want_dw = ctx.needs_input_grad
-        dx, dw = perform_part("weighted_sum_backward", backward_recipe, dy, *ctx.saved_tensors, want_dx, want_dw)
-        return dx if want_dx else None, dw if want_dw else None
-
-
-def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Σ_d x[n, d]·w[d] for x[N, D] and w[D] of one dtype, fp32, bf16 or fp16, on a GPU or in Triton's interpreter.
-
-    Rows have any stride; where columns are not neighbours x is copied. dw is the same at every run.
-    """
-    y: torch.Tensor = _WeightedSum.apply(x, w)
-    return y
