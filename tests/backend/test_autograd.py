@@ -233,8 +233,6 @@ def gradients(function: Any, model: nn.Module, x: Tensor, target: Tensor, uses: 
 
 @pytest.fixture
 def head() -> tuple[nn.Module, Tensor, Tensor]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
     return Head(), torch.randn(2, 6, 16), torch.randint(0, 40, (2, 6))
 
 

@@ -24,7 +24,6 @@ TWICE = "backward through the graph a second time"
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    torch._dynamo.reset()
     EXTENSION.module()
     assert EXTENSION.wait()
 

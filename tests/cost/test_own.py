@@ -294,9 +294,6 @@ def test_a_backward_computes_what_is_written_out_and_what_it_computes_again(name
     assert arithmetic(gradients(ours), *inputs) == (flops + again[0] * each, special + again[1] * each)
 
 
-# Names of dimensions through every operator.
-
-
 # Where it runs.
 
 

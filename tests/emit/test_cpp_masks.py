@@ -9,7 +9,6 @@ from tilewright.backend import recording
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bfloat16])
 def test_a_mask_is_chosen_and_not_converted(dtype: torch.dtype) -> None:
-    torch._dynamo.reset()
     x = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
 
     def counted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.kernels.few_rows import keeps_contract
 from tilewright.backend import Recording, backend, recording
-from tilewright.kernels import skinny_linear
 from tilewright.measure.truth.contract import compare
 
 pytestmark = pytest.mark.gpu
@@ -115,25 +115,4 @@ def test_each_token_keeps_the_contract(batch: int, mode: str) -> None:
 def test_products_of_few_rows(
     rows: int, columns: int, outputs: tuple[int, ...], gated: bool, dtype: torch.dtype
 ) -> None:
-    x = torch.randn(rows, columns, device=GPU, dtype=dtype)
-    gain = torch.randn(columns, device=GPU, dtype=dtype) if rows == 1 else None
-    weights = [torch.randn(n, columns, device=GPU, dtype=dtype) / columns**0.5 for n in outputs]
-    bias, residual = (torch.randn(*size, outputs[0], device=GPU, dtype=dtype) for size in ((), (rows,)))
-    zeros = torch.zeros(4096, dtype=torch.int32, device=GPU)
-
-    def product(x: Tensor, *weights: Tensor) -> list[Tensor]:
-        if gain is not None:
-            x = F.rms_norm(x, x.shape[1:], gain.to(x.dtype), 1e-6)
-        results = [F.linear(x, w) for w in weights]
-        results[0] = results[0] + bias.to(x.dtype)
-        results = [F.silu(results[0]) * results[1]] if gated else results
-        return [results[0] + residual.to(x.dtype), *results[1:]]
-
-    padded = [*weights, *[None] * (3 - len(weights))]
-    for _ in range(2):
-        options = (bias, None, None, residual, "swiglu" if gated else "none", zeros)
-        found = skinny_linear.skinny_linear(x, gain, 1e-6, *padded, *options)
-        truth = product(x.double(), *(w.double() for w in weights))
-        for mine, eager, true in zip(found, product(x, *weights), truth, strict=False):
-            assert compare(mine, eager, true).ok
-        assert not zeros.any()
+    keeps_contract(rows, columns, outputs, gated, dtype, GPU)

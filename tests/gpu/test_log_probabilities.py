@@ -15,7 +15,6 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 
 
-@pytest.mark.usefixtures("afresh")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_keep_the_contract(name: str, dtype: torch.dtype) -> None:
@@ -34,7 +33,6 @@ def test_losses_keep_the_contract(name: str, dtype: torch.dtype) -> None:
     assert len(written) == 1
 
 
-@pytest.mark.usefixtures("afresh")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_losses_of_pairs_keep_the_contract(dtype: torch.dtype) -> None:
     generator = torch.Generator(GPU).manual_seed(3)

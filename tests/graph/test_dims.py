@@ -82,15 +82,6 @@ def test_block_reads_in_the_names_of_its_case() -> None:
     assert sorted(set(parameters)) == sorted(["[B, S, D]", "[D]", "[D, D]", "[4·D, D]", "[4·D]", "[D, 4·D]"])
 
 
-def test_equal_sizes_stay_two_dimensions() -> None:
-    program = PROGRAMS["attention"]
-    sizes = {"B": 4, "N": 64, "d": 64}
-    graph = program.graph(sizes)
-    found = texts(graph, program.shapes(graph, sizes))
-    assert found["bmm"] == "[B, N, N]"
-    assert found["bmm_1"] == "[B, N, d]"
-
-
 def test_heads_take_the_name_that_the_case_gives_them() -> None:
     sizes = {"B": 2, "S": 8, "D": 16}
     graph = Program(lambda x: heads_there_and_back(x, 4), ("float32[B,S,D]",)).graph(sizes)

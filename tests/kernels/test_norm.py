@@ -137,12 +137,3 @@ def test_rows_that_lie_otherwise_than_the_results_are_refused() -> None:
     assert schedule_of(NormCall("forward", 8, torch.float64, (RowLayout(0, 1, 8),), None, False, True), H200) == (
         "torch.float64 has no CUDA C++ kernel"
     )
-
-
-def test_a_block_takes_several_short_rows() -> None:
-    for columns, dtype in ((512, BF16), (256, FP32), (384, BF16), (8, BF16)):
-        found = scheduled(call("backward", columns, dtype))
-        assert found is not None and found.rows_per_block > 1
-    for columns, dtype in ((520, BF16), (260, FP32), (5000, BF16), (32768, BF16)):
-        found = scheduled(call("backward", columns, dtype))
-        assert found is not None and found.rows_per_block == 1

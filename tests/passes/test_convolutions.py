@@ -46,8 +46,6 @@ def verdict(record: Recording) -> str:
 
 @pytest.mark.parametrize(("window", "size"), [(7, 2), (3, 2), (5, 4), (5, 16)])
 def test_results_and_gradients(window: int, size: int) -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
     model, x = Separable(window), torch.randn(2, CHANNELS, size, size)
     record = trains_as_eager(model, x)
     assert verdict(record) == "taken"
@@ -62,8 +60,6 @@ def test_results_and_gradients(window: int, size: int) -> None:
 
 def test_backward_reads_weights_and_images_as_the_caller_holds_them() -> None:
     """Forward's channels-last copies of a dense weight and of the image are not kept."""
-    torch.manual_seed(0)
-    torch._dynamo.reset()
     depthwise = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, groups=CHANNELS)
     model, x = nn.Sequential(nn.Conv2d(3, CHANNELS, 4, 4), depthwise), torch.randn(2, 3, 32, 32)
     record = trains_as_eager(model, x)
@@ -75,8 +71,6 @@ def test_backward_reads_weights_and_images_as_the_caller_holds_them() -> None:
 
 
 def test_dense_convolutions_and_those_of_one_channel_keep_their_layout() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
     x = torch.randn(2, 1, 8, 8)
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
     with recording() as record:

@@ -21,11 +21,6 @@ from tilewright.passes.picked_losses import compute_across
 from tilewright.records.case import Case, InputSpec
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_losses_and_gradients(loss: Callable[..., Tensor], scale: float) -> None:

@@ -20,7 +20,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def built() -> None:
-    torch._dynamo.reset()
     EXTENSION.module()
     assert EXTENSION.wait()
 

@@ -60,7 +60,6 @@ sums: Any = torch.ops.imaginary.sums
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    torch._dynamo.reset()
     EXTENSION.module()
     assert EXTENSION.wait()
     made = FakeDriver()

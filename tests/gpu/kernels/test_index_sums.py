@@ -65,7 +65,6 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.usefixtures("afresh")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_compiled_programs_keep_the_contract(name: str, dtype: torch.dtype) -> None:
@@ -74,7 +73,6 @@ def test_compiled_programs_keep_the_contract(name: str, dtype: torch.dtype) -> N
     assert "tilewright.index_sums.default" in ran and not any("index_put" in what for what in ran)
 
 
-@pytest.mark.usefixtures("afresh")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_edges_are_sorted_once_for_all_layers(dtype: torch.dtype) -> None:
     index = torch.randint(2000, (150000,), device=GPU, generator=torch.Generator(GPU).manual_seed(0))

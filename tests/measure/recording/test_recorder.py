@@ -196,7 +196,6 @@ def test_ranges_close_when_a_layer_raises(tmp_path: Path) -> None:
 
 
 def test_compiled_models_compile_as_they_do_without(tmp_path: Path) -> None:
-    torch._dynamo.reset()
     graphs: list[int] = []
 
     def count(graph: Any, _: Any) -> Any:
