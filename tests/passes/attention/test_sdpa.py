@@ -151,6 +151,10 @@ LESS: dict[str, tuple[Function, Callable[[], list[Tensor]], tuple[int, ...] | No
         None,
         IS_CAUSAL,
     ),
+    "documents, added": (
+        lambda q, k, v, _: sdpa(q, k, v, torch.where(rows() // 2 == columns() // 4, 0.0, -torch.inf).expand(B, H, S, K)),
+        *(heads, (1, 1, S, K), f"a mask of {S * K} elements in place of {B * H * S * K}"),
+    ),
     "padding": (
         lambda q, k, v, seen: sdpa(q, k, v, ((rows() >= 0) & seen[:, None, None, :]).expand(B, 1, S, K)),
         *(heads, (B, 1, 1, K), "a mask of 18 elements in place of 108"),

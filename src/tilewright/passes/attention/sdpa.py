@@ -174,8 +174,10 @@ def _smaller(write: Writer, call: SdpaCall, found: Visible) -> tuple[list[str], 
         if not all(map(static, (before.shape, *shapes))) or torch.broadcast_shapes(*shapes).numel() >= _stored(before):
             return [], call
     mask = write.joined(torch.logical_and, parts)
-    if tensor_of(mask).dtype != before.dtype:
-        mask = write.method("to", mask, before.dtype)
+    # What hides is a mask of bools, also where the program made it one of 0 and -inf to be added.
+    dtype = torch.bool if found.kept else before.dtype
+    if tensor_of(mask).dtype != dtype:
+        mask = write.method("to", mask, dtype)
     told = "its mask as it was before it was expanded"
     if static(before.shape):
         told = f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"
