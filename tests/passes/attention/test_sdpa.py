@@ -152,7 +152,9 @@ LESS: dict[str, tuple[Function, Callable[[], list[Tensor]], tuple[int, ...] | No
         IS_CAUSAL,
     ),
     "documents, added": (
-        lambda q, k, v, _: sdpa(q, k, v, torch.where(rows() // 2 == columns() // 4, 0.0, -torch.inf).expand(B, H, S, K)),
+        lambda q, k, v, _: sdpa(
+            q, k, v, torch.where(rows() // 2 == columns() // 4, 0.0, -torch.inf).expand(B, H, S, K)
+        ),
         *(heads, (1, 1, S, K), f"a mask of {S * K} elements in place of {B * H * S * K}"),
     ),
     "padding": (
