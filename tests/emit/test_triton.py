@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from tests import processes
 from tests.emit.triton_programs import golden, nests_of
@@ -119,6 +120,31 @@ def test_an_activation_of_16_bits_takes_no_function_of_libdevice(function: Calla
 def test_an_fp32_softmax_that_is_only_rounded_takes_them_too() -> None:
     text = source(lambda x: (2 * F.softmax(x.float(), -1)).to(x.dtype), torch.bfloat16)
     assert "tw.exp_approximate(" in text and "div_rn" not in text and "float64" not in text
+
+
+def test_exponentials_of_a_shifted_sum_in_a_logarithm_take_them_too() -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return (x - x.amax(-1, keepdim=True)).exp()
+
+    text = source(lambda x: shifted(x).sum(-1, keepdim=True).log(), torch.float32)
+    assert "tw.exp_approximate(" in text and "float64" not in text
+    others: list[Callable[[Tensor], Tensor]] = [
+        lambda x: shifted(x).sum(-1),
+        lambda x: x.exp().sum(-1).log(),
+        lambda x: (total := shifted(x).sum(-1)).log() + total,
+        lambda x: ((x - x.amax()).exp()).sum(-1).log(),
+        lambda x: (x - x.amin(-1, keepdim=True)).exp().sum(-1, keepdim=True).log(),
+    ]
+    for function in others:
+        regions = fuse(aten(function, torch.randn(64, 96)), "forward", target_named("h200")).regions
+        text = "".join(emit_triton(region.lowered.nest) for region in regions)
+        assert "tw.exp(" in text and "approximate" not in text
+
+
+@pytest.mark.parametrize(("divisor", "factor"), [(2.0, 0.5), (-0.25, -4.0), (1.0, 1.0), (3.0, None), (2.0**120, None)])
+def test_a_division_by_a_power_of_two_is_a_product(divisor: float, factor: float | None) -> None:
+    text = source(lambda x: x / divisor, torch.float32)
+    assert (f"* {factor}" in text or divisor == 1.0) and "div_rn" not in text if factor else "div_rn" in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tilewright.emit.float8 import with_beyond
@@ -108,11 +109,23 @@ def expression(step: Step, argument: Argument, operand_dtype: str) -> str:
         return f" {INFIX[name]} ".join(args(True))
     if step.approximate:
         return _approximation(name, args(name == "div"))
+    if name == "div" and (factor := _reciprocal(args(True)[1])) is not None:
+        return f"{args(True)[0]} * {factor}"
     if name == "div":
         return " / ".join(args(True)) if step.dtype == "float64" else f"tl.div_rn({', '.join(args(True))})"
     if name in ("maximum", "minimum"):
         return f"{'tw' if floating else 'tl'}.{name}({', '.join(args(True))})"
     return _function(name, args(False), floating, operand_dtype)
+
+
+def _reciprocal(divisor: str) -> float | None:
+    """1 / divisor, where it is a number whose reciprocal is exact: a power of two."""
+    try:
+        number = float(divisor)
+    except ValueError:
+        return None
+    mantissa, exponent = math.frexp(number)
+    return 1 / number if abs(mantissa) == 0.5 and abs(exponent) < 100 else None
 
 
 def _approximation(name: str, args: Sequence[str]) -> str:

@@ -60,6 +60,8 @@ class _Tracer:
 
     def run(self, outputs: Sequence[fx.Node]) -> Traced:
         self.rounded = _rounded(self.members, set(outputs))
+        if self.language == "triton":
+            self.rounded |= _below_logarithms(self.members)
         for node in self.members:
             self.values[node] = self._run(node)
         for node in outputs:
@@ -182,6 +184,25 @@ def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
             stays_here and all(map(_scales, operators))
         ):
             found.add(node)
+    return found
+
+
+def _below_logarithms(members: Sequence[fx.Node]) -> set[fx.Node]:
+    """The exponentials and sums of members log(sum(exp(x - amax(x)))).
+
+    An error e of a sum is one of e of its logarithm, and the largest term is exact: 18 bits of the others suffice.
+    """
+    found = set[fx.Node]()
+    for logarithm in members:
+        total: Any = logarithm.args[0] if logarithm.target is aten.log.default else None
+        power: Any = total.args[0] if total is not None and total.target is aten.sum.dim_IntList else None
+        shifted: Any = power.args[0] if power is not None and power.target is aten.exp.default else None
+        if shifted is None or shifted.target is not aten.sub.Tensor or len(total.users) + len(power.users) > 2:
+            continue
+        x, top = shifted.args
+        below = isinstance(top, fx.Node) and top.target is aten.amax.default and top.args[:2] == (x, total.args[1])
+        if below and total.meta["val"].dtype == torch.float32:
+            found |= {total, power}
     return found
 
 
