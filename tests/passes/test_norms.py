@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.backend.compiling import agrees
 from tests.contract import keeps_contract
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.backend import Recording, backend, recording
@@ -162,6 +163,27 @@ def test_special_values_are_eagers() -> None:
     torch.testing.assert_close(run(graph, x), program(x), equal_nan=True)
 
 
+PLACES_OF = [torch.argmax, torch.argmin, torch.max, torch.min]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", PLACES_OF)
+def test_places_of_extremes_are_eagers(function: Callable[..., Any], dtype: torch.dtype, keepdim: bool) -> None:
+    x = torch.randint(-3, 4, (2, 17, 1100), generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, :, 0], x[1, 3, 1], x[0, 4, 2], x[1, 5:9, 3] = -torch.inf, -torch.inf, torch.inf, torch.nan
+    agrees(lambda x: function(x, 1, keepdim=keepdim), [x])
+    graph = aten(lambda x: function(x, -2, keepdim=keepdim), x)
+    split_strided_rows(graph, target_named("cpu"))
+    assert any("amax" in call or "amin" in call for call in calls(graph))
+
+
+@pytest.mark.parametrize("function", PLACES_OF)
+def test_the_place_of_what_a_kernel_computes_is_found_in_that_kernel(function: Callable[..., Any]) -> None:
+    stays(lambda graph: split_strided_rows(graph, target_named("cpu")), lambda x: function(x.exp(), 0), STRIP)
+
+
+STRIP = torch.zeros(40, 600)
 STAY = {
     "last": (torch.zeros(40, 600), 1),
     "narrow": (torch.zeros(600, 40, 4), 1),

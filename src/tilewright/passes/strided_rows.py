@@ -1,4 +1,4 @@
-"""On a CPU, softmax and variance along an axis that is not the last are sums over columns and what uses them.
+"""On a CPU, softmax, variance and extremes' places along an axis not the last are sums over columns and what uses them.
 
     y = _softmax(x, 1)      [N, C, H, W]   →   top = amax(x, 1); total = sum(exp(x - top), 1)
                                                y = exp(x - top) / total
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.calls import arguments
+from tilewright.graph.calls import arguments, class_of
 from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import STRIDED_BYTES
@@ -38,6 +38,9 @@ def split_strided_rows(graph: fx.Graph, target: Target) -> None:
     for node in list(graph.nodes):
         formula = FORMULAS.get(node.target)
         if formula is None or not _is_strided(node):
+            continue
+        # Each of two kernels that compute an operand may round it in its own way, and the extreme must be found again.
+        if node.target in PLACES and class_of(node.all_input_nodes[0]) in ("pointwise", "reduction", "random"):
             continue
         made = insert_formula(node, partial(formula, **node.kwargs), *node.args)
         if isinstance(made, fx.Node):
@@ -118,6 +121,35 @@ def _deviation(x: Tensor, dim: list[int], **options: Any) -> Tensor:
     return _wide(_moments(x, dim, **options)[0]).sqrt().to(x.dtype)
 
 
+def _place(x: Tensor, extreme: Tensor, dim: int, keepdim: bool) -> Tensor:
+    """The first place of the extreme [kept axes] along `dim`, or of NaN where that is the extreme."""
+    count = x.shape[dim]
+    places = torch.arange(count, dtype=torch.int32, device=x.device).view(count, *[1] * (x.dim() - dim % x.dim() - 1))
+    return torch.where((x == extreme) | x.isnan(), places, count).amin(dim, keepdim).long()
+
+
+def _argmax(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return _place(x, x.amax(dim, True), dim, keepdim)
+
+
+def _argmin(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return _place(x, x.amin(dim, True), dim, keepdim)
+
+
+def _max(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return x.amax(dim, keepdim), _argmax(x, dim, keepdim)
+
+
+def _min(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return x.amin(dim, keepdim), _argmin(x, dim, keepdim)
+
+
+PLACES: dict[Any, Callable[..., Any]] = {
+    aten.argmax.default: _argmax,
+    aten.argmin.default: _argmin,
+    aten.max.dim: _max,
+    aten.min.dim: _min,
+}
 FORMULAS: dict[Any, Callable[..., Any]] = {
     aten._softmax.default: _softmax,
     aten._safe_softmax.default: _safe_softmax,
@@ -128,4 +160,5 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.var.correction: _variance,
     aten.std.correction: _deviation,
     aten.var_mean.correction: _moments,
+    **PLACES,
 }
