@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 HANG_S = 600.0
 """What takes longer hangs. No limit of a test is shorter: a slow machine is no fault."""
@@ -14,3 +15,10 @@ def until(condition: Callable[[], object]) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"it did not come about in {HANG_S:.0f} s")
         time.sleep(0.001)
+
+
+def in_threads(jobs: list[Callable[[], object]]) -> None:
+    """Runs all at once, in threads; what one raises is raised."""
+    with ThreadPoolExecutor(len(jobs)) as executor:
+        for future in [executor.submit(job) for job in jobs]:
+            future.result(timeout=HANG_S)

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
 from tests.processes import start
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, in_threads
 from tilewright.runtime.pool import pool
 
 LARGE = (1000, 300)
@@ -32,12 +31,6 @@ def check(run: Callable[..., torch.Tensor], eager: Callable[..., torch.Tensor], 
         y = twin(x)
         assert_same(differentiate(run(x)), differentiate(eager(y)))
         assert_same(x.grad, y.grad)
-
-
-def in_threads(jobs: list[Callable[[], None]]) -> None:
-    with ThreadPoolExecutor(len(jobs)) as executor:
-        for future in [executor.submit(job) for job in jobs]:
-            future.result(timeout=HANG_S)
 
 
 def test_four_threads_share_one_compiled_function() -> None:

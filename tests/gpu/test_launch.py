@@ -1,6 +1,5 @@
 """Triton kernels of compiled models launched from C++: the same bits, on side streams, in graphs and in threads."""
 
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
+from tests.waiting import in_threads
 from tilewright.backend import backend
 from tilewright.launch.executor import EXTENSION
 from tilewright.runtime.gpu import TritonKernel
@@ -68,11 +68,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             got.extend(values_of(call, [mine]) for _ in range(10))
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([work] * 4)
     assert len(got) == 40
     for values in got:
         assert all(torch.equal(mine, true) for mine, true in zip(values, by_triton, strict=True))

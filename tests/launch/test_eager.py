@@ -1,6 +1,6 @@
 """Own operators called eagerly, by the executor and in Python: the dispatcher's results, and who sees a call."""
 
-import threading
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -14,21 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.launch.driver import CONTEXT, INVALID_CONTEXT, REFUSED, FakeDriver
 from tests.launch.scaled import Scaled
-from tilewright.launch import driver, twin
+from tests.waiting import in_threads
 from tilewright.launch.executor import EXTENSION
-
-
-@pytest.fixture(scope="module")
-def module() -> ModuleType:
-    return EXTENSION.load(EXTENSION.built())
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    made = FakeDriver()
-    monkeypatch.setattr(driver, "table", lambda device: made.table)
-    twin._calls.cache_clear()
-    return made
 
 
 @pytest.fixture(params=["native", "native, gradient in Python", "python"])
@@ -352,11 +339,7 @@ def test_threads(native: Scaled) -> None:
         x = several[i]
         got[i] = [torch.autograd.grad(native(x, by=float(i)), x, x.detach())[0] for _ in range(30)]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, i) for i in range(4)])
     for i, gradients in got.items():
         for dx in gradients:
             torch.testing.assert_close(dx, i * several[i].detach())

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.launch.driver import CONTEXT, INVALID_CONTEXT, REFUSED, FakeDriver, adder, floats_at, word_at
-from tilewright.launch import driver, executor, twin
-from tilewright.launch.executor import EXTENSION, native_recipe
+from tilewright.launch import executor, twin
+from tilewright.launch.executor import native_recipe
 from tilewright.records.errors import CompilerError
 from tilewright.records.recipe import (
     Argument,
@@ -29,19 +29,6 @@ from tilewright.records.recipe import (
 CPU = torch.device("cpu")
 RECIPE, CALL, VIEW, CONSTANT, PYTHON = range(5)
 Performed = Callable[[Recipe, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-
-
-@pytest.fixture(scope="module")
-def module() -> ModuleType:
-    return EXTENSION.load(EXTENSION.built())
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    made = FakeDriver()
-    monkeypatch.setattr(driver, "table", lambda device: made.table)
-    twin._calls.cache_clear()
-    return made
 
 
 def layout(*shape: int, dtype: torch.dtype = torch.float32, strides: tuple[int, ...] | None = None) -> Layout:

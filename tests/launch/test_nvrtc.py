@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.launch.driver import CONTEXT, REFUSED, FakeDriver
 from tilewright.hardware.architectures import stated_limits
-from tilewright.launch import driver, nvrtc, twin
+from tilewright.launch import nvrtc
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError
 
@@ -70,15 +69,6 @@ def test_a_missing_package_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc.importlib, "import_module", missing)
     with pytest.raises(CompilerError, match="pip install cuda-bindings"):
         nvrtc._bindings("driver")
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    made = FakeDriver()
-    monkeypatch.setattr(driver, "table", lambda device: made.table)
-    twin._calls.cache_clear()
-    yield made
-    twin._calls.cache_clear()
 
 
 def test_a_launch(fake: FakeDriver) -> None:

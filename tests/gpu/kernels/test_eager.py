@@ -1,7 +1,6 @@
 """Operators called eagerly on a GPU: the executor gives the bits that they give by PyTorch's dispatcher."""
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
+from tests.waiting import in_threads
 from tilewright import functional
 from tilewright.kernels import cross_entropy, softmax
 from tilewright.launch.eager import launches_in_python
@@ -166,11 +166,7 @@ def test_threads(name: str) -> None:
             got.extend(values_of(call, inputs) for _ in range(10))
             torch.cuda.current_stream().synchronize()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([work] * 4)
     assert len(got) == 40
     for values in got:
         assert_equal(values, true)

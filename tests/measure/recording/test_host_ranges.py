@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from tests.waiting import in_threads
 from tilewright.measure.recording.host_ranges import HostRanges
 
 
@@ -56,10 +56,6 @@ def test_events_of_every_length(tmp_path: Path, events: str) -> None:
 
 def test_every_thread_marks_its_own(tmp_path: Path) -> None:
     ranges = HostRanges()
-    threads = [threading.Thread(target=lambda: [ranges.mark("range")() for _ in range(500)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([lambda: [ranges.mark("range")() for _ in range(500)]] * 8)
     found = joined(ranges, tmp_path, '{"traceEvents": []}')
     assert len(found) == 4000 and all(event["dur"] >= 0 for event in found)
