@@ -10,6 +10,7 @@ from tilewright.cost.products import is_attention, products_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
+from tilewright.loops.blocks import block_width
 from tilewright.loops.nest import Level, Nest, Step
 from tilewright.operators.counting import cost_of
 from tilewright.operators.language import Op
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 ELEMENTS_PER_PROGRAM = 1024
 """Elements that a program of a generated kernel without reductions takes; of column sums it has four times as many."""
 THREADS = 256
-"""Of a program of column sums; those of more columns hold more rows each."""
+"""Of a program of column sums. More columns than these share fewer rows."""
+NARROW_BLOCK = 64
+"""Columns: 128 bytes of 16-bit elements."""
 SPECIAL = frozenset({"div", "idiv"})
 """Computed by way of a reciprocal. So are, at the same rate, conversions between floats and 64-bit integers."""
 LONG = 4
@@ -39,6 +42,8 @@ def nest_kind(nest: Nest) -> str:
     reductions = {step.name for step in nest.steps if step.name.startswith("reduce")}
     if not reductions and nest.gathers:
         return "gather"
+    if not reductions and not nest.transposes and _has_narrow_blocks(nest):
+        return "pointwise, narrow"
     return kind_name(
         passes=nest.stages if "reduce_cols" in reductions else 1,
         sums_columns="reduce_rows" in reductions,
@@ -46,6 +51,12 @@ def nest_kind(nest: Nest) -> str:
         transposes=nest.transposes,
         writes_rows=any(any(nest.split(store.access.strides)[0]) for store in nest.stores),
     )
+
+
+def _has_narrow_blocks(nest: Nest) -> bool:
+    """Whether programs take few columns of longer rows, or lanes beyond them: 96 columns in blocks of 32, 40 in 64."""
+    width = block_width(nest.col_count, ELEMENTS_PER_PROGRAM)
+    return bool(nest.rows) and width <= NARROW_BLOCK and nest.col_count != width and nest.col_count % NARROW_BLOCK > 0
 
 
 def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool, writes_rows: bool = True) -> str:
@@ -89,7 +100,7 @@ def _combined(nest: Nest, step: Step) -> int:
     """Words that the threads of a program exchange for a column sum, once its strip of rows is done."""
     if step.name != "reduce_rows":
         return 0
-    return min(nest.col_count, THREADS) * (2 if _doubles(nest, step) else 1)
+    return block_width(nest.col_count, THREADS) * (2 if _doubles(nest, step) else 1)
 
 
 def _doubles(nest: Nest, step: Step) -> int:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from tilewright.emit.accuracy import absolute_accuracy, feeds_discontinuous
+from tilewright.loops.blocks import power_of_two
 from tilewright.loops.nest import Access, Level, Nest, Step
 
 WHOLE_ROW = 16384
@@ -23,15 +24,6 @@ WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
 Kind = Literal["flat", "tiles", "rows"]
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`.
-
-    >>> [power_of_two(n) for n in (1, 5, 64)]
-    [1, 8, 64]
-    """
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def accumulator_dtype(step: Step) -> str:

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.emit.triton_schedule import REGISTERS, TritonSchedule, power_of_two
+from tilewright.emit.triton_schedule import REGISTERS, TritonSchedule
 from tilewright.launch.triton import WARP
+from tilewright.loops.blocks import block_width, power_of_two
 from tilewright.loops.nest import Access, Level, Nest
 
 TILE = 1024
 """Elements of a block on a GPU: eight for each thread of four warps."""
 INTERPRETED_TILE = 16384
 """The interpreter's time goes by programs and operations, hardly by elements."""
-NARROWEST = 32
-"""Columns of a block beside others: two sectors of 16-bit elements."""
 PER_PROCESSOR = 16
 """Programs for each multiprocessor, from which fewer and larger ones are as well spread."""
 SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "sigmoid"})
@@ -68,7 +67,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
         return Blocking(-(-columns // block), {"BLOCK": block}, 4)
     if schedule.kind == "tiles":
         tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
-        block_cols = _width(columns, 64 if nest.transposes else tile)
+        block_cols = block_width(columns, 64 if nest.transposes else tile)
         block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
         programs = -(-rows // block_rows) * -(-columns // block_cols)
         return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, 4)
@@ -105,19 +104,6 @@ def _rows_that_share(nest: Nest, fewest: int) -> int:
     return 2 if sum(step.name == "load" for step in of_columns) >= MANY_COLUMN_VALUES else 1
 
 
-def _width(columns: int, most: int) -> int:
-    """Columns of a block, a power of two: as many as leave few lanes idle.
-
-    >>> [_width(columns, 1024) for columns in (240, 96, 144, 40)]
-    [256, 32, 32, 64]
-    """
-    widest = min(power_of_two(columns), most)
-    widths = [widest >> halved for halved in range(widest.bit_length()) if widest >> halved >= NARROWEST]
-    lanes = {width: -(-columns // width) * width for width in widths or [widest]}
-    few = [width for width, count in lanes.items() if count <= columns + columns // 8]
-    return max(few, default=max(lanes, key=lambda width: (-lanes[width], width)))
-
-
 def _repeats(nest: Nest, access: Access) -> bool:
     """Whether neighbours along the columns read one element: copied ahead of time, each thread would copy four bytes.
 
@@ -136,7 +122,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     """
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
-    block_cols = _width(columns, tile) if schedule.splits_columns else wide
+    block_cols = block_width(columns, tile) if schedule.splits_columns else wide
     accesses = [s.access for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     loads, repeats = [access.buffer for access in accesses], any(_repeats(nest, access) for access in accesses)
     if schedule.splits_columns:

@@ -1,0 +1,28 @@
+"""Widths of the blocks in which a GPU's programs take a nest."""
+
+from __future__ import annotations
+
+NARROWEST = 32
+"""Columns of a block beside others: two sectors of 16-bit elements."""
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`.
+
+    >>> [power_of_two(n) for n in (1, 5, 64)]
+    [1, 8, 64]
+    """
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def block_width(columns: int, most: int) -> int:
+    """Columns of a block, a power of two: as many as leave few lanes idle.
+
+    >>> [block_width(columns, 1024) for columns in (240, 96, 144, 40)]
+    [256, 32, 32, 64]
+    """
+    widest = min(power_of_two(columns), most)
+    widths = [widest >> halved for halved in range(widest.bit_length()) if widest >> halved >= NARROWEST]
+    lanes = {width: -(-columns // width) * width for width in widths or [widest]}
+    few = [width for width, count in lanes.items() if count <= columns + columns // 8]
+    return max(few, default=max(lanes, key=lambda width: (-lanes[width], width)))
