@@ -60,6 +60,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
         lambda y, i: y.new_zeros(5, 3).scatter_reduce(0, i.view(7, 1).expand(7, 3) % 5, y, "sum"),
         ((7, 3), ROWS),
     ),
+    "to values that are not zeros": (
+        lambda y, i: y[:5].exp().scatter_add(0, i.view(7, 1).expand(7, 3) % 5, y),
+        ((7, 3), ROWS),
+    ),
     "scattered in long rows": (lambda y, i: y.new_zeros(2, 4097).scatter_add(1, i.expand(2, 7) % 5, y), ((2, 7), ROWS)),
 }
 IN_ROWS: dict[str, Callable[..., Tensor]] = {
@@ -194,7 +198,7 @@ def test_what_stays() -> None:
     others: dict[str, Callable[..., Tensor]] = {
         "not for torch.float64": lambda y, i: rows(y.double(), i),
         "not for torch.int64": lambda y, i: rows(y.long(), i),
-        "values that are not zeros": lambda y, i: y.new_ones(5, 4).index_put((i,), y, accumulate=True),
+        "few values to many that are not zeros": lambda y, i: y.new_ones(50, 4).index_put((i,), y, accumulate=True),
         "not neighbours": lambda y, i: put(y.new_zeros(5, 2, 5), [i, None, i], y[:, :2], True),
         "a mask": lambda y, i: y.new_zeros(7, 4).index_put((i >= -9,), y, accumulate=True),
         "is scaled": lambda y, i: y.new_zeros(5, 4).index_add(0, i % 5, y, alpha=2),

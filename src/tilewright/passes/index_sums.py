@@ -7,10 +7,11 @@
     dx = index_add(zeros, 0, i, dy)                          →  dx = embedding_sums(dy, *sort(i), n)
     dx = scatter_add(zeros, dim, i, dy), one index a row     →  dx = where(arange(n) == i, dy, 0)
 
-The fourth for rows of a result that shared memory holds. The fifth for many whole rows to many places, where the sort,
-which all sums at the same index share, is predicted to cost less than atomics: a graph's edges are sorted once for all
-layers, forward and backward. It is the same at every run. The last is the gradient of one element picked of each row,
-whose index `gather` has checked: it is computed where it is read.
+Sums with values that are not zeros are added to them. The fourth for rows of a result that shared memory holds. The
+fifth for many whole rows to many places, where the sort, which all sums at the same index share, is predicted to cost
+less than atomics: a graph's edges are sorted once for all layers, forward and backward. It is the same at every run.
+The last is the gradient of one element picked of each row, whose index `gather` has checked: it is computed where it
+is read.
 
 PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
 the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
@@ -47,6 +48,8 @@ ADDED_ROWS, ADDED_ELEMENTS = 156e3, 300e3
 """Elements that atomics add in a microsecond, of rows in no order and one by one (H200: 200,000 × 128 in 164 µs)."""
 COPIED = 3e6
 """Bytes of sorted rows that are summed in a microsecond: estimated from other sizes."""
+SMALL = 2
+"""Sums are added to values that are not zeros, if there are at most so many times the values that are summed."""
 MARGIN = 1.2
 """How many times its predicted gain beside atomics a sort may cost: rows that come sorted take fewer of them."""
 
@@ -205,6 +208,9 @@ def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphNa
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
     # What was matched may have been another sum, which is replaced by now.
     sums = dataclasses.replace(sums, values=values)
+    base = node.args[0]
+    assert isinstance(base, fx.Node)
+    made_of_zeros = is_zeros(base)
     if sums.picks:
         how, new = "where they are read", _insert(sums, _in_place)
     elif sums.in_rows:
@@ -212,13 +218,13 @@ def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphNa
     elif orders.is_worth(sums):
         how, new = "as rows sorted by index", orders.sums(sums)
     else:
-        how, new = "by atomics in fp32", _insert(sums, _by_atomics)
+        how, new = "by atomics in fp32", _insert(sums, _by_atomics if made_of_zeros else _wide)
     reason = f"{sums.sizes[1]} positions are added {how}, in place of {name}"
-    zeros = node.args[0]
-    assert isinstance(zeros, fx.Node)
+    if not made_of_zeros:
+        new = insert_formula(node, lambda base, total: (base + total).to(base.dtype), base, new)
     replace(node, new)
-    if not zeros.users:
-        zeros.graph.erase_node(zeros)
+    if made_of_zeros and not base.users:
+        base.graph.erase_node(base)
     return Decision(side, producer, new.name, "taken", reason, source=line, passed_by="index sums")
 
 
@@ -241,8 +247,8 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
     assert out is not None
     if out.dtype not in DTYPES:
         raise Refusal(f"its kernel is not for {out.dtype}")
-    if not is_zeros(node.args[0]):
-        raise Refusal("it adds to values that are not zeros")
+    if not is_zeros(node.args[0]) and calls.output(values).numel() * SMALL < out.numel():  # type: ignore[union-attr]
+        raise Refusal("it adds few values to many that are not zeros")
     sums = _put(node, values, given) if node.target in PUTS else _along(node, values, given)
     known = [calls.output(operand) for operand in (node, values, *sums.indices)]
     if any(x is None or has_symbols(x) for x in known):
@@ -308,6 +314,11 @@ def _by_rows(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:
 
 
 def _by_atomics(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
+    return _wide(sums, values, *indices).to(values.dtype)
+
+
+def _wide(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
+    """The sums in fp32."""
     sizes, extent, shape = sums.sizes, sums.extent, sums.shape
     if sums.by_element:
         places = indices[0].reshape(sizes)
@@ -319,7 +330,7 @@ def _by_atomics(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
         values = values.expand(*shape[: sums.start], *flat.shape, *shape[sums.start + len(found) :])
     wraps = sums.wraps and len(indices) == 1
     total: Tensor = torch.ops.tilewright.index_sums(values.reshape(sizes), places, extent, wraps)
-    return total.to(values.dtype).view(shape)
+    return total.view(shape)
 
 
 def _numbered(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:
