@@ -78,6 +78,27 @@ def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
 
 
+@pytest.fixture
+def executor() -> None:
+    """The executor in C++ is built and loaded, as it is once a process has run for a while."""
+    from tilewright.launch.executor import EXTENSION
+
+    EXTENSION.module()
+    assert EXTENSION.wait(), "the C++ compiler's words stand above"
+
+
+@pytest.fixture
+def kept_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache that keeps programs, and its folder."""
+    from tilewright.graph import program_cache
+
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
+    program_cache.counts.clear()
+    yield tmp_path / "cache"
+    program_cache.counts.clear()
+
+
 def function_of(item: pytest.Item) -> str:
     return item.nodeid.split("[")[0]
 

@@ -17,15 +17,9 @@ from torch.nn import functional as F
 
 from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
 from tests.backend.test_autograd import STEPS, Run, product
-from tilewright.launch.executor import EXTENSION
 
+pytestmark = pytest.mark.usefixtures("executor")
 TWICE = "backward through the graph a second time"
-
-
-@pytest.fixture(autouse=True)
-def built() -> None:
-    EXTENSION.module()
-    assert EXTENSION.wait()
 
 
 def called(function: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from tilewright.backend import Recording, backend, recording
-from tilewright.launch.executor import EXTENSION
 
 
 @pytest.fixture(autouse=True)
-def whole_graphs() -> Iterator[None]:
-    """Dynamo keeps operators whose results have such sizes in the graph; the executor in C++ is built."""
-    EXTENSION.module()
-    assert EXTENSION.wait()
+def whole_graphs(executor: None) -> Iterator[None]:
+    """Dynamo keeps operators whose results have such sizes in the graph."""
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         yield
 

@@ -30,15 +30,7 @@ from tilewright.records import eviction, outcomes
 from tilewright.records.errors import CompilerError
 from tilewright.records.outcomes import Outcome
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache that keeps programs."""
-    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
-    program_cache.counts.clear()
-    yield tmp_path / "cache"
-    program_cache.counts.clear()
+pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
 def programs(folder: Path) -> list[Path]:
@@ -216,13 +208,13 @@ def test_other_versions_and_other_code_are_other_programs(monkeypatch: pytest.Mo
     assert program_cache.counts == {"compiled": 1, "kept": 1}
 
 
-def test_another_outcome_of_a_race_plans_anew(folder: Path) -> None:
+def test_another_outcome_of_a_race_plans_anew(kept_programs: Path) -> None:
     def two_readers(x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(F.gelu(x), (200,))
 
     x = torch.randn(40, 200)
     run(two_readers, x)
-    (path,) = programs(folder)
+    (path,) = programs(kept_programs)
     program = program_cache.load(path.stem)
     assert program is not None and program.asked and set(program.asked.values()) == {None}
     races = list(program.asked)
@@ -239,10 +231,10 @@ def test_another_outcome_of_a_race_plans_anew(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut off", "changed", "empty"])
-def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
+def test_a_damaged_entry_is_made_again(kept_programs: Path, damage: str) -> None:
     x = torch.randn(40, 200)
     first = run(chain, x)
-    (path,) = programs(folder)
+    (path,) = programs(kept_programs)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes({"cut off": content[: len(content) // 2], "changed": content, "empty": b""}[damage])
@@ -252,15 +244,17 @@ def test_a_damaged_entry_is_made_again(folder: Path, damage: str) -> None:
         assert program_cache.counts == expected
 
 
-def test_a_program_that_a_full_cache_lost_is_compiled_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_a_full_cache_lost_is_compiled_anew(
+    kept_programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = run(chain, torch.randn(40, 200))
-    for path in folder.glob("??/*"):
+    for path in kept_programs.glob("??/*"):
         os.utime(path, (1, 1))
     again()
     monkeypatch.setenv(eviction.VARIABLE, "1K")
     eviction._trimmed.clear()
     run(drops, torch.randn(40, 200))
-    (kept_last,) = programs(folder)
+    (kept_last,) = programs(kept_programs)
     assert kept_last.stat().st_mtime > 1
     for expected in ({"compiled": 1, "kept": 1}, {"loaded": 1}):
         again()
@@ -285,7 +279,7 @@ def test_what_cannot_be_used_is_compiled_anew_and_said(
     assert "cannot be used, and is compiled anew: no such luck" in capsys.readouterr().err
 
 
-def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
+def test_what_cannot_be_described_is_not_kept(kept_programs: Path) -> None:
     base = torch.randn(40, 200)
     with torch.library._scoped_library("tilewright_kept", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
@@ -304,7 +298,7 @@ def test_what_cannot_be_described_is_not_kept(folder: Path) -> None:
             again()
             compiled(function)(*inputs)
             assert any(reason in count for count in program_cache.counts), program_cache.counts
-    assert not programs(folder)
+    assert not programs(kept_programs)
 
 
 PROCESS = """
@@ -422,10 +416,12 @@ def test_other_ranges_are_other_programs() -> None:
         assert program_cache.counts[expected] == 1, (bounds, program_cache.counts)
 
 
-def test_conditions_on_sizes_are_checked_before_each_call(folder: Path) -> None:
+def test_conditions_on_sizes_are_checked_before_each_call(kept_programs: Path) -> None:
     w = torch.randn(12, 12)
     run_sizes(mixes, [5], w)
-    (path,) = (p for p in folder.rglob(f"*{program_cache.SUFFIX}") if getattr(program_cache.load(p.stem), "entry", b""))
+    (path,) = (
+        p for p in kept_programs.rglob(f"*{program_cache.SUFFIX}") if getattr(program_cache.load(p.stem), "entry", b"")
+    )
     program = program_cache.load(path.stem)
     assert program is not None
     program_cache.discard(path.stem)

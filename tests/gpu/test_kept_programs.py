@@ -1,7 +1,6 @@
 """Programs on a GPU that an earlier compilation kept: generated and hand-written kernels, dropout, CUDA graphs."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +11,7 @@ from torch.nn import functional as F
 from tests.backend.compiling import compiled
 from tilewright.graph import program_cache
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")
-    program_cache.counts.clear()
-    yield
-    program_cache.counts.clear()
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kept_programs")]
 
 
 class Block(nn.Module):

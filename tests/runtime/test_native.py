@@ -10,18 +10,12 @@ from torch import nn
 
 from tests.backend.compiling import compiled
 from tilewright.backend import recording
-from tilewright.launch.executor import EXTENSION
 from tilewright.runtime.executable import CallStep, Executable, IndexOutOfBounds, KernelStep, layout_of
 from tilewright.runtime.native import Native
 from tilewright.runtime.pool import pool
 
+pytestmark = pytest.mark.usefixtures("executor")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def built() -> None:
-    EXTENSION.module()
-    assert EXTENSION.wait()
 
 
 def native(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Callable[..., Any], list[Executable]]:

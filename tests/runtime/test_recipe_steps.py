@@ -15,7 +15,6 @@ from tilewright.backend import recording
 from tilewright.kernels import by_recipe
 from tilewright.launch import builder, driver, twin
 from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.launch.executor import EXTENSION
 from tilewright.records.recipe import Recipe
 from tilewright.runtime import assemble
 from tilewright.runtime.executable import CallStep, Executable
@@ -59,9 +58,7 @@ sums: Any = torch.ops.imaginary.sums
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    EXTENSION.module()
-    assert EXTENSION.wait()
+def fake(monkeypatch: pytest.MonkeyPatch, executor: None) -> Iterator[FakeDriver]:
     made = FakeDriver()
     kernels.append(made.kernel("add", 3, adder(12)))
     monkeypatch.setattr(driver, "table", lambda device: made.table)

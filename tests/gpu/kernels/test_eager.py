@@ -12,9 +12,8 @@ from tests.waiting import in_threads
 from tilewright import functional
 from tilewright.kernels import cross_entropy, softmax
 from tilewright.launch.eager import launches_in_python
-from tilewright.launch.executor import EXTENSION
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("executor")]
 GPU = torch.device("cuda:0")
 Inputs = list[torch.Tensor]
 
@@ -76,12 +75,6 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Inputs]]] = {
     "add_rms_norm": (functional.add_rms_norm, lambda: normed(8192, True, False)),
     "rms_norm in a cluster": (functional.rms_norm, lambda: normed(65536, False, False)),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    EXTENSION.module()
-    assert EXTENSION.wait(), "the C++ compiler's words stand above"
 
 
 def by_operator(call: Callable[..., Any], inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -38,10 +38,8 @@ CALLS = [
 
 
 @pytest.fixture(params=["executor", "twin"])
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, executor: None) -> list[str]:
     """The recipes that Python performs."""
-    EXTENSION.module()
-    assert EXTENSION.wait()
     done: list[str] = []
     perform = twin.perform
 
