@@ -50,19 +50,6 @@ def test_the_node_is_shown_as_aotautograds() -> None:
     assert type(result.grad_fn).__name__ == result.grad_fn.name() == "CompiledFunctionBackward"  # type: ignore[union-attr]
 
 
-def test_programs_that_were_found_are_called_likewise() -> None:
-    for _ in range(2):
-        torch._dynamo.reset()
-        run = called(chain, with_grad(4, 24))
-        x = with_grad(4, 24)
-        y = twin(x)
-        result = run(x)
-        assert is_native(result)
-        differentiate(result)
-        differentiate(chain(y))
-        assert_same(x.grad, y.grad)
-
-
 def test_a_saved_input_that_has_changed_is_an_error() -> None:
     x, y = with_grad(4, 20), with_grad(4, 20)
     result = called(product, x, y)(x, y)

@@ -26,6 +26,7 @@ from tests.waiting import HANG_S
 from tilewright.backend import _Compiler
 from tilewright.compile import identity
 from tilewright.graph import program_cache
+from tilewright.launch.executor import EXTENSION
 from tilewright.records import eviction, outcomes
 from tilewright.records.errors import CompilerError
 from tilewright.records.outcomes import Outcome
@@ -148,6 +149,26 @@ def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> 
     with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
         result.sum().backward()
     chain(y).sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("sizes", [(40,), (30, 20, 40)])
+def test_a_program_that_was_found_is_called_by_the_executor(sizes: tuple[int, ...]) -> None:
+    EXTENSION.module()
+    assert EXTENSION.wait()
+    x = with_grad(40, 20)
+    for _ in range(2):
+        again()
+        call = compiled(chain, dynamic=len(sizes) > 1)
+        for size in (*sizes, sizes[-1]):
+            result = call(x[:size])
+    assert program_cache.counts["loaded"] == 1 and not program_cache.counts["compiled"], program_cache.counts
+    assert not isinstance(result.grad_fn, torch.autograd.function.BackwardCFunction)
+    y = twin(x)
+    result.sum().backward(retain_graph=True)
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        result.sum().backward()
+    (2 * chain(y)).sum().backward()
     assert_same(x.grad, y.grad)
 
 
