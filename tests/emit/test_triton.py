@@ -174,3 +174,32 @@ def test_tiles_with_repeated_elements_are_not_copied_ahead() -> None:
     for given, ahead in ((torch.randn(64, 1, 8, 1), 1), (torch.randn(64, 1, 8, 16), 3)):
         (lowered,) = nests_of(program, x, given)
         assert plan(lowered.nest, 132).sizes["AHEAD"] == ahead
+
+
+MOMENTS = """
+import torch, triton
+from tests.emit.machine_code import H200, sources
+from tests.emit.triton_programs import nests_of
+
+def moments(x, bias, weight):
+    wide = (x + bias.view(-1, 1, 1, 1)).double()
+    mean = wide.sum((2, 3, 4)) / 262144
+    var = (wide * wide).sum((2, 3, 4)) / 262144 - mean * mean
+    rstd = (var.clamp_min(0) + 1e-5).rsqrt().float()
+    return rstd, mean.float(), rstd * weight
+
+x = torch.empty(2, 32, 64, 64, 64, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last_3d)
+weight = torch.empty(32, dtype=torch.bfloat16)
+for lowered in nests_of(moments, x, weight, weight):
+    for source, warps in sources(lowered.nest):
+        triton.compile(source, target=H200, options={"num_warps": warps})
+        print(source.fn.__name__)
+"""
+
+
+def test_several_results_of_double_sums_compile_for_an_h200(tmp_path: Path) -> None:
+    """Triton 3.6 fails on the second kernel of an instance norm's moments if it stores all three at its end."""
+    pytest.importorskip("triton")
+    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    printed, _ = processes.run(["-c", MOMENTS], env=variables)
+    assert any(name.endswith("_after") for name in printed.split())

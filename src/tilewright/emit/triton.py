@@ -312,14 +312,23 @@ class _After(Printer):
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
             self.put_fours(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
-        for i in self.nest.behind((s.value for s in late), passes=lambda i: i not in self.schedule.scratch):
+        needed = self.nest.behind((s.value for s in late), passes=lambda i: i not in self.schedule.scratch)
+        loads = [i for i in needed if self.nest.steps[i].name == "load" and not self.nest.steps[i].args]
+        others = [i for i in needed if i not in loads]
+        at_once = all(self.nest.steps[i].name != "load" for i in others)
+        for i in loads + others:
             if i in self.schedule.sums:
                 self._combine(i)
             elif i in self.schedule.late_scalars:
                 self.put(f"{self.values[i]} = tl.load(part{i}_ptr + origin)")
             else:
                 self.declare(i)
-        for store in late:
+            # After all loads, for a result may lie over an operand; and not after other values: Triton 3.6 fails
+            # ("operand does not dominate this use") where several values of double sums are stored at the end.
+            for store in late if at_once else []:
+                if store.value == i:
+                    self.store(store)
+        for store in [] if at_once else late:
             self.store(store)
         return self.define(f"{self.nest.name}_after", sizes)
 
