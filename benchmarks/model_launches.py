@@ -2,6 +2,7 @@
 
 python -m benchmarks.models --device cuda --entrants tilewright --launches launches.jsonl
 python -m benchmarks.model_launches launches.jsonl       # the tables of rows that were kept
+python -m benchmarks.model_launches launches.jsonl --fit # coefficients for `hardware/kernel_times.py`, and their errors
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +26,9 @@ from tilewright.backend import CompiledGraph, Recording
 from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
+from tilewright.cost.fit import Timed, fit
 from tilewright.cost.work import Work, predicted_us
-from tilewright.hardware.profiles import DeviceProfile
+from tilewright.hardware.profiles import DeviceProfile, profile_for
 from tilewright.hardware.target import absent
 from tilewright.passes.fusion import Region
 from tilewright.records.case import Case, InputSpec
@@ -248,7 +250,34 @@ def work_of(row: LaunchRow) -> Work:
     return Work(**{**row.work, **pairs})
 
 
+def fitted(rows: list[LaunchRow], profile: DeviceProfile) -> str:
+    """Coefficients fitted to all rows; before them the errors on each half of the models by a fit of the other half."""
+    known = [row for row in rows if row.work is not None]
+    models = sorted({row.model for row in known})
+
+    def times(some: Iterable[LaunchRow]) -> DeviceProfile:
+        found = fit((Timed(row.what, work_of(row), row.measured_us) for row in some), profile)
+        return replace(profile, kernel_times={**profile.kernel_times, **found})
+
+    def line(name: str, some: list[LaunchRow], by: DeviceProfile) -> str:
+        return _line(name, [replace(row, predicted_us=predicted_us(work_of(row), by)) for row in some], total)
+
+    total = sum(row.measured_us for row in known) or 1.0
+    lines = []
+    for half in (set(models[::2]), set(models[1::2])):
+        inside = [row for row in known if row.model in half]
+        others = times(row for row in known if row.model not in half)
+        lines.append(line(f"of a fit of others: {', '.join(sorted(half))}", inside, others))
+    of_all = times(known)
+    lines.append(line("ALL, fitted", known, of_all))
+    lines += [f'    "{kind}": {found},' for kind, found in sorted(of_all.kernel_times.items())]
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, nargs="+")
-    print(table([row for path in parser.parse_args().rows for row in read(path)]))
+    parser.add_argument("--fit", action="store_true", help="fit coefficients; of an H200")
+    given = parser.parse_args()
+    kept = [row for path in given.rows for row in read(path)]
+    print(fitted(kept, profile_for("h200")) if given.fit else table(kept))

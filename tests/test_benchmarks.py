@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks import summary
 from benchmarks.curves import distance, train
-from benchmarks.model_launches import LaunchRow, differences, explained, launch_rows, read, work_of, write
+from benchmarks.model_launches import LaunchRow, differences, explained, fitted, launch_rows, read, work_of, write
 from benchmarks.model_launches import table as launch_table
 from benchmarks.model_runs import Request, run
 from benchmarks.model_table import lines, table
@@ -19,6 +19,7 @@ from benchmarks.model_zoo import DECODERS, Scored, Size, Workload
 from benchmarks.row_plot import SUITES, chart, points
 from benchmarks.summary import BARS, Results, Verdict, read_all, verdicts
 from tilewright import backend
+from tilewright.cost.work import Work, predicted_us
 from tilewright.hardware.profiles import local_profile, profile_for
 from tilewright.measure.racing.results import read_results, write_results
 from tilewright.records.measurement import Direction, Measurement
@@ -195,6 +196,21 @@ class Small(nn.Module):
 
 def launch_row(what: str, generated: bool, kernels: tuple[str, ...], recipe: tuple[str, ...] = ()) -> LaunchRow:
     return LaunchRow("m", "infer", "forward", what, what, generated, 8.0, 6.0, None, kernels, recipe)
+
+
+def test_a_fit_of_one_half_of_the_models_predicts_the_other() -> None:
+    """Kernels of which the times follow the model of time, twice as long as an H200's."""
+    h200 = profile_for("h200")
+    works = [Work("pointwise", size, size, flops) for size in (10**5, 10**6, 10**7, 10**8) for flops in (0, 99 * size)]
+    rows = [
+        replace(launch_row("add", True, ()), model=model, work=asdict(work), measured_us=2 * predicted_us(work, h200))
+        for model in "ab"
+        for work in works
+    ]
+    half, other, every, *_ = fitted(rows, h200).splitlines()
+    for line in (half, other, every):
+        median, p95 = (float(figure.strip("%")) for figure in line[46:].split()[:2])
+        assert median < 2 and p95 < 10, line
 
 
 def test_launches_are_those_of_the_call_with_their_work(tmp_path: Path) -> None:
