@@ -1,7 +1,5 @@
 """Calls of compiled graphs that the executor makes without AOTAutograd's wrappers keep what autograd promises."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 import weakref

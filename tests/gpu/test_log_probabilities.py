@@ -1,7 +1,5 @@
 """Losses of log-probabilities on a GPU: the contract, and no row of probabilities in memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

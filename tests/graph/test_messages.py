@@ -1,7 +1,5 @@
 """A program that logs, warns or prints is captured as one graph, as if it did not."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import warnings

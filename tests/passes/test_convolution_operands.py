@@ -1,7 +1,5 @@
 """Operands of channels-last convolutions: which are copied, and that the results stay."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

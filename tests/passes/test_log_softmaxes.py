@@ -1,7 +1,5 @@
 """Log-softmax of long rows from two numbers a row: the numbers, what is kept for backward, and what stays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Convolutions of sequences and volumes in channels-last layouts: results, gradients and strides are eager's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Convolutions in patches become products; results, gradients and strides are eager's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses of all positions but the last: the numbers, and that no logits are copied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
