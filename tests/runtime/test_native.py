@@ -10,7 +10,15 @@ from torch import nn
 
 from tests.backend.compiling import compiled
 from tilewright.backend import recording
-from tilewright.runtime.executable import CallStep, Executable, IndexOutOfBounds, KernelStep, layout_of
+from tilewright.runtime.executable import (
+    CallStep,
+    Executable,
+    IndexOutOfBounds,
+    KernelStep,
+    PlanMismatch,
+    conform,
+    layout_of,
+)
 from tilewright.runtime.native import Native
 from tilewright.runtime.pool import pool
 
@@ -76,6 +84,22 @@ def test_an_operator_that_breaks_its_promise_falls_back_with_one_line(capsys: py
         torch.testing.assert_close(mine(x), wanted)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "runs as PyTorch runs it" in line]
     assert "planned as" in line
+
+
+def test_a_result_planned_to_share_elements_falls_back_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's fake tensor of this operator has the strides of an expanded operand; the operator gives dense ones."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_scatter(x, y, (2,), (1,)) * 2
+
+    inputs = [torch.randn(1, 5).expand(7, 5), torch.ones(2)]
+    made = torch.compile(function, backend="tilewright", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(made(*inputs), function(*inputs))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "runs as PyTorch runs it" in line]
+    assert "planned" in line
+    with pytest.raises(PlanMismatch, match=r"strides \(5, 1\), planned as \(0, 1\)"):
+        conform(layout_of(inputs[0]), torch.ones(7, 5))
 
 
 @pytest.mark.parametrize("by", ["native", "twin"])

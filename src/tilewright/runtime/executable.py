@@ -86,6 +86,8 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.stride() == layout.strides or tensor.numel() == 0 or _has_strides(tensor, layout):
         return tensor
+    if any(stride == 0 and size > 1 for size, stride in zip(layout.shape, layout.strides, strict=True)):
+        raise PlanMismatch(f"a result has strides {tensor.stride()}, planned as {layout.strides}, which share elements")
     fresh = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=tensor.device)
     return fresh.copy_(tensor)
 

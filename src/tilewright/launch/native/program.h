@@ -111,6 +111,9 @@ inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& 
         throw PlanMismatch(name + " is " + described(x.scalar_type(), x.sizes(), x.device()) + ", planned as " +
                            described(layout.dtype, layout.sizes, layout.device));
     if (x.numel() == 0 || same_strides(x, layout)) return x;
+    for (size_t i = 0; i < layout.sizes.size(); ++i)
+        if (layout.strides[i] == 0 && layout.sizes[i] > 1)
+            throw PlanMismatch(name + " has not the planned strides, by which elements share memory");
     c10::DeviceGuard guard(layout.device);
     return empty(layout).copy_(x);
 }
