@@ -106,3 +106,13 @@ def test_depthwise_ones_and_single_sequences_stay(of_one_row: list[Decision]) ->
             got = torch.compile(call, backend=backend, fullgraph=True)(x.bfloat16())
         torch.testing.assert_close(got, call(x.bfloat16()), rtol=2e-2, atol=2e-2)
         assert [y.dim() for y in convolutions(record)] == [3] and of_one_row == []
+
+
+@pytest.mark.parametrize(("dilation", "trains", "stays"), [(16, True, True), (8, True, False), (16, False, False)])
+def test_two_taps_far_apart_stay_in_training(
+    dilation: int, trains: bool, stays: bool, of_one_row: list[Decision]
+) -> None:
+    layer = nn.Conv1d(256, 512, 2, dilation=dilation, bias=False).bfloat16().requires_grad_(trains)
+    with torch.set_grad_enabled(trains), recording() as record:
+        torch.compile(layer, backend=backend, fullgraph=True)(torch.randn(1, 256, 20).bfloat16())
+    assert {y.dim() for y in convolutions(record)} == {3 if stays else 4}
