@@ -67,7 +67,8 @@ def selected(only: Sequence[str]) -> list[tuple[Document, Claim]]:
     known = [(document, claim) for document in documents() for claim in document.claims]
     for pattern in only:
         if not any(fnmatchcase(claim.id, pattern) for _, claim in known):
-            raise UsageError(f"no claim {pattern!r}; they are {', '.join(claim.id for _, claim in known)}")
+            spans = [f"{it.claims[0].id} to {it.claims[-1].id}" for it in documents()]
+            raise UsageError(f"no claim {pattern!r}; they are {', '.join(spans)}")
     return [it for it in known if not only or any(fnmatchcase(it[1].id, pattern) for pattern in only)]
 
 

@@ -82,7 +82,7 @@ def test_a_claim_about_another_device_is_not_checked() -> None:
 
 
 def test_an_unknown_claim_is_refused() -> None:
-    with pytest.raises(UsageError, match="no claim 'H999'; they are H1, H2"):
+    with pytest.raises(UsageError, match="no claim 'H999'; they are H1 to H"):
         selected(["H1", "H999"])
 
 

@@ -70,3 +70,10 @@ def test_a_file_that_is_no_plan_is_refused_whole(
     ended = tilewright("plan", "import", str(file))
     assert ended.code == 2 and "is no plan" in ended.err
     assert not (tmp_path / "here").exists() and not (tmp_path / "escape.json").exists()
+
+
+def test_a_plan_that_is_not_there(tmp_path, tilewright) -> None:
+    ended = tilewright("plan", "import", str(tmp_path / "missing"))
+    assert (
+        ended.code == 2 and ended.err == f"tilewright: cannot read {tmp_path / 'missing'}: No such file or directory\n"
+    )

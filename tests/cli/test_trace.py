@@ -120,3 +120,11 @@ def test_flame_graphs_are_files_of_their_own(tilewright: Tilewright, run: Path, 
     assert (ended.code, ended.out) == (0, f"flame graph  {svg}\nspeedscope  {scope}\n")
     assert svg.read_text("utf-8").startswith("<svg ") and len(json.loads(scope.read_text())["profiles"]) == 2
     assert not run.with_suffix(".html").exists()
+
+
+def test_a_trace_without_events_is_no_run(tmp_path, tilewright, home) -> None:
+    path = tmp_path / "empty.json"
+    path.write_text('{"traceEvents": []}')
+    ended = tilewright("trace", str(path))
+    assert ended.code == 10 and ended.err == f"tilewright: no event in {path}\n"
+    assert not list(home.rglob("*.duckdb"))

@@ -60,13 +60,15 @@ def trace_run(
     """A new run with the traces at `paths`; returns its path and the loaded files.
 
     Raises:
-        TraceError: a file is missing, damaged, or no trace; no run is left.
+        TraceError: a file is missing, damaged, or no trace, or there is no event in them; no run is left.
         StoreError: the run cannot be written.
     """
     target = " ".join(str(path) for path in paths)
     name = paths[0].name.partition(".")[0]
     with Run.create(new_run_path(name), command=command, target=target, case=name) as run:
         loaded = load_traces(paths, run.connection, tell)
+        if not any(file.events for file in loaded):
+            raise TraceError(f"no event in {target}")
         tell("accounting for its time")
         analyse(run.connection)
         return run.path, loaded

@@ -60,12 +60,16 @@ def import_plan(path: Path) -> Moved:
 
 def _read(path: Path) -> tuple[dict[str, Outcome], dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+    try:
+        found = json.loads(text)
         races = {str(key): {str(n): float(us) for n, us in times.items()} for key, times in found["outcomes"].items()}
         machines = dict(found["machines"])
         sound = found["format"] == FORMAT and all(times and min(times.values()) > 0 for times in races.values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path} is no plan that `tilewright plan export` wrote: {type(error).__name__}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is no plan that `tilewright plan export` wrote") from error
     if not sound or not all(map(KEY.fullmatch, races)) or not all(map(NAME.fullmatch, machines)):
         raise UsageError(f"{path} is no plan that this version of `tilewright plan export` wrote")
     return {key: Outcome(times) for key, times in races.items()}, machines
