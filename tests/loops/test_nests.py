@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests import golden
 from tests.loops.interpreter import capture, run
+from tilewright.loops.lower import lower
 from tilewright.loops.nest import describe
 from tilewright.operators.axes import Unfusable
 
@@ -167,6 +168,24 @@ def test_what_shares_no_nest_says_why(name: str) -> None:
     function, inputs, reason = REFUSED[name]
     with pytest.raises(Unfusable, match=reason):
         capture(function, *inputs)
+
+
+def test_a_result_whose_elements_share_memory_is_refused() -> None:
+    """As PyTorch 2.11 plans `select_scatter` into an expanded tensor."""
+    captured = capture(lambda x: x + 1, given(3, 4))
+    (node,) = captured.lowered.outputs
+    node.meta["val"] = node.meta["val"][:1].expand(3, 4)
+    with pytest.raises(Unfusable, match="elements of add share memory"):
+        lower([node], [node], "kernel", "c++")
+
+
+def test_a_scatter_into_an_expanded_tensor() -> None:
+    x, y = given(1, 4).expand(3, 4), given(4)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x.select_scatter(y, 0, 2)
+
+    torch.testing.assert_close(torch.compile(function, backend="tilewright", fullgraph=True)(x, y), function(x, y))
 
 
 def test_a_slice_of_an_input_is_an_input() -> None:

@@ -67,6 +67,10 @@ def _lower(
     for node in outputs:
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")
+        # PyTorch 2.11 plans the scatter of a slice into an expanded tensor with that tensor's strides.
+        value = node.meta["val"]
+        if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
+            raise Unfusable(f"elements of {node.name} share memory")
     found = [(n, traced.values[n]) for n in outputs]
     operators = [node for node in members if node.target is not getitem]
     for dims in traced.trace.dims:
