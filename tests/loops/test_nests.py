@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests import golden
 from tests.loops.interpreter import capture, run
+from tilewright.backend import backend
 from tilewright.loops.lower import lower
 from tilewright.loops.nest import describe
 from tilewright.operators.axes import Unfusable
@@ -185,7 +186,7 @@ def test_a_scatter_into_an_expanded_tensor() -> None:
     def function(x: Tensor, y: Tensor) -> Tensor:
         return x.select_scatter(y, 0, 2)
 
-    torch.testing.assert_close(torch.compile(function, backend="tilewright", fullgraph=True)(x, y), function(x, y))
+    torch.testing.assert_close(torch.compile(function, backend=backend, fullgraph=True)(x, y), function(x, y))
 
 
 def test_a_slice_of_an_input_is_an_input() -> None:

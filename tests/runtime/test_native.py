@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.backend.compiling import compiled
-from tilewright.backend import recording
+from tilewright.backend import backend, recording
 from tilewright.runtime.executable import (
     CallStep,
     Executable,
@@ -93,7 +93,7 @@ def test_a_result_planned_to_share_elements_falls_back_with_one_line(capsys: pyt
         return torch.as_strided_scatter(x, y, (2,), (1,)) * 2
 
     inputs = [torch.randn(1, 5).expand(7, 5), torch.ones(2)]
-    made = torch.compile(function, backend="tilewright", fullgraph=True)
+    made = torch.compile(function, backend=backend, fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(made(*inputs), function(*inputs))
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "runs as PyTorch runs it" in line]
