@@ -134,9 +134,19 @@ def test_norms_do_not_spill(capability: str, direction: Direction, columns: int,
 
 
 def test_rows_that_a_device_cannot_hold_are_tritons() -> None:
-    call = norm.contiguous("backward", 5000, 262144, BF16, 2, 2, True)
+    call = norm.contiguous("backward", 5000, 131072, FP32, 2, 2, True)
     assert isinstance(schedule_of(call, limits("9.0")), Schedule)
-    assert schedule_of(call, limits("12.0")) == "no kernel holds rows of 262144 columns"
+    assert schedule_of(call, limits("12.0")) == "no kernel holds rows of 131072 columns"
+
+
+def test_rows_of_16_bits_have_both_kernels_or_none() -> None:
+    """The gradient of a row of one value is 0 with the rstd of the forward kernel alone."""
+    for columns in (65536, 65544, 131072):
+        forward, backward = (
+            schedule_of(norm.contiguous(direction, 5000, columns, BF16, inputs, 2, True), limits("9.0"))
+            for direction, inputs in (("forward", 1), ("backward", 2))
+        )
+        assert isinstance(forward, Schedule) == isinstance(backward, Schedule) == (columns == 65536)
 
 
 @pytest.mark.parametrize(("capability", "direction", "columns", "dtype", "address"), SOFTMAXES)
