@@ -19,6 +19,7 @@ from tilewright.loops.trace import trace_nodes
 from tilewright.operators.axes import Axis, AxisUsedTwice, Unfusable, leaves, refuse_diagonal, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 from tilewright.operators.redundant import eliminate_redundant
+from tilewright.records.recipe import is_expanded
 
 APPROXIMABLE = frozenset({"exp", "expm1", "log1p", "sigmoid", "div"})
 """Functions whose accurate form takes several times the instructions of the hardware's own."""
@@ -68,8 +69,7 @@ def _lower(
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")
         # PyTorch 2.11 plans the scatter of a slice into an expanded tensor with that tensor's strides.
-        value = node.meta["val"]
-        if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
+        if is_expanded(node.meta["val"].shape, node.meta["val"].stride()):
             raise Unfusable(f"elements of {node.name} share memory")
     found = [(n, traced.values[n]) for n in outputs]
     operators = [node for node in members if node.target is not getitem]
@@ -97,10 +97,6 @@ class _Lowering:
         self.output_strides = [
             strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in outputs
         ]
-        tensors = [value.dims for _, value in outputs] + [op.detail.dims for op in self.ops if op.name == "load"]
-        tensors += [(op.detail.axes,) for op in self.ops if op.name == "draw"]
-        for dims in tensors:
-            refuse_diagonal(dims)
 
     def build(self) -> Lowered:
         self._dependencies()

@@ -37,6 +37,11 @@ class Layout:
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
 
+def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements are one in memory, as those of an expanded tensor."""
+    return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+
+
 class Pointer(NamedTuple):
     """The address of a tensor, plus some bytes."""
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from tilewright.graph.capture import Boxed
 from tilewright.graph.pytorch_state import carries_tangents, computes_nothing, without_subclass
 from tilewright.records.errors import warn_once
-from tilewright.records.recipe import Layout, Recipe
+from tilewright.records.recipe import Layout, Recipe, is_expanded
 from tilewright.runtime.pool import pool
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
         )
     if tensor.stride() == layout.strides or tensor.numel() == 0 or _has_strides(tensor, layout):
         return tensor
-    if any(stride == 0 and size > 1 for size, stride in zip(layout.shape, layout.strides, strict=True)):
+    if is_expanded(layout.shape, layout.strides):
         raise PlanMismatch(f"a result has strides {tensor.stride()}, planned as {layout.strides}, which share elements")
     fresh = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=tensor.device)
     return fresh.copy_(tensor)
