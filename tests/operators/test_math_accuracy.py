@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tilewright.emit.cpp_text import prelude
+from tilewright.emit.cpp_text import from_storage, prelude, to_storage
 from tilewright.runtime.compiler import load
 
 LARGEST_ULPS = {
@@ -56,11 +56,13 @@ PAIRS: dict[str, tuple[float, Callable[[torch.Tensor, torch.Tensor], torch.Tenso
 @pytest.fixture(scope="module")
 def functions() -> ctypes.CDLL:
     """One vectorised loop for every function, in one source."""
+    texts = {name: f"tw_{name}(x[i])" for name in (*LARGEST_ULPS, *EXACT, "erf_absolute")}
+    texts |= {name: f"tw_{name}(x[i], y[i])" for name in PAIRS}
+    texts |= {f"round_{dtype}": from_storage(to_storage("x[i]", dtype), dtype) for dtype in ("bfloat16", "float16")}
     loops = [
         f'extern "C" void all_{name}(const float* x, const float* y, float* out, int64_t n) {{\n'
-        f"#pragma omp simd\nfor (int64_t i = 0; i < n; ++i) out[i] = tw_{name}({arguments}); }}"
-        for names, arguments in (([*LARGEST_ULPS, *EXACT, "erf_absolute"], "x[i]"), (PAIRS, "x[i], y[i]"))
-        for name in names
+        f"#pragma omp simd\nfor (int64_t i = 0; i < n; ++i) out[i] = {text}; }}"
+        for name, text in texts.items()
     ]
     return load("\n".join([prelude(), *loops]))
 
