@@ -29,19 +29,21 @@ def _rounded(x: tl.tensor, dropped: tl.constexpr, bias: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def _placed(x: tl.tensor, holds: tl.tensor, finite: tl.tensor, beyond: tl.constexpr) -> tl.tensor:
-    """The byte of `finite` where the dtype holds x, else `beyond` or NaN; with the sign of x."""
-    size = tl.where(holds, finite, tl.where(x == x, beyond, 0x7F).to(tl.uint8))
+def _converted(
+    x: tl.tensor, dtype: tl.constexpr, dropped: tl.constexpr, bias: tl.constexpr, held: tl.tensor, beyond: tl.constexpr
+) -> tl.tensor:
+    """x as a byte of `dtype` where that holds it, else `beyond` or NaN; with the sign of x."""
+    if INTERPRETED or not cuda_capability_geq(8, 9):
+        finite = _rounded(x, dropped, bias)
+    else:
+        finite = tl.abs(x).to(dtype).to(tl.uint8, bitcast=True)
+    size = tl.where(held, finite, tl.where(x == x, beyond, 0x7F).to(tl.uint8))
     return size | ((x.to(tl.uint32, bitcast=True) >> 24) & 0x80).to(tl.uint8)
 
 
 @triton.jit
 def to_float8_e4m3fn(x: tl.tensor, beyond: tl.constexpr) -> tl.tensor:
-    if INTERPRETED or not cuda_capability_geq(8, 9):
-        finite = _rounded(x, 20, 7)
-    else:
-        finite = tl.abs(x).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    return _placed(x, tl.abs(x) <= 464.0, finite, beyond)
+    return _converted(x, tl.float8e4nv, 20, 7, tl.abs(x) <= 464.0, beyond)
 
 
 @triton.jit
@@ -57,11 +59,7 @@ def from_float8_e4m3fn(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_float8_e5m2(x: tl.tensor, beyond: tl.constexpr) -> tl.tensor:
-    if INTERPRETED or not cuda_capability_geq(8, 9):
-        finite = _rounded(x, 21, 15)
-    else:
-        finite = tl.abs(x).to(tl.float8e5).to(tl.uint8, bitcast=True)
-    return _placed(x, tl.abs(x) < 61440.0, finite, beyond)
+    return _converted(x, tl.float8e5, 21, 15, tl.abs(x) < 61440.0, beyond)
 
 
 @triton.jit
