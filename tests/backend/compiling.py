@@ -1,7 +1,8 @@
 """Compiling a function and holding it against eager: what every test of the backend does."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,3 +106,12 @@ def differentiate(result: Any) -> Any:
     grads = [torch.linspace(-1, 1, t.numel(), dtype=t.dtype).reshape(t.shape) for t in roots]
     torch.autograd.backward(roots, grads)
     return result
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -3,8 +3,7 @@
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
+from tests.backend.compiling import agrees, assert_same, chain, compiled, deterministic, differentiate, twin, with_grad
 from tests.backend.test_autograd import STEPS, Run, product
 
 pytestmark = pytest.mark.usefixtures("executor")
@@ -349,15 +348,6 @@ def test_tangents_are_eagers() -> None:
     assert is_native(run(x))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
         run(forward_ad.make_dual(x, tangent))
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_backward_refuses_a_determinism_that_forward_did_not_have() -> None:

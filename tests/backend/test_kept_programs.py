@@ -8,8 +8,7 @@ Most tests stay in one process: `torch._dynamo.reset` forgets what was compiled,
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.backend.compiling import assert_same, compare_steps, compiled, differentiate, twin, with_grad
+from tests.backend.compiling import assert_same, compare_steps, compiled, deterministic, differentiate, twin, with_grad
 from tests.backend.test_autograd import retained_after_one_that_was_not
 from tests.processes import start
 from tests.waiting import HANG_S
@@ -190,15 +189,6 @@ def test_another_program_is_not_found(other: str) -> None:
     again()
     OTHERS[other]()
     assert program_cache.counts["compiled"] == 1 and not program_cache.counts["loaded"], program_cache.counts
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_other_modes_and_settings_are_other_programs() -> None:
