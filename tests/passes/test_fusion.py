@@ -102,12 +102,21 @@ def test_a_dear_table_that_many_elements_read_is_computed_once(layers: int) -> N
     [
         (lambda x: x / x.abs().amax(), (512, 4096), 2),
         (lambda x: x / x.sum((1, 2), keepdim=True), (8, 512, 256), 2),
+        (lambda x: x / x.sum(1, keepdim=True), (128, 65536), 2),
         (lambda x: (x - x.mean()) / x.std(), (512, 4096), 4),
         (lambda x: torch.var_mean(x, 1, correction=0)[0], (3, 70000), 2),
         (lambda x: x / x.sum(), (64, 128), 1),
         (lambda x: x / x.sum(1, keepdim=True), (4096, 512), 1),
     ],
-    ids=["largest", "sums of rows", "standardised", "variances of rows", "small", "many rows"],
+    ids=[
+        "largest",
+        "sums of rows",
+        "a row for each processor",
+        "standardised",
+        "variances of rows",
+        "small",
+        "many rows",
+    ],
 )
 def test_few_long_rows_are_shared_by_programs_of_two_kernels(
     function: Callable[[Tensor], Tensor], shape: tuple[int, ...], kernels: int

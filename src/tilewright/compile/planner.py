@@ -30,6 +30,7 @@ from tilewright.passes.pad_products import write_padded
 from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
+from tilewright.passes.sample_sums import sum_samples_last
 from tilewright.passes.schedule import schedule
 from tilewright.passes.split_norms import split_norms
 from tilewright.passes.strided_rows import split_strided_rows
@@ -93,6 +94,7 @@ class Planner(Rewriter):
         split_group_norms(graph)
         split_strided_rows(graph, self.target)
         split_bias(graph, self.target)
+        sum_samples_last(graph, self.target)
         written = write_in_place(graph, name)
         written += accumulate_products(graph, name)
         if self.hand_written:

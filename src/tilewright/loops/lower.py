@@ -27,8 +27,8 @@ FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
 """The same when only one axis is left for the rows."""
-FEW_ROWS = 64
-"""Fewer programs than this leave multiprocessors of a GPU idle, ..."""
+FEW_ROWS = 128
+"""So many programs or fewer leave multiprocessors of a GPU idle or with little on its way from memory, ..."""
 LONG_ROW = 65536
 """... which counts if each reduces this many elements: the reduction runs over the rows then, in strips."""
 MOST_REPEATS = 4
@@ -168,7 +168,7 @@ class _Lowering:
     def _starves(self, cols: frozenset[Axis]) -> bool:
         """Whether a GPU would have few programs, each with a long row."""
         row_count = prod(axis.extent for axis in self.domain - cols)
-        return self.language == "triton" and row_count < FEW_ROWS and prod(a.extent for a in cols) >= LONG_ROW
+        return self.language == "triton" and row_count <= FEW_ROWS and prod(a.extent for a in cols) >= LONG_ROW
 
     def _split_by(self, order: list[Axis], cols: frozenset[Axis]) -> tuple[list[Axis], list[Axis]]:
         return [a for a in order if a not in cols], [a for a in order if a in cols]

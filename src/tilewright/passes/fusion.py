@@ -381,7 +381,7 @@ def _strides(lowered: Lowered) -> bool:
 def _starves(lowered: Lowered) -> bool:
     """Whether a GPU would have few programs, each of which reduces a long row."""
     nest = lowered.nest
-    long = lowered.language == "triton" and nest.row_count < FEW_ROWS and nest.col_count >= LONG_ROW
+    long = lowered.language == "triton" and nest.row_count <= FEW_ROWS and nest.col_count >= LONG_ROW
     return long and any(step.name == "reduce_cols" for step in nest.steps)
 
 
