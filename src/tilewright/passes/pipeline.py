@@ -33,7 +33,6 @@ from tilewright.passes.patch_convolutions import multiply_patches
 from tilewright.passes.permutations import gather_back
 from tilewright.passes.picked_losses import compute_across, compute_from_rows
 from tilewright.passes.rms_norm import as_aten, norm_as_one
-from tilewright.passes.shifted_losses import read_all_positions
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.passes.skinny_products import skinny_products
 from tilewright.passes.upsampling import gather_gradients
@@ -75,7 +74,6 @@ def optimise_joint(
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []
     summed = sum_sorted(graph, target) + sum_by_index(graph, target) if hand_written else []
-    read_all_positions(graph, target)
     compute_across(graph, target)
     compute_where_read(graph, target)
     chosen = choose_candidates(graph, target) if hand_written else []

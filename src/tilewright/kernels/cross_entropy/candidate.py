@@ -8,7 +8,6 @@ dx = _log_softmax_backward_data(dy, y, 1)           [N, C]
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +17,11 @@ from torch.fx import Node
 
 from tilewright.cost.work import Work
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_call, insert_results
 from tilewright.graph.layouts import before_widening, readers_through_moves, widening_below
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
+from tilewright.kernels.cross_entropy.shifted import Shift, shift_of
 from tilewright.kernels.row import ELEMENTS
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -53,7 +53,11 @@ def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
         return []
     match, refusal = matched(node, softmax)
     refusal = refusal or _refusal(node, logits, target)
-    return [Offer(tuple(_with_casts(match)), _work(match, logits), lambda: _apply(match), refusal)]
+    shift = None
+    if REDUCTIONS[_reduction(node)] != "none":
+        shift = shift_of(softmax.all_input_nodes[0], match.backward and match.backward[1])
+    replaced = dict.fromkeys((*_with_casts(match), *(shift.replaced if shift else ())))
+    return [Offer(tuple(replaced), _work(match, logits), lambda: _apply(match, shift), refusal)]
 
 
 def matched(node: Node, softmax: Node) -> tuple[Match, str | None]:
@@ -142,32 +146,40 @@ def _with_casts(match: Match) -> Iterator[Node]:
         yield from (user for user in narrow if calls.operator_name(user.target) == "_to_copy")
 
 
-def _apply(match: Match) -> Node:
+def _apply(match: Match, shift: Shift | None) -> Node:
     from tilewright.kernels import cross_entropy as _defines_the_operators  # noqa: F401
 
     ours: Any = torch.ops.tilewright
-    wide = match.softmax.all_input_nodes[0]
-    logits = before_widening(wide)
-    named = calls.arguments(match.loss)
+    wide: Any = match.softmax.all_input_nodes[0]
+    dtype = wide.meta["val"].dtype
+    named: Any = calls.arguments(match.loss)
     classes, ignored = named["target"], named["ignore_index"]
+    if shift is None:
+        logits = before_widening(wide)
+    else:
+        logits, classes = shift.rows(match.loss), shift.targets(match.loss, classes, ignored)
     options = (ignored, 0.0, 0.0)
     reduction = REDUCTIONS[_reduction(match.loss)]
-    is_wide = logits is not wide
+    is_wide = logits.meta["val"].dtype != dtype
     new = insert_call(match.loss, ours.cross_entropy.default, logits, classes, *options, reduction, is_wide, "auto")
-    loss, statistics, weight = (insert_call(match.loss, operator.getitem, new, i) for i in range(3))
+    loss, statistics, weight = insert_results(match.loss, new, 3)
     for result in list(match.loss.users):
         if result.args[1] == 0:
             result.replace_all_uses_with(loss)
     if match.backward is not None:
         of_loss, of_softmax = match.backward
+        if shift is not None:
+            statistics = shift.statistics(of_softmax, statistics)
         saved = (logits, classes, statistics, weight)
         gradient = insert_call(
             of_softmax, ours.cross_entropy_backward.default, of_loss.args[0], *saved, *options, 0, "auto"
         )
         if is_wide:
-            dtype = calls.output(wide).dtype  # type: ignore[union-attr]
             gradient = insert_call(of_softmax, aten._to_copy.default, gradient, dtype=dtype)
-        of_softmax.replace_all_uses_with(gradient)
+        if shift is None:
+            of_softmax.replace_all_uses_with(gradient)
+        else:
+            shift.replace_gradient(gradient)
     return new
 
 
