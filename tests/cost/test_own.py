@@ -171,6 +171,16 @@ COUNTS = {
         (MATRIX, "int64[N]", "int64[N]"),
         *("N·M + 2·N", "22·M", "N·M"),
     ),
+    "row_extremes": Counts(
+        lambda rows, keys, order: own.row_extremes(rows, keys, order, 22, True, 0.0, True),
+        (MATRIX, "int64[N]", "int64[N]"),
+        *("N·M + 2·N", "22·M", "N·M"),
+    ),
+    "matching_sums": Counts(
+        lambda other, mine, rows, keys, order: own.matching_sums(other, mine, rows, keys, order),
+        (MATRIX, "bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]"),
+        *("2·N·M + M·V + 2·N", "M·V", "2·N·M"),
+    ),
 }
 
 

@@ -31,6 +31,29 @@ def assert_added(table: torch.Tensor, dout: torch.Tensor, indices: torch.Tensor,
     _assert_near(table, before, dout, indices, padding)
 
 
+def assert_extremes(table: torch.Tensor, taken: torch.Tensor, indices: torch.Tensor, entries: int) -> None:
+    """Largest and smallest of the rows `taken` of `table`, which are exact, and their gradients' sums; some are NaN."""
+    keys, order = sorted_by_index(indices)
+    rows, places = table[taken].double(), indices[:, None].expand(len(indices), table.shape[1])
+    for how in ("amax", "amin"):
+        for include in (True, False):
+            found = torch.ops.tilewright.row_extremes(table, keys, taken[order], entries, how == "amax", 0.5, include)
+            start = torch.full(found.shape, 0.5, dtype=torch.float64, device=table.device)
+            exact = start.scatter_reduce(0, places, rows, how, include_self=include)
+            assert found.dtype == table.dtype and torch.equal(found.double().nan_to_num(99.0), exact.nan_to_num(99.0))
+    own = found.nan_to_num(0.0)
+    same = (table[taken] == own[indices]).double()
+    count = torch.ops.tilewright.matching_sums(table, own, None, keys, taken[order])
+    exact = torch.zeros_like(own, dtype=torch.float64).index_add(0, indices, same)
+    assert torch.equal(count, exact.to(count.dtype)) and exact.any()
+    values = table.sin().nan_to_num(0.0)
+    total = torch.ops.tilewright.matching_sums(table, own, values, keys, taken[order])
+    exact = torch.zeros_like(exact).index_add(0, indices, same * values[taken])
+    terms = torch.zeros_like(exact).index_add(0, indices, same * values[taken].abs())
+    allowed = terms * 2**-20 + exact.abs() * torch.finfo(table.dtype).eps / 2
+    assert ((total.double() - exact).abs() <= allowed).all()
+
+
 def _assert_near(
     found: torch.Tensor, before: torch.Tensor, dout: torch.Tensor, indices: torch.Tensor, padding: int
 ) -> None:

@@ -71,6 +71,9 @@ CHECKED: list[Arguments] = [
     ("scale_gradient_", (torch.randn(3), torch.tensor(2.0))),
     ("embedding_sums", (drawn(4, 3, 6, grad=False), KEYS, ORDER, 5, -1)),
     ("add_embedding_sums_", (drawn(5, 6, grad=False), drawn(4, 3, 6, grad=False), KEYS, ORDER, -1)),
+    ("row_extremes", (drawn(4, 6, grad=False), KEYS, ORDER % 4, 5, True, 0.0, False)),
+    ("matching_sums", (drawn(4, 6, grad=False), drawn(5, 6, grad=False), None, KEYS, ORDER % 4)),
+    ("matching_sums", (*[drawn(4, 6, grad=False)] * 3, KEYS % 4, ORDER % 4)),
     ("scatter_sums", (drawn(4, 3, grad=False), ROW_OF_3, 5)),
 ]
 

@@ -193,6 +193,69 @@ def test_the_same_bits_in_every_run_are_sorted(deterministic: None) -> None:
     torch.testing.assert_close(run(graph, y, ROWS), rows(y, ROWS))
 
 
+EDGES = torch.tensor([3, -1, 3, 0, 4, 3, -5, 2, 0, 0, 1]), torch.tensor([1, 0, 4, 4, 1, 1, 1, 6, 4, 0, 0])
+"""From rows of five to rows of seven; nothing goes to three of these."""
+
+
+def neighbours(how: str, base: float, *, include: bool) -> Callable[..., Tensor]:
+    """The largest or smallest, or the sum, of the rows at the other ends of edges."""
+
+    def function(x: Tensor, source: Tensor, to: Tensor) -> Tensor:
+        sent = x.relu()[source]
+        places = to[:, None].expand_as(sent)
+        return x.new_full((7, 3), base).scatter_reduce(0, places, sent, how, include_self=include)
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("how", "base", "include"),
+    [
+        ("amax", 0.0, True), ("amax", 0.0, False), ("amin", 0.0, True), ("amin", 0.0, False), ("amax", 0.5, True),
+        ("amin", 0.5, True), ("sum", 0.0, True),
+    ],
+)  # fmt: skip
+def test_rows_of_neighbours(how: str, base: float, include: bool, dtype: torch.dtype, deterministic: None) -> None:
+    """Neither they nor their gradient write a row for each edge. Two edges are the same, so that extremes are equal."""
+    forward = neighbours(how, base, include=include)
+
+    def both(x: Tensor, source: Tensor, to: Tensor) -> tuple[Tensor, Tensor]:
+        out = forward(x, source, to)
+        weights = torch.arange(21, dtype=out.dtype).view(7, 3)
+        return out.detach(), torch.autograd.grad((out * weights).sum(), x)[0]
+
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(3)).to(dtype)
+    graph = aten(both, x.requires_grad_(), *EDGES)
+    simplify(graph)
+    decisions = sum_by_index(graph, H200)
+    assert [decision.verdict for decision in decisions] == ["taken"] * (2 if how == "sum" else 3)
+    graph.eliminate_dead_code()
+    assert not [node for node in graph.nodes if getattr(node.meta.get("val"), "shape", ()) == (11, 3)]
+    exact = both(x.detach().double().requires_grad_(), *EDGES)
+    for found, true in zip(run(graph, x, *EDGES), exact, strict=True):
+        torch.testing.assert_close(found.double(), true, rtol=2e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+def test_an_index_of_a_neighbour_is_checked(deterministic: None) -> None:
+    x, (source, to) = drawn((5, 3), torch.float32), EDGES
+    graph = aten(neighbours("sum", 0.0, include=True), x, *EDGES)
+    sum_by_index(graph, H200)
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(graph, x, torch.where(source == 2, 5, source), to)
+
+
+def test_what_is_compared_with_other_rows_is_summed_as_it_is(deterministic: None) -> None:
+    def function(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x.new_zeros(5, 3).index_add(0, i % 5, (x[i] == x[j]).to(x.dtype))
+
+    x = drawn((5, 3), torch.float32)
+    graph = aten(function, x, *EDGES[:1], EDGES[0].flip(0))
+    sum_by_index(graph, H200)
+    assert "tilewright.embedding_sums.default" in calls(graph)
+    assert torch.equal(run(graph, x, EDGES[0], EDGES[0].flip(0)), function(x, EDGES[0], EDGES[0].flip(0)))
+
+
 def test_what_stays() -> None:
     y = drawn((7, 4), torch.float32)
     others: dict[str, Callable[..., Tensor]] = {
@@ -206,17 +269,17 @@ def test_what_stays() -> None:
         "nothing is added to": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
             0, i.view(7, 1).expand(7, 4) % 5, y, "sum", include_self=False
         ),
+        "costs more than PyTorch's atomics": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
+            0, (i % 5).view(7, 1).expand(7, 4), y, "amax"
+        ),
+        "other than whole rows": lambda y, i: y.new_zeros(7, 9).scatter_reduce(1, i[:4].expand(7, 4) % 5, y, "amax"),
         "is empty": lambda y, i: y.new_zeros(5, 0).index_put((i,), y[:, :0], accumulate=True),
     }
     for reason, function in others.items():
         (decision,) = stays(lambda graph: sum_by_index(graph, H200), function, y, ROWS)
         assert decision.verdict == "refused" and reason in decision.reason
     assert sum_by_index(aten(rows, y, ROWS), target_named("cpu")) == []
-    for function in (
-        lambda y, i: y.new_zeros(5, 4).index_put((i,), y),
-        lambda y, i: y.new_zeros(5, 4).scatter_reduce(0, i.view(7, 1).expand(7, 4) % 5, y, "amax"),
-    ):
-        assert sum_by_index(aten(function, y, ROWS), H200) == []
+    assert sum_by_index(aten(lambda y, i: y.new_zeros(5, 4).index_put((i,), y), y, ROWS), H200) == []
 
 
 Function = Callable[[Tensor, Tensor], Tensor]

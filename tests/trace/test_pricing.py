@@ -86,6 +86,8 @@ OWN: list[tuple[Any, ...]] = [
     (own.weighted_sum, MATRIX, VECTOR),
     (own.weighted_sum_backward, ones(N), MATRIX, VECTOR, False, True),
     (own.embedding_sums, MATRIX, INDEX, INDEX, 11, -1),
+    (own.row_extremes, MATRIX, INDEX, INDEX, 11, True, 0.0, True),
+    (own.matching_sums, MATRIX, MATRIX, MATRIX, INDEX, INDEX),
     (own.scatter_sums, MATRIX, zeros(N, M), 11),
     (own.index_sums, ones(B, N, M), zeros(B, N, M), 11, True),
 ]

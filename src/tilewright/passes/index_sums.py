@@ -6,6 +6,7 @@
     dx = scatter_add(zeros, -1, i, dy)                       →  dx = scatter_sums(dy, i, n)
     dx = index_add(zeros, 0, i, dy)                          →  dx = embedding_sums(dy, *sort(i), n)
     dx = scatter_add(zeros, dim, i, dy), one index a row     →  dx = where(arange(n) == i, dy, 0)
+    y  = scatter_reduce(zeros, 0, i, x, "amax" or "amin")    →  y  = row_extremes(x, *sort(i), n, …)
 
 Sums with values that are not zeros are added to them. The fourth for rows of a result that shared memory holds. The
 fifth for many whole rows to many places, where the sort, which all sums at the same index share, is predicted to cost
@@ -22,21 +23,23 @@ positions of an attention, and 22 for the zeros before, where one read and one w
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, insert_results, replace
+from tilewright.graph.insert import insert_formula, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.shared_zeros import is_zeros
+from tilewright.passes.sorted_rows import Orders, RowTarget, row_index
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
 
@@ -48,6 +51,9 @@ ADDED_ROWS, ADDED_ELEMENTS = 156e3, 300e3
 """Elements that atomics add in a microsecond, of rows in no order and one by one (H200: 200,000 × 128 in 164 µs)."""
 COPIED = 3e6
 """Bytes of sorted rows that are summed in a microsecond: estimated from other sizes."""
+EXTREMES = ("amax", "amin")
+JOINED: dict[str, Callable[..., Tensor]] = {"": torch.add, "amax": torch.maximum, "amin": torch.minimum}
+"""What joins the values that the call was given to add to."""
 SMALL = 2
 """Sums are added to values that are not zeros, if there are at most so many times the values that are summed."""
 MARGIN = 1.2
@@ -73,6 +79,10 @@ class _Sums:
     """Whether there is an index for each element."""
     wraps: bool = False
     """Whether a negative index counts from the end."""
+    extreme: Literal["", "amax", "amin"] = ""
+    """What is taken of the values in place of their sum."""
+    include: bool = True
+    """Whether what the call is given to add to takes part."""
 
     @property
     def extent(self) -> int:
@@ -109,12 +119,7 @@ class _Sums:
             return None
         if not self.by_element:
             return self.indices[0] if given.is_contiguous() else None
-        base = behind_views(self.indices[0])
-        whole = calls.output(base)
-        steps = [stride for stride, size in zip(given.stride(), given.shape, strict=True) if size > 1 and stride]
-        if whole is None or not whole.is_contiguous() or whole.numel() != positions:
-            return None
-        return base if (steps == [1] and given.stride(0) == 1) or positions == 1 else None
+        return row_index(self.indices[0])
 
     @property
     def atomics_us(self) -> float:
@@ -134,28 +139,16 @@ class _Sums:
         return 12 + (positions + self.extent) * columns * found.element_size() / COPIED
 
 
-def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each call that adds at indices."""
-    if target.language != "triton":
-        return []
-    found = [node for node in graph.nodes if node.op == "call_function" and _accumulates(node)]
-    behind = gradients(graph) if found else set()
-    matched = {node: _matched(node, _values(node)) for node in found}
-    orders = _Orders([sums for sums in matched.values() if isinstance(sums, _Sums)])
-    return [_decide(node, sums, orders, "backward" if node in behind else "forward") for node, sums in matched.items()]
-
-
-class _Orders:
-    """The sorted indices of sums of whole rows, one sort for each index."""
+class _Worth:
+    """Which rows are sorted: sums at the same index share the sort."""
 
     def __init__(self, found: Sequence[_Sums]) -> None:
         self._by_index: dict[tuple[fx.Node, int], list[_Sums]] = {}
-        self._sorted: dict[tuple[fx.Node, int], list[fx.Node]] = {}
         for sums in found:
             if (index := sums.rows_by) is not None:
                 self._by_index.setdefault((index, sums.extent), []).append(sums)
 
-    def is_worth(self, sums: _Sums) -> bool:
+    def __call__(self, sums: _Sums) -> bool:
         """Whether sorted rows are predicted to be faster than atomics, or the same bits are wanted in every run."""
         if (index := sums.rows_by) is None:
             return False
@@ -165,44 +158,37 @@ class _Orders:
         gain = sum(other.atomics_us - other.sorted_us for other in self._by_index[index, sums.extent])
         return sums.atomics_us > sums.sorted_us and gain > MARGIN * (50 + positions / 4000)
 
-    def sums(self, sums: _Sums) -> fx.Node:
-        """The sums by sorted rows, in front of the call that they replace."""
-        from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 
-        node, index = sums.node, sums.rows_by
-        assert index is not None
-        if (known := self._sorted.get((index, sums.extent))) is None:
-            keys = insert_formula(node, lambda given: _keys(given, sums), index)
-            ranked = insert_call(node, aten.sort.stable, keys, stable=True)
-            known = self._sorted[index, sums.extent] = insert_results(node, ranked, 2)
-
-        def formula(values: Tensor, keys: Tensor, order: Tensor) -> Tensor:
-            rows = values.reshape(sums.sizes[1:])
-            total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, sums.extent, -1)
-            return total.view(sums.shape)
-
-        new: fx.Node = insert_formula(node, formula, sums.values, *known)
-        return new
-
-
-def _keys(index: Tensor, sums: _Sums) -> Tensor:
-    """A radix sort takes as many passes as its keys have bits."""
-    index = torch.where(index < 0, index + sums.extent, index) if sums.wraps else index
-    return index.to(torch.int16 if sums.extent <= torch.iinfo(torch.int16).max else torch.int32).view(-1)
+def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each call that adds at indices."""
+    if target.language != "triton":
+        return []
+    found = [node for node in graph.nodes if node.op == "call_function" and _accumulates(node)]
+    behind = gradients(graph) if found else set()
+    matched = {node: _matched(node, _values(node)) for node in found}
+    is_worth, orders = _Worth([sums for sums in matched.values() if isinstance(sums, _Sums)]), Orders()
+    return [
+        _decide(node, sums, is_worth, orders, "backward" if node in behind else "forward")
+        for node, sums in matched.items()
+    ]
 
 
 def _accumulates(node: fx.Node) -> bool:
     if node.target in PUTS:
         return bool(calls.arguments(node).get("accumulate"))
     if node.target is aten.scatter_reduce.two:
-        return calls.arguments(node)["reduce"] == "sum"
+        return calls.arguments(node)["reduce"] in ("sum", *EXTREMES)
     return node.target in (*ADDS, *SCATTERS)
 
 
-def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphName) -> Decision:
+def _decide(
+    node: fx.Node, sums: _Sums | Refusal, is_worth: _Worth, orders: Orders, side: GraphName
+) -> Decision:  # fmt: skip
     name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
     values = _values(node)
     producer = behind_views(values).name
+    if isinstance(sums, _Sums) and sums.extreme and not is_worth(sums):
+        sums = Refusal("a sort of its rows costs more than PyTorch's atomics")
     if isinstance(sums, Refusal):
         reason = f"tilewright.index_sums does not take {name}: {sums}"
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
@@ -211,17 +197,17 @@ def _decide(node: fx.Node, sums: _Sums | Refusal, orders: _Orders, side: GraphNa
     base = node.args[0]
     assert isinstance(base, fx.Node)
     made_of_zeros = is_zeros(base)
-    if sums.picks:
+    if sums.picks and not sums.extreme:
         how, new = "where they are read", _insert(sums, _in_place)
-    elif sums.in_rows:
+    elif sums.in_rows and not sums.extreme:
         how, new = "in rows that shared memory holds", _insert(sums, _by_rows)
-    elif orders.is_worth(sums):
-        how, new = "as rows sorted by index", orders.sums(sums)
+    elif is_worth(sums):
+        how, new = "as rows sorted by index", _by_sort(sums, orders, made_of_zeros)
     else:
         how, new = "by atomics in fp32", _insert(sums, _by_atomics if made_of_zeros else _wide)
     reason = f"{sums.sizes[1]} positions are added {how}, in place of {name}"
     if not made_of_zeros:
-        new = insert_formula(node, lambda base, total: (base + total).to(base.dtype), base, new)
+        new = insert_formula(node, lambda base, total: JOINED[sums.extreme](base, total).to(base.dtype), base, new)
     replace(node, new)
     if made_of_zeros and not base.users:
         base.graph.erase_node(base)
@@ -279,18 +265,35 @@ def _along(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
         if given.get("alpha", 1) != 1:
             raise Refusal("what it adds is scaled")
         return _Sums(node, values, (index,), shape, dim)
-    if not given.get("include_self", True):
+    include, extreme = bool(given.get("include_self", True)), given.get("reduce", "sum")
+    if not include and not (extreme in EXTREMES and is_zeros(node.args[0])):
         raise Refusal("it keeps what nothing is added to")
     sent, places = _shape(values), _shape(index)
     if sent != places or (*sent[:dim], *sent[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]):
         raise Refusal("the index does not cover all rows")
-    return _Sums(node, values, (index,), shape, dim, by_element=True)
+    sums = _Sums(node, values, (index,), shape, dim, by_element=True)
+    if extreme not in EXTREMES:
+        return sums
+    if sums.rows_by is None:
+        raise Refusal("it takes the largest of other than whole rows")
+    return dataclasses.replace(sums, extreme=extreme, include=include)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
     found = calls.output(node)
     assert found is not None
     return tuple(found.shape)
+
+
+def _by_sort(sums: _Sums, orders: Orders, made_of_zeros: bool) -> fx.Node:
+    index = sums.rows_by
+    assert index is not None
+    to = RowTarget(index, sums.shape, sums.wraps)
+    if not sums.extreme:
+        return orders.sums(sums.node, sums.values, to)
+    largest = sums.extreme == "amax"
+    start = 0.0 if made_of_zeros else -math.inf if largest else math.inf
+    return orders.extremes(sums.node, sums.values, to, start, largest=largest, include=sums.include)
 
 
 def _insert(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:

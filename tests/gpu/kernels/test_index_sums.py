@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.contract import keeps_contract, launched
 from tests.gpu.kernels.launching import on_a_side_stream, replayed
-from tests.kernels.embeddings import assert_added, assert_sums, sorted_by_index
+from tests.kernels.embeddings import assert_added, assert_extremes, assert_sums, sorted_by_index
 from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 from tilewright.kernels.index_sums import index_sums
 from tilewright.kernels.scatter_sums import scatter_sums
@@ -84,6 +84,34 @@ def test_edges_are_sorted_once_for_all_layers(dtype: torch.dtype) -> None:
 
     ran = launched(keeps_contract(layers, [torch.randn(2000, 128, device=GPU).to(dtype).requires_grad_()]))
     assert "tilewright.embedding_sums.default" in ran and "tilewright.index_sums.default" not in ran
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("how", ["amax", "amin", "sum"])
+def test_rows_of_neighbours_are_never_written(how: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator(GPU).manual_seed(0)
+    source, to = (torch.randint(2000, (150000,), device=GPU, generator=generator) for _ in range(2))
+
+    def layers(x: Tensor) -> Tensor:
+        for _ in range(2):
+            sent = x.sin()[source]
+            x = torch.zeros_like(x).scatter_reduce(0, to[:, None].expand_as(sent), sent, how) + x
+        return x
+
+    ran = launched(keeps_contract(layers, [torch.randn(2000, 128, device=GPU).to(dtype).requires_grad_()]))
+    ours = ["row_extremes", "matching_sums"] if how != "sum" else ["embedding_sums"]
+    assert all(f"tilewright.{name}.default" in ran for name in ours) and not any("scatter" in what for what in ran)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", [(1000, 7, 11), (20000, 300, 128), (9000, 5, 1031)], ids=str)
+def test_extremes_of_rows_and_their_gradients(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    positions, entries, columns = sizes
+    generator = torch.Generator(GPU).manual_seed(0)
+    table = torch.randint(-90, 90, (500, columns), device=GPU, generator=generator).to(dtype)
+    table[4, 5] = torch.nan
+    taken = torch.randint(500, (positions,), device=GPU, generator=generator)
+    assert_extremes(table, taken, torch.randint(entries, (positions,), device=GPU, generator=generator), entries + 1)
 
 
 SCATTERED = {

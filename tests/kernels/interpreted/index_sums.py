@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.embeddings import assert_added, assert_sums
+from tests.kernels.embeddings import assert_added, assert_extremes, assert_sums
 from tests.kernels.interpreter import install
 from tilewright.kernels.embedding import triton as embedding_kernels
 from tilewright.kernels.index_sums import index_sums
@@ -101,3 +101,15 @@ def test_sums_are_added_in_place(monkeypatch: pytest.MonkeyPatch, padding: int) 
     monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
     indices = torch.tensor([3, 0, 3, 5] + [2] * 9 + [3] * 14)
     assert_added(torch.randn(7, 70).bfloat16(), torch.randn(len(indices), 70).bfloat16(), indices, padding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_extremes_of_rows_and_their_gradients(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Runs within a chunk of four and over many, entries without a row, rows of a table in any order."""
+    monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randint(-9, 9, (11, 37), generator=generator).to(dtype)
+    table[4, 5] = torch.nan
+    indices = torch.tensor([3, 0, 3, 5] + [2] * 9 + [3] * 14 + [7] * 30)
+    indices = indices[torch.randperm(len(indices), generator=generator)]
+    assert_extremes(table, torch.randint(11, (len(indices),), generator=generator), indices, 9)

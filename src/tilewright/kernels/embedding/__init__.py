@@ -1,10 +1,17 @@
-"""The gradient of an embedding: sums of rows by sorted index, the same at every run.
+"""The gradient of an embedding: sums of rows by sorted index, the same at every run; and other reductions of them.
 
     embedding_sums(dout, keys, order, entries, padding)        [entries, D]: in row e, Σ dout[order[i]] over keys[i] = e
     add_embedding_sums_(table, dout, keys, order, padding)     the same, added to the dense table [entries, D]
+    row_extremes(rows, keys, order, entries, largest, start, include)
+                                                               [entries, D]: the largest, or the smallest, of
+                                                               rows[order[i]] over keys[i] = e, and `start` where there
+                                                               are none, and with `include` beside them
+    matching_sums(other, own, rows, keys, order)               [entries, D]: in row e, Σ rows[order[i]] over keys[i] = e
+                                                               where other[order[i]] equals own[e]; without rows how
+                                                               many there are: the gradient of such an extreme
 
-keys: the indices, sorted (int16 or int32); order: their positions in dout [*, D]; row `padding` gets no sum (-1: all
-do).
+keys: the indices, sorted (int16 or int32); order: which row of dout [*, D] each one takes, most often its position; row
+`padding` gets no sum (-1: all do). An extreme is NaN where a row is.
 fp32, bf16 and fp16 run in Triton on a GPU and sum in fp32, in the order of the positions; the others run in PyTorch.
 """
 
@@ -23,13 +30,38 @@ from tilewright.records.recipe import Recipe
 
 
 def _sums(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
-    # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
-    wide = dout if dout.dtype == torch.float64 else dout.float()
-    total = wide.new_zeros(entries, dout.shape[-1])
-    total.index_add_(0, keys.int(), wide.reshape(order.numel(), dout.shape[-1])[order])
+    total = _summed(dout.reshape(-1, dout.shape[-1])[order], keys, entries)
     if padding >= 0:
         total[padding] = 0
-    return total.to(dout.dtype)
+    return total
+
+
+def _summed(rows: torch.Tensor, keys: torch.Tensor, entries: int) -> torch.Tensor:
+    # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
+    wide = rows if rows.dtype == torch.float64 else rows.float()
+    return wide.new_zeros(entries, rows.shape[-1]).index_add_(0, keys.int(), wide).to(rows.dtype)
+
+
+def _extremes(
+    rows: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, largest: bool, start: float,
+    include: bool,
+) -> torch.Tensor:  # fmt: skip
+    found, taken = rows.new_full((entries, rows.shape[-1]), start), rows[order]
+    places = keys.long()[:, None].expand(taken.shape)
+    return found.scatter_reduce_(0, places, taken, "amax" if largest else "amin", include_self=include)
+
+
+def _matching(
+    other: torch.Tensor, own: torch.Tensor, rows: torch.Tensor | None, keys: torch.Tensor, order: torch.Tensor
+) -> torch.Tensor:
+    values = torch.ones_like(other) if rows is None else rows
+    return _summed((other[order] == own[keys.int()]) * values[order], keys, own.shape[0])
+
+
+def _matching_recipe(
+    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand
+) -> Recipe | None:
+    return triton.matching_recipe(call, other, own, rows, keys, order) if runs_triton(other) else None
 
 
 def _added_recipe(
@@ -46,7 +78,7 @@ def _add_sums(
     return dout.new_empty(0)
 
 
-def _fake(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
+def _fake(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, *_: Any) -> torch.Tensor:
     return dout.new_empty((entries, dout.shape[-1]))
 
 
@@ -56,3 +88,10 @@ def _added_fake(table: torch.Tensor, dout: torch.Tensor, *_: Any) -> torch.Tenso
 
 define("embedding_sums", _sums, _fake, recipe=by_triton(triton.sums_recipe))
 define("add_embedding_sums_", _add_sums, _added_fake, recipe=_added_recipe)
+define("row_extremes", _extremes, _fake, recipe=by_triton(triton.extremes_recipe))
+define(
+    "matching_sums",
+    _matching,
+    lambda other, own, *_: own.new_empty(own.shape),
+    recipe=_matching_recipe,
+)

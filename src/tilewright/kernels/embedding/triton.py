@@ -1,6 +1,8 @@
 """The gradient of an embedding in Triton: rows are summed in the order of their positions.
 
-It is deterministic: atomic additions would need an fp32 table and give another result at every run.
+It is deterministic: atomic additions would need an fp32 table and give another result at every run. The same kernels
+take the largest or smallest of the rows (`HOW`), or sum only elements where another tensor equals the entry's own row
+(`MATCH`), which is the gradient of such a maximum.
 The positions are sorted by index, stably. One program owns one row of the table, or several narrow ones: it adds its
 positions' rows in fp32 and writes each row once (zeros where it has no position). A row with many positions is first
 summed in chunks of positions, by a kernel that returns at once for other rows.
@@ -51,27 +53,93 @@ def find_bounds(
     tl.store(bounds + entry, low, mask=entry <= entries)
 
 
+SUM, LARGEST, SMALLEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(-1)
+"""What becomes of the rows of an entry."""
+ALL, MATCHING, COUNTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Of which elements: all, those whose `other` equals the entry's own, and how many these are."""
+
+
+@triton.jit
+def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _combined(a: tl.tensor, b: tl.tensor, HOW: tl.constexpr) -> tl.tensor:
+    if HOW == SUM:
+        return a + b
+    else:
+        return _larger(a, b) if HOW == LARGEST else _smaller(a, b)
+
+
+@triton.jit
+def _over_rows(x: tl.tensor, HOW: tl.constexpr) -> tl.tensor:
+    if HOW == SUM:
+        return tl.sum(x, 0)
+    else:
+        return tl.reduce(x, 0, _larger) if HOW == LARGEST else tl.reduce(x, 0, _smaller)
+
+
+@triton.jit
+def _neutral(HOW: tl.constexpr) -> tl.constexpr:
+    return 0.0 if HOW == SUM else -float("inf") if HOW == LARGEST else float("inf")
+
+
+@triton.jit
+def _elements(
+    dout: tl.tensor, other: tl.tensor, own: tl.tensor, row: tl.tensor, column: tl.tensor, inside: tl.tensor,
+    columns: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Of each row what it adds to its entry, fp32; `own`: the entry's own row, or its rows."""
+    if MATCH == COUNTED:
+        value = inside.to(tl.float32)
+    else:
+        at = dout + row[:, None] * stride + column[None, :]
+        value = tl.load(at, mask=inside, other=_neutral(HOW)).to(tl.float32)
+    if MATCH != ALL:
+        theirs = tl.load(other + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        value *= (theirs == own).to(tl.float32)
+    return value
+
+
 @triton.jit
 def _sum_rows(
-    dout: tl.tensor, order: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor,
-    stride: tl.int64, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    dout: tl.tensor, other: tl.tensor, own: tl.tensor, order: tl.tensor, start: tl.tensor, last: tl.tensor,
+    columns: tl.tensor, column: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Σ dout[order[i], column] for start ≤ i < last, fp32."""
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = tl.full([ROWS, COLUMNS], _neutral(HOW), tl.float32)
     while start < last:
         place = start + tl.arange(0, ROWS)
         row = tl.load(order + place, mask=place < last, other=0).to(tl.int64)
         inside = (place < last)[:, None] & (column < columns)[None, :]
-        total += tl.load(dout + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        total = _combined(total, _elements(dout, other, own, row, column, inside, columns, stride, HOW, MATCH), HOW)
         start += ROWS
-    return tl.sum(total, 0)
+    return _over_rows(total, HOW)
+
+
+@triton.jit
+def _own(
+    mine: tl.tensor, entry: tl.tensor, column: tl.tensor, inside: tl.tensor, columns: tl.tensor, MATCH: tl.constexpr
+) -> tl.tensor:
+    """What elements are compared with: the entry's row of `mine`."""
+    if MATCH == ALL:
+        return tl.zeros_like(column).to(tl.float32)
+    else:
+        return tl.load(mine + entry.to(tl.int64) * columns + column, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["count", "padding"])
 def long_runs(
-    dout: tl.tensor, keys: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, count: tl.int64,
-    columns: tl.tensor, stride: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    dout: tl.tensor, other: tl.tensor, mine: tl.tensor, keys: tl.tensor, order: tl.tensor, bounds: tl.tensor,
+    parts: tl.tensor, count: tl.int64, columns: tl.tensor, stride: tl.int64, padding: tl.int64, HOW: tl.constexpr,
+    MATCH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """parts[chunk, end, :]: what the long run at that end of the chunk of positions adds within the chunk.
 
@@ -87,35 +155,40 @@ def long_runs(
     if (last - start > 2 * CHUNK) & (key != padding) & ((end == 0) | (key != head)):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         start, last = tl.maximum(start, first), tl.minimum(last, final)
-        total = _sum_rows(dout, order, start, last, columns, column, stride, ROWS, COLUMNS)
+        own = _own(mine, key, column, column < columns, columns, MATCH)[None, :]
+        total = _sum_rows(
+            dout, other, own, order, start, last, columns, column, stride, HOW, MATCH, ROWS, COLUMNS
+        )  # fmt: skip
         part = (tl.program_id(0).to(tl.int64) * 2 + end) * columns
         tl.store(parts + part + column, total, mask=column < columns)
 
 
 @triton.jit
 def _sum_parts(
-    parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor,
+    parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor, HOW: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The sum over the chunks of a long run; in the chunk where it starts it may be at the last end."""
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = tl.full([ROWS, COLUMNS], _neutral(HOW), tl.float32)
     chunk = start // CHUNK
     while chunk * CHUNK < last:
         each = chunk + tl.arange(0, ROWS)
         part = each * 2 + (each * CHUNK < start).to(tl.int64)
         inside = (each * CHUNK < last)[:, None] & (column < columns)[None, :]
-        total += tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=0.0)
+        each_part = tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=_neutral(HOW))
+        total = _combined(total, each_part, HOW)
         chunk += ROWS
-    return tl.sum(total, 0)
+    return _over_rows(total, HOW)
 
 
 @triton.jit
 def _sum_short(
-    dout: tl.tensor, order: tl.tensor, start: tl.tensor, length: tl.tensor, columns: tl.tensor, column: tl.tensor,
-    stride: tl.int64, ENTRIES: tl.constexpr, COLUMNS: tl.constexpr,
+    dout: tl.tensor, other: tl.tensor, own: tl.tensor, order: tl.tensor, start: tl.tensor, length: tl.tensor,
+    columns: tl.tensor, column: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
+    ENTRIES: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """[ENTRIES, COLUMNS], fp32: Σ dout[order[i], column] for the `length` positions i from each entry's start."""
-    total = tl.zeros([ENTRIES, COLUMNS], tl.float32)
+    total = tl.full([ENTRIES, COLUMNS], _neutral(HOW), tl.float32)
     steps = tl.max(length, 0)
     row = tl.load(order + start, mask=length > 0, other=0).to(tl.int64)
     step = 0
@@ -124,20 +197,22 @@ def _sum_short(
         step += 1
         # The next position's row number is loaded beside this one's row.
         following = tl.load(order + start + step, mask=step < length, other=0).to(tl.int64)
-        total += tl.load(dout + row[:, None] * stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+        total = _combined(total, _elements(dout, other, own, row, column, inside, columns, stride, HOW, MATCH), HOW)
         row = following
     return total
 
 
 @triton.jit(do_not_specialize=["entries", "padding"])
 def backward(
-    dout: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor, dweight: tl.tensor, columns: tl.tensor,
-    stride: tl.int64, entries: tl.int64, padding: tl.int64, CHUNK: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, ADD: tl.constexpr,
+    dout: tl.tensor, other: tl.tensor, mine: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor,
+    dweight: tl.tensor, columns: tl.tensor, stride: tl.int64, entries: tl.int64, padding: tl.int64,
+    start_value: tl.float32, HOW: tl.constexpr, MATCH: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (e, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], of `ENTRIES` entries.
 
     The padding's entry gets 0. With ADD what dweight holds is added, and rows without a position are left as they are.
+    Extremes of an entry without a position are `start_value`, which with STARTS takes part in all.
     """
     place = tl.arange(0, ENTRIES)
     entry = tl.program_id(0).to(tl.int64) * ENTRIES + place
@@ -147,15 +222,22 @@ def backward(
     last = tl.where(entry == padding, start, last)
     is_long = last - start > 2 * CHUNK
     short = tl.where(is_long, 0, last - start)
-    total = _sum_short(dout, order, start, short, columns, column, stride, ENTRIES, COLUMNS)
+    in_table = (entry < entries)[:, None] & (column < columns)[None, :]
+    own = _own(mine, entry[:, None], column[None, :], in_table, columns, MATCH)
+    total = _sum_short(
+        dout, other, own, order, start, short, columns, column, stride, HOW, MATCH, ENTRIES, COLUMNS
+    )  # fmt: skip
     first = tl.min(tl.where(is_long, place, ENTRIES), 0)
     while first < ENTRIES:
-        mine = place == first
-        begin, end = tl.sum(tl.where(mine, start, 0), 0), tl.sum(tl.where(mine, last, 0), 0)
-        part = _sum_parts(parts, begin, end, columns, column, CHUNK, ROWS, COLUMNS)
-        total = tl.where(mine[:, None], part[None, :], total)
+        is_first = place == first
+        begin, end = tl.sum(tl.where(is_first, start, 0), 0), tl.sum(tl.where(is_first, last, 0), 0)
+        part = _sum_parts(parts, begin, end, columns, column, HOW, CHUNK, ROWS, COLUMNS)
+        total = tl.where(is_first[:, None], part[None, :], total)
         is_long = is_long & (place != first)
         first = tl.min(tl.where(is_long, place, ENTRIES), 0)
+    if HOW != SUM:
+        total = tl.where((last > start)[:, None], total, start_value)
+        total = _combined(total, tl.zeros_like(total) + start_value, HOW) if STARTS else total
     written = ((entry < entries) & (last > start) if ADD else entry < entries)[:, None] & (column < columns)[None, :]
     to = dweight + entry[:, None] * columns + column[None, :]
     if ADD:
@@ -171,7 +253,7 @@ def sums_recipe(
     keys: the indices, of 16 or 32 bits and sorted; order: their positions in dout.
     """
     dweight = call.empty((entries, dout.shape[-1]), dout.dtype)
-    _launch_sums(call, dout, keys, order, dweight, padding, adds=False)
+    _launch_sums(call, dout, keys, order, dweight, padding)
     return call.finish(dweight)
 
 
@@ -179,13 +261,37 @@ def added_recipe(
     call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, padding: int
 ) -> Recipe:
     """`sums_recipe`, added to the dense table[entries, D] in place."""
-    _launch_sums(call, dout, keys, order, table, padding, adds=True)
+    _launch_sums(call, dout, keys, order, table, padding, ADD=True)
     return call.finish(call.empty((0,), dout.dtype))
 
 
+def extremes_recipe(
+    call: RecipeBuilder, rows: Operand, keys: Operand, order: Operand, entries: int, largest: bool, start: float,
+    include: bool,
+) -> Recipe:  # fmt: skip
+    """The largest, or the smallest, of each entry's rows, [entries, D]."""
+    found = call.empty((entries, rows.shape[-1]), rows.dtype)
+    how = (LARGEST if largest else SMALLEST).value
+    _launch_sums(call, rows, keys, order, found, start=start, HOW=how, STARTS=include)
+    return call.finish(found)
+
+
+def matching_recipe(
+    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand
+) -> Recipe:
+    """Sums of rows where `other` equals the entry's row of `own`; without rows how many there are."""
+    other, own = call.contiguous(other), call.contiguous(own)
+    total = call.empty(own.shape, own.dtype)
+    match = (COUNTED if rows is None else MATCHING).value
+    _launch_sums(call, other if rows is None else rows, keys, order, total, other=other, own=own, MATCH=match)
+    return call.finish(total)
+
+
 def _launch_sums(
-    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, dweight: Operand, padding: int, *, adds: bool
-) -> None:
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, dweight: Operand, padding: int = -1, *,
+    other: Operand | None = None, own: Operand | None = None, start: float = 0.0, **how: int,
+) -> None:  # fmt: skip
+    """The kernels that write `dweight` [entries, D]; `how`: constants of `backward` beside those of its tiles."""
     columns, count = dout.shape[-1], keys.numel()
     if len(dout.shape) != 2 or dout.strides[1] != 1:
         dout = call.contiguous(dout)
@@ -200,12 +306,19 @@ def _launch_sums(
     wide = min(triton.next_power_of_2(max(columns, 1)), MOST_COLUMNS)
     blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(count, CHUNK)
     parts = call.empty((chunks, 2, columns), torch.float32)
+    constants = {"HOW": 0, "MATCH": 0, "STARTS": False, "ADD": False} | how
+    of_rows = {key: constants[key] for key in ("HOW", "MATCH")}
     sizes = {"CHUNK": CHUNK, "ROWS": PART_ROWS, "COLUMNS": wide, "num_warps": 4}
+    compared = (dout if other is None else other, dout if own is None else own)
     if chunks > 2:
         grid = chunks, blocks, 2
-        call.launch(long_runs, grid, dout, keys, order, bounds, parts, count, columns, stride, padding, **sizes)
+        call.launch(
+            long_runs, grid, dout, *compared, keys, order, bounds, parts, count, columns, stride, padding, **of_rows,
+            **sizes,
+        )  # fmt: skip
     together = max(1, TILE // wide)
     call.launch(
         backward, (triton.cdiv(entries, together), blocks),
-        dout, order, bounds, parts, dweight, columns, stride, entries, padding, ENTRIES=together, ADD=adds, **sizes,
+        dout, *compared, order, bounds, parts, dweight, columns, stride, entries, padding, start, ENTRIES=together,
+        **constants, **sizes,
     )  # fmt: skip

@@ -1,20 +1,50 @@
-"""The gradient of a table whose rows were taken by index."""
+"""The gradient of a table whose rows were taken by index, and other reductions of rows by sorted index."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from tilewright.operators.arithmetic import each, of_argument
+from tilewright.operators.arithmetic import CallSizes, Count, Formula, each, elements, of_argument
 from tilewright.operators.row import Traffic, own
 from tilewright.operators.scatters import table_gradient
+from tilewright.operators.shapes import like
+
+
+def _taken(table: str) -> Formula:
+    """Elements of the rows of `table` that the argument `order` takes."""
+
+    def count(sizes: CallSizes) -> Count:
+        shape = sizes.shape(table)
+        return elements(sizes.shape("order")) * shape[-1] if shape else 0
+
+    return count
+
 
 GRADIENT = partial(table_gradient, "entries", "dout")
 own(
     "embedding_sums(Tensor dout, Tensor keys, Tensor order, SymInt entries, SymInt padding) -> Tensor",
     "library",
-    arithmetic=each(of_argument("dout"), 1),
+    arithmetic=each(_taken("dout"), 1),
+    traffic=Traffic(gathered={"dout": _taken("dout")}),
     shapes=GRADIENT,
     dtypes=("dout",),
+)
+own(
+    "row_extremes(Tensor rows, Tensor keys, Tensor order, SymInt entries, bool largest, float start, bool include)"
+    " -> Tensor",
+    "library",
+    arithmetic=each(_taken("rows"), 1),
+    traffic=Traffic(gathered={"rows": _taken("rows")}),
+    shapes=partial(table_gradient, "entries", "rows"),
+    dtypes=("rows",),
+)
+own(
+    "matching_sums(Tensor other, Tensor own, Tensor? rows, Tensor keys, Tensor order) -> Tensor",
+    "library",
+    arithmetic=each(_taken("other"), 2),
+    traffic=Traffic(gathered={"other": _taken("other"), "rows": _taken("rows")}),
+    shapes=like("own"),
+    dtypes=("own",),
 )
 # It reads and writes the rows of the table that the keys name; the result is empty.
 own(

@@ -1,0 +1,220 @@
+"""Rows that are summed, or of which the largest are taken, by an index that is sorted once for all of them.
+
+    index_add(zeros, 0, i, dy)                                     →  embedding_sums(dy, keys, order, n)
+    index_add(zeros, 0, i, x[j])                                   →  embedding_sums(x, keys, j[order], n)
+    scatter_reduce(zeros, 0, i, x[j], "amax")                      →  row_extremes(x, keys, j[order], n, …)
+    index_add(zeros, 0, i, x[j] == top[i])                         →  matching_sums(x, top, None, keys, j[order])
+    index_add(zeros, 0, j, (x[j] == top[i]) * dy[i])               →  matching_sums(top, x, dy, keys, i[order])
+
+with keys, order = sort(i), in the last line sort(j). The second never writes the rows of a graph's edges: those of its
+nodes stay in the cache. The last two are the gradient of the third, as PyTorch writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call, insert_formula, insert_results
+from tilewright.kernels.device import DTYPES
+from tilewright.passes.units import behind_views
+
+aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of `table` [rows, *], one for each position: those that `index` names, or each in its place (None)."""
+
+    table: fx.Node
+    index: fx.Node | None
+
+
+@dataclass(frozen=True)
+class RowTarget:
+    """Where rows go: the row `index[position]` of a result of shape `shape`."""
+
+    index: fx.Node
+    shape: tuple[int, ...]
+    wraps: bool
+    """Whether a negative index counts from the end."""
+
+    @property
+    def extent(self) -> int:
+        return self.shape[0]
+
+
+class Orders:
+    """The sorted indices of a graph, one sort for each index and extent."""
+
+    def __init__(self) -> None:
+        self._sorted: dict[tuple[fx.Node, int], list[fx.Node]] = {}
+        self._taken: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
+
+    def sums(self, before: fx.Node, values: fx.Node, to: RowTarget) -> fx.Node:
+        """The sums of rows of `values`, in front of the call that they replace."""
+        keys, order = self._sort(before, to)
+        if (match := _matching(values, to)) is not None:
+            where = self._rows(before, match.other, order)
+            summed = [] if match.summed is None else [match.summed]
+
+            def compared(keys: Tensor, where: Tensor, *tables: Tensor) -> Tensor:
+                other, own, *rows = (x.reshape(x.shape[0], -1) for x in tables)
+                given = rows[0] if rows else None
+                total: Tensor = torch.ops.tilewright.matching_sums(other, own, given, keys, where)
+                return total.view(to.shape)
+
+            return _inserted(before, compared, keys, where, match.other.table, match.own, *summed)
+        rows_of = taken(values) or Rows(values, None)
+        where = self._rows(before, rows_of, order)
+
+        def formula(values: Tensor, keys: Tensor, order: Tensor) -> Tensor:
+            rows = values.reshape(-1, _columns(to))
+            total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, to.extent, -1)
+            return total.view(to.shape)
+
+        return _inserted(before, formula, rows_of.table, keys, where)
+
+    def extremes(
+        self, before: fx.Node, values: fx.Node, to: RowTarget, start: float, *, largest: bool, include: bool
+    ) -> fx.Node:
+        """The largest, or the smallest, of the rows, and `start` where there are none, with `include` beside them."""
+        keys, order = self._sort(before, to)
+        rows_of = taken(values) or Rows(values, None)
+        where = self._rows(before, rows_of, order)
+
+        def formula(values: Tensor, keys: Tensor, order: Tensor) -> Tensor:
+            rows = values.reshape(-1, _columns(to))
+            found: Tensor = torch.ops.tilewright.row_extremes(rows, keys, order, to.extent, largest, start, include)
+            return found.view(to.shape)
+
+        return _inserted(before, formula, rows_of.table, keys, where)
+
+    def _sort(self, before: fx.Node, to: RowTarget) -> list[fx.Node]:
+        from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+
+        if (known := self._sorted.get((to.index, to.extent))) is None:
+            keys = _inserted(before, lambda index: _keys(index, to), to.index)
+            ranked = insert_call(before, aten.sort.stable, keys, stable=True)
+            known = self._sorted[to.index, to.extent] = insert_results(before, ranked, 2)
+        return known
+
+    def _rows(self, before: fx.Node, rows: Rows, order: fx.Node) -> fx.Node:
+        """Which row of the table each sorted position takes; an index outside stops the device."""
+        if rows.index is None:
+            return order
+        if (known := self._taken.get((rows.index, order))) is None:
+            count = rows.table.meta["val"].shape[0]
+
+            def formula(index: Tensor, order: Tensor) -> Tensor:
+                every = torch.arange(count, device=index.device)
+                return aten.index.Tensor(every, [aten.index.Tensor(index, [order])])  # type: ignore[no-any-return]
+
+            known = self._taken[rows.index, order] = _inserted(before, formula, rows.index, order)
+        return known
+
+
+def taken(values: fx.Node) -> Rows | None:
+    """The rows of a dense table that `values` are, one for each element of a dense index."""
+    node = behind_views(values)
+    given: dict[str, Any] = calls.arguments(node)
+    index: fx.Node | None = None
+    if node.target is aten.index.Tensor:
+        index = given["indices"][0] if len(given["indices"]) == 1 else None
+    elif node.target is aten.index_select.default and given["dim"] == 0:
+        index = given["index"]
+    elif node.target is aten.gather.default and given["dim"] == 0:
+        is_wide = _of(given["index"]).shape[1:] == _of(given["self"]).shape[1:]
+        index = row_index(given["index"]) if is_wide else None
+    if index is None:
+        return None
+    table, places, value = _of(given["self"]), _of(index), _of(values)
+    is_index = places.dtype in (torch.int64, torch.int32) and places.dim() == 1 and places.is_contiguous()
+    is_dense = table.dim() > 1 and table.is_contiguous() and value.is_contiguous()
+    return Rows(given["self"], index) if is_index and is_dense and value.shape[:1] == places.shape else None
+
+
+def row_index(index: fx.Node) -> fx.Node | None:
+    """The index with one element for each row, where `index` repeats it along the other dimensions."""
+    base = behind_views(index)
+    given, whole = _of(index), _of(base)
+    if not given.dim() or not whole.is_contiguous() or whole.numel() != given.shape[0]:
+        return None
+    steps = [stride for stride, size in zip(given.stride(), given.shape, strict=True) if size > 1 and stride]
+    return base if (steps == [1] and given.stride(0) == 1) or given.shape[0] == 1 else None
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Rows that are compared with those of the result's own entries; `summed`: whose rows are summed where they are
+    equal, and None where these are counted."""
+
+    other: Rows
+    own: fx.Node
+    summed: fx.Node | None
+
+
+def _matching(values: fx.Node, to: RowTarget) -> _Match | None:
+    node, factor = behind_views(values), None
+    if _of(values).dtype not in DTYPES:
+        return None
+    if node.target is aten._to_copy.default:
+        compared = behind_views(node.all_input_nodes[0])
+    elif node.target is aten.mul.Tensor and len(node.all_input_nodes) == 2:
+        first, second = node.all_input_nodes
+        if behind_views(first).target is not aten.eq.Tensor:
+            first, second = second, first
+        compared, factor = behind_views(first), taken(second)
+        if factor is None:
+            return None
+    else:
+        return None
+    if compared.target is not aten.eq.Tensor or len(compared.all_input_nodes) != 2:
+        return None
+    first, second = compared.all_input_nodes
+    return _compared(first, second, factor, values, to) or _compared(second, first, factor, values, to)
+
+
+def _compared(own: fx.Node, other: fx.Node, factor: Rows | None, values: fx.Node, to: RowTarget) -> _Match | None:
+    mine, compared, value = taken(own), _of(other), _of(values)
+    if mine is None or mine.index is not to.index or tuple(_of(mine.table).shape) != to.shape:
+        return None
+    if compared.shape != value.shape or not compared.is_contiguous():
+        return None
+    theirs = taken(other) or Rows(other, None)
+    tables = [mine.table, theirs.table, theirs.table if factor is None else factor.table]
+    if any(_of(table).dtype != value.dtype for table in tables):
+        return None
+    if factor is None:
+        return _Match(theirs, mine.table, None)
+    is_same = factor.index is theirs.index and _of(factor.table).shape == _of(theirs.table).shape
+    return _Match(theirs, mine.table, factor.table) if is_same else None
+
+
+def _of(node: fx.Node) -> Tensor:
+    found = calls.output(node)
+    assert found is not None
+    return found
+
+
+def _columns(to: RowTarget) -> int:
+    columns = 1
+    for size in to.shape[1:]:
+        columns *= size
+    return columns
+
+
+def _keys(index: Tensor, to: RowTarget) -> Tensor:
+    """A radix sort takes as many passes as its keys have bits."""
+    index = torch.where(index < 0, index + to.extent, index) if to.wraps else index
+    return index.to(torch.int16 if to.extent <= torch.iinfo(torch.int16).max else torch.int32).view(-1)
+
+
+def _inserted(before: fx.Node, formula: Callable[..., Tensor], *operands: fx.Node) -> fx.Node:
+    new: fx.Node = insert_formula(before, formula, *operands)
+    return new
