@@ -101,9 +101,12 @@ def test_each_token_keeps_the_contract(batch: int, mode: str) -> None:
                     getattr(theirs, name).copy_(cache)
                     getattr(true, name).copy_(cache)
     names = targets(record)
-    for own, count in (("attention_prefix", 2), ("write_cache_", 2), ("skinny_linear", 8)):
+    # Of several rows the library's product of 512 × 512 and the norm's kernel, which adds the residual, are as fast.
+    by_library = 0 if batch == 1 else 2
+    for own, count in (("attention_prefix", 2), ("write_cache_", 2), ("skinny_linear", 8 - by_library)):
         assert names.count(f"tilewright.{own}.default") == count, own
-    assert not any(word in name for name in names for word in ("index_copy", "index_put", "copy_.", "mm."))
+    assert names.count("aten.mm.default") == by_library
+    assert not any(word in name for name in names for word in ("index_copy", "index_put", "copy_."))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -204,7 +204,8 @@ def _is_whole(node: fx.Node, product: _Product) -> bool:
 
 def _decide(match: _Match, profile: DeviceProfile) -> Decision:
     first = match.products[0]
-    ours, theirs = _own_us(match, profile), sum(_library_us(product, profile) for product in match.products)
+    ours = _own_us(match, profile)
+    theirs = sum(_library_us(product, profile) for product in match.products) + _after_us(match, profile)
     count = len(match.products)
     what = "a product" if count == 1 else f"{count} products"
     reason = f"{what} of {_rows(first)} rows in one launch: {ours:.1f} µs predicted, {theirs:.1f} µs by the library"
@@ -240,6 +241,20 @@ def _library_us(product: _Product, profile: DeviceProfile) -> float:
         Work("product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, products=(sizes,)), profile
     )
     return max(by_tiles, float(moved / (profile.read_GBps * 1e3 * LIBRARY_SHARE)))
+
+
+def _after_us(match: _Match, profile: DeviceProfile) -> float:
+    """Of the kernel that computes `match.result` of the library's products.
+
+    The kernel of the next norm adds the residual too. Of one row that norm is inside the next product.
+    """
+    first = match.products[0]
+    if match.result is None or (match.residual is not None and _rows(first) > 1):
+        return 0.0
+    value = first.node.meta["val"]
+    operands = len(match.products) + (match.residual is not None)
+    nbytes = value.numel() * value.element_size()
+    return predicted_us(Work("pointwise", operands * nbytes, nbytes, dtype=calls.dtype_name(value.dtype)), profile)
 
 
 def _apply(match: _Match) -> fx.Node:
