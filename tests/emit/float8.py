@@ -25,7 +25,7 @@ def conversions(dtype: torch.dtype, source: torch.dtype) -> list[tuple[Callable[
     every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype)
     return [
         (lambda x: x.to(dtype), x),
-        (lambda x: (x.float() * 1.5).to(dtype).float() / 1.5, x),
+        (lambda x: (x.float() * 1.5).to(dtype).float() * 0.7, x),
         (lambda y: y.to(source) * 2, every),
     ]
 

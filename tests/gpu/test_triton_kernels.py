@@ -93,6 +93,17 @@ def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) ->
         assert float8.same(result, function(x))
 
 
+@pytest.mark.parametrize("dtype", [*float8.SOURCES, torch.float64], ids=str)
+@pytest.mark.parametrize("divisor", [1.5, 0.1, 3e38, 1e-40, 0.0])
+def test_quotients_by_a_number_are_eagers(divisor: float, dtype: torch.dtype) -> None:
+    """Bit for bit: they may be rounded to floats of 8 bits next."""
+    x = torch.cat([torch.randn(20000), torch.tensor([0.0, -0.0, float("inf"), float("nan")])]).to(GPU, dtype)
+    (lowered,) = nests_of(lambda x: x / divisor, x)
+    result = torch.empty_like(x)
+    by_triton()(lowered, [x, result])
+    torch.testing.assert_close(result, x / divisor, rtol=0, atol=0, equal_nan=True)
+
+
 def test_column_sums_are_the_same_at_every_run() -> None:
     x = torch.randn(20000, 130, device=GPU)
     (lowered,) = nests_of(lambda x: x.sum(0), x)

@@ -165,7 +165,8 @@ class Printer:
         wide = step.dtype == "int64" and i not in self.narrow
         if step.name == "cast" and i in self.narrow:
             return f"{self.operand(step.args[0])}.to(tl.int32)"
-        return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last)
+        of_elements = step.level is Level.FULL or (step.level is Level.COL and not self.nest.rows)
+        return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last, of_elements)
 
     def _draw(self, step: Step) -> str:
         """Whether each element's random number is below the threshold."""

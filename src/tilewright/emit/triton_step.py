@@ -89,8 +89,11 @@ def reduce(kind: str, dtype: str, value: str, axis: int) -> str:
     return f"tl.{kind}({value}, {along}).to({type_name(dtype)})"
 
 
-def expression(step: Step, argument: Argument, operand_dtype: str) -> str:
-    """A step other than `load`, `const`, `index` and reductions; `operand_dtype` is that of its last operand."""
+def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: bool) -> str:
+    """A step other than `load`, `const`, `index` and reductions; `operand_dtype` is that of its last operand.
+
+    `of_elements` says that it varies with all axes of its nest, as no result of a reduction does.
+    """
 
     def args(literals: bool) -> list[str]:
         return [argument(a, literals) for a in step.args]
@@ -109,7 +112,7 @@ def expression(step: Step, argument: Argument, operand_dtype: str) -> str:
         return f" {INFIX[name]} ".join(args(True))
     if step.approximate:
         return _approximation(name, args(name == "div"))
-    if name == "div" and (factor := _reciprocal(args(True)[1])) is not None:
+    if name == "div" and (factor := _reciprocal(args(True)[1], step.dtype, of_elements)) is not None:
         return f"{args(True)[0]} * {factor}"
     if name == "div":
         return " / ".join(args(True)) if step.dtype == "float64" else f"tl.div_rn({', '.join(args(True))})"
@@ -118,14 +121,20 @@ def expression(step: Step, argument: Argument, operand_dtype: str) -> str:
     return _function(name, args(False), floating, operand_dtype)
 
 
-def _reciprocal(divisor: str) -> float | None:
-    """1 / divisor, where it is a number whose reciprocal is exact: a power of two."""
+def _reciprocal(divisor: str, dtype: str, of_elements: bool) -> str | None:
+    """1 / divisor, where it is a number and the reciprocal is exact, or eager's kernels on a GPU multiply by it too.
+
+    They do so with the elements of a tensor (`div_true_kernel_cuda`): a fake quantisation depends on the last bit.
+    """
+    import torch
+
     try:
-        number = float(divisor)
+        number = torch.tensor(float(divisor), dtype=getattr(torch, dtype))
     except ValueError:
         return None
-    mantissa, exponent = math.frexp(number)
-    return 1 / number if abs(mantissa) == 0.5 and abs(exponent) < 100 else None
+    mantissa, exponent = math.frexp(number.item())
+    exact = abs(mantissa) == 0.5 and abs(exponent) < 100
+    return literal(number.reciprocal().item(), dtype) if exact or of_elements else None
 
 
 def _approximation(name: str, args: Sequence[str]) -> str:
