@@ -587,8 +587,8 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.row.contiguous(), _lengths(o, -1), o.row.dim() - 1),
     ],
     "_weight_norm_interface_backward.default": [
-        lambda o: call(_gradient(o), *_weight_norm(o, 0), 0),
-        lambda o: call(_gradient(o), *_weight_norm(o, -1), o.row.dim() - 1),
+        lambda o: call(*_weight_norm(o, 0)),
+        lambda o: call(*_weight_norm(o, -1)),
     ],
     **{
         f"index_{name}.default": [
@@ -683,10 +683,16 @@ def _lengths(o: Operands, dim: int) -> torch.Tensor:
     return (torch.rand(shape, generator=torch.Generator().manual_seed(10)) + 0.5).to(o.row.dtype)
 
 
-def _weight_norm(o: Operands, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A weight's direction, its lengths, and the norms of the direction."""
-    v, g = o.row.contiguous(), _lengths(o, dim)
-    return v, g, torch.ops.aten._weight_norm_interface(v, g, dim % v.dim())[1]
+def _weight_norm(o: Operands, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """A gradient, a weight's direction, its lengths, the norms of the direction, and the dimension.
+
+    A slice has two elements at least: towards a single one the gradient is 0, and eager's is its rounding error.
+    """
+    place = 1 if dim == 0 else 0
+    v, dw = torch.stack([o.row, o.row + o.row], place), torch.stack([_gradient(o)] * 2, place)
+    g = _lengths(o, dim).unsqueeze(place)
+    dim %= v.dim()
+    return dw, v, g, torch.ops.aten._weight_norm_interface(v, g, dim)[1], dim
 
 
 def _of_channels(o: Operands) -> tuple[torch.Tensor, torch.Tensor]:

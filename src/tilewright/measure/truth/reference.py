@@ -160,6 +160,11 @@ def _run_float64(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dic
     # The float64 operand's strides may differ from eager's and not allow this view.
     if target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
         return torch.ops.aten.reshape.default(*args)
+    if target is torch.ops.aten._weight_norm_interface.default:
+        # On a GPU its root is of fp32.
+        v, g, *dim = args
+        norms = torch.norm_except_dim(v, 2, *dim)
+        return v * (g / norms), norms
     return target(*args, **kwargs)
 
 
