@@ -30,6 +30,7 @@ from torch.fx import Graph, Node
 from tilewright.hardware.target import Language, Target
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention, Shape
+from tilewright.passes.attention.own import capped, check_capped
 from tilewright.passes.attention.spelling import (
     Operand,
     Refusal,
@@ -40,6 +41,7 @@ from tilewright.passes.attention.spelling import (
     static,
     tensor_of,
 )
+from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.writer import Writer
 
 ABSORBING = -1e17
@@ -58,6 +60,8 @@ def check_form(attention: Attention, masking: Masking, target: Target) -> None:
         raise Refusal("empty tensors")
     rank, wanted = len(attention.lead) + 2, shapes[3].dtype
     on_gpu = target.runs_on_gpu(shapes[3].device)
+    if attention.softcap:
+        check_capped(attention, target)
     if on_gpu:
         _check_aligned(shapes[3], attention)
     for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
@@ -97,8 +101,16 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
             q, mask, top = _shifted(write, q, mask)
             signs.append(write.method("squeeze", top, -1))
     elif dropped is not None:
-        mask = write.call(torch.where, dropped, -math.inf, 0.0)
-    out = _fused(write, q, k, v, mask, signs, masking, attention.scale, language)
+        keeps = attention.softcap > 0
+        mask = write.call(torch.logical_not, dropped) if keeps else write.call(torch.where, dropped, -math.inf, 0.0)
+    if attention.softcap:
+        out = capped(write, (q, k, v), mask, masking.band, attention)
+    else:
+        out, signs = _fused(write, q, k, v, mask, signs, masking, attention.scale, language)
+    if signs:
+        out = _with_signs(write, out, signs)
+    if masking.band != EVERYWHERE:
+        out = _with_unseen_values(write, out, v)
     if dropped is not None and masking.some_row_dropped and not masking.added:
         out = _fill_dropped_rows(write, out, v, dropped, masking)
     if str(tensor_of(out).shape[-1]) != str(value_depth):
@@ -247,8 +259,8 @@ def _fused(
     masking: Masking,
     scale: float,
     language: Language,
-) -> Node:
-    """out [B, H, Nq, dv], NaN where a row of scores or of `signs` [..., Nq] is all NaN or infinite."""
+) -> tuple[Node, list[Node]]:
+    """PyTorch's attention: out [B, H, Nq, dv], and what must be finite in rows of out that are not NaN."""
     if language == "c++":
         # scaled_dot_product_attention would call the same kernel, and keep its log-sum-exp to itself.
         both = write.call(
@@ -256,22 +268,24 @@ def _fused(
             q, k, v, 0.0, masking.causal, attn_mask=mask, scale=scale,
         )  # fmt: skip
         out, lse = (write.call(operator.getitem, both, i) for i in (0, 1))
-        signs = [lse, *signs] if mask is not None else [lse, *signs, _nan_of_keys(write, k, masking)]
-    else:
-        # The GPU's kernels keep NaN on their own; only rows without keys become zeros there.
-        if mask is not None and tensor_of(mask).dtype != tensor_of(q).dtype:
-            mask = write.method("to", mask, tensor_of(q).dtype)
-        out = write.call(
-            torch.nn.functional.scaled_dot_product_attention,
-            q, k, v, attn_mask=mask, is_causal=masking.causal, scale=scale,
-        )  # fmt: skip
-    if signs:
-        total = write.joined(torch.add, signs)
-        factor = write.call(torch.add, write.call(torch.sub, total, total), 1.0)
-        if tensor_of(factor).dtype != tensor_of(out).dtype:
-            factor = write.method("to", factor, tensor_of(out).dtype)
-        out = write.call(torch.mul, out, write.method("unsqueeze", factor, -1))
-    return _with_unseen_values(write, out, v) if masking.causal else out
+        return out, [lse, *signs] if mask is not None else [lse, *signs, _nan_of_keys(write, k, masking)]
+    # The GPU's kernels keep NaN on their own; only rows without keys become zeros there.
+    if mask is not None and tensor_of(mask).dtype != tensor_of(q).dtype:
+        mask = write.method("to", mask, tensor_of(q).dtype)
+    out = write.call(
+        torch.nn.functional.scaled_dot_product_attention,
+        q, k, v, attn_mask=mask, is_causal=masking.causal, scale=scale,
+    )  # fmt: skip
+    return out, signs
+
+
+def _with_signs(write: Writer, out: Node, signs: list[Node]) -> Node:
+    """`out`, NaN in rows where a sign [..., Nq] is NaN or infinite."""
+    total = write.joined(torch.add, signs)
+    factor = write.call(torch.add, write.call(torch.sub, total, total), 1.0)
+    if tensor_of(factor).dtype != tensor_of(out).dtype:
+        factor = write.method("to", factor, tensor_of(out).dtype)
+    return write.call(torch.mul, out, write.method("unsqueeze", factor, -1))
 
 
 def _nan_of_keys(write: Writer, k: Node, masking: Masking) -> Node:
@@ -289,7 +303,7 @@ def _nan_of_keys(write: Writer, k: Node, masking: Masking) -> Node:
 
 
 def _with_unseen_values(write: Writer, out: Node, v: Node) -> Node:
-    """Causal: zero weight times NaN is NaN in eager, but the kernel skips blocks of keys that no row sees."""
+    """In a band: zero weight times NaN is NaN in eager, but the kernel skips blocks of keys that no row sees."""
     dtype = tensor_of(v).dtype
     wide = torch.promote_types(dtype, torch.float32)
     total = write.method("sum", write.method("detach", v), -2, keepdim=True, dtype=wide)

@@ -31,6 +31,8 @@ class Masking:
     """How the fused form masks: `is_causal`, or the tensors it passes on, or neither."""
 
     causal: bool = False
+    band: Band = EVERYWHERE
+    """What hides keys, if nothing else does, for tilewright's own kernels; `causal` where PyTorch's take it, too."""
     leaks: bool = False
     """Causal by addition: NaN + -inf is NaN, so in eager a NaN key reaches rows that do not see it."""
     added: tuple[Added, ...] = ()
@@ -55,7 +57,9 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
     if band == EVERYWHERE:
         return Masking()
     if band == Band(None, 0) and same_shape((queries,), (keys,)):
-        return Masking(causal=True, leaks=bool(attention.added))
+        return Masking(causal=True, band=band, leaks=bool(attention.added))
+    if attention.softcap and band is not None and found.leaves_a_key(queries, keys):
+        return Masking(band=band)
     fills = {fill.value for fill in attention.filled}
     if len(fills) > 1 or (fills and attention.added and fills != {-math.inf}):
         raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")

@@ -63,7 +63,10 @@ class Filled:
 
 @dataclass
 class Attention:
-    """softmax(scale · factors · q kᵀ + added, filled) v, as found in the graph."""
+    """softmax(scale · factors · q kᵀ + added, filled) v, as found in the graph.
+
+    With a soft cap c, c · tanh(… / c) of the scaled products takes their place.
+    """
 
     softmax: Softmax
     scores: Node = field(init=False)
@@ -72,6 +75,8 @@ class Attention:
     k: Operand = field(init=False)
     k_transposed: bool = field(init=False)
     scale: float = 1.0
+    softcap: float = 0.0
+    """0: none."""
     factors: list[tuple[str, Node]] = field(default_factory=list)
     """Tensors that multiply ("mul") or divide ("div") whole rows of the scores."""
     added: list[Added] = field(default_factory=list)
@@ -96,6 +101,8 @@ def match_attention(root: Node, scalar: Scalar) -> Attention:
     _above(attention, scalar)
     _below(attention)
     _fold_query_and_key(attention, scalar)
+    # What multiplies the products inside of tanh is scale / c.
+    attention.scale *= attention.softcap or 1.0
     return attention
 
 
@@ -148,6 +155,8 @@ class _Walk:
         if name == "where":
             return self._where(node)
         x = argument(node, 0, "input")
+        if name == "tanh" and isinstance(x, Node):
+            return self._capped(node, x)
         if isinstance(x, Node) and name in ("cast", "contiguous", "view", "unsqueeze", "squeeze"):
             keep_scores(node, x)
             if torch.promote_types(tensor_of(x).dtype, tensor_of(node).dtype) != tensor_of(node).dtype:
@@ -196,6 +205,12 @@ class _Walk:
             raise Refusal(f"{node.name} scales by {factor}")
         return x
 
+    def _capped(self, node: Node, x: Node) -> Node:
+        if self.found.softcap or self.found.factors:
+            raise Refusal(f"{node.name} caps scores that are capped again, or scaled by a tensor after it")
+        self.found.softcap, self.found.scale = self.found.scale, 1.0
+        return x
+
     def add(self, mask: Node, times: float, node: Node) -> None:
         """`node` adds `times · mask` to the scores; `self.found.scale` is what multiplies the sum later."""
         lead = self._masked_at(node)
@@ -224,8 +239,8 @@ class _Walk:
         return self._fill(node, other, condition, False, x)
 
     def _masked_at(self, node: Node) -> Shape:
-        if self.found.factors:
-            raise Refusal("a tensor scales the scores after they were masked")
+        if self.found.factors or self.found.softcap:
+            raise Refusal("a tensor scales the scores, or tanh caps them, after they were masked")
         lead: Shape = tuple(tensor_of(node).shape[:-2])
         # That with more axes: windows of an image and their heads, beside windows of all images and their heads.
         if self.lead is None or len(lead) > len(self.lead):

@@ -38,6 +38,7 @@ from tilewright.passes.attention.spelling import (
     spelled,
     tensor_of,
 )
+from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.records.program import Cost, Decision
 
@@ -124,8 +125,9 @@ def _decide(
         return Decision(
             "forward", producer, consumer, "refused", reason, 0, predicted, source=source, passed_by="attention"
         )
-    how = "causal" if masking.causal else "with its mask" if masking.added or masking.filled else "unmasked"
-    where = " within windows" if within else ""
+    how = "with its mask" if masking.added or masking.filled else "unmasked"
+    how = "causal" if masking.causal else "in a band" if masking.band != EVERYWHERE else how
+    where = " within windows" if within else " under a soft cap" if attention.softcap else ""
     reason = f"fused attention{where}, {how}: no N² tensor is written or saved"
     return Decision(
         "forward", producer, consumer, "taken", reason, saved, predicted, source=source, passed_by="attention"

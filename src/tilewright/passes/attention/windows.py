@@ -37,7 +37,13 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
     if not static(sizes) or target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
         return False
-    if masking.causal or masking.filled or prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
+    if (
+        masking.causal
+        or masking.filled
+        or attention.softcap
+        or prod(attention.lead) < FEWEST
+        or len(attention.lead) not in (1, 2, 3)
+    ):
         return False
     from tilewright.kernels.attention.window.triton import refuses
 
