@@ -151,6 +151,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
         [given(4, 9)],
         "each reduction would be computed 8 times, once for each copy of its result",
     ),
+    "sums that are three parts of one dimension": (
+        lambda x: torch.cat([x.sum(1), x.exp().sum(1), (x * x).sum(1)], -1),
+        [given(4, 6, 5)],
+        "a reduction would be computed over 3 times its elements",
+    ),
     "sum for each of many": (
         lambda x, y: x.sum(-1)[:, None] * y,
         [given(4, 9), given(4, 5)],
