@@ -81,6 +81,29 @@ def test_numbers_that_an_integer_cannot_hold(source: torch.dtype, dtype: torch.d
         assert torch.equal(ours, eager)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_integers_wrap_around(dtype: torch.dtype) -> None:
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.max, limits.max - 1, limits.min, -1, 0, 1, 7], dtype=dtype).repeat(9)
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        # Comparisons that a compiler would decide if nothing overflowed.
+        return [x + 1 > x, x - 1 < x, x * 2 // 2 == x, -x > 0, x.abs() >= 0, x * x, x + x, x - 3 * x]
+
+    for ours, eager in zip(compiled(function)(x), function(x), strict=True):
+        assert torch.equal(ours, eager)
+
+
+def test_a_number_divided_by_integers() -> None:
+    x = torch.tensor([3, -7, 127, 1, -128], dtype=torch.int8)
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [7 // x, 7 % x, 7 / x, torch.div(x, 3, rounding_mode="trunc"), x * 2]
+
+    for ours, eager in zip(compiled(function)(x), function(x), strict=True):
+        assert torch.equal(ours, eager)
+
+
 def test_complex_tensors() -> None:
     def inside(x: torch.Tensor) -> torch.Tensor:
         return (torch.view_as_complex(x) * 2j + 1).real * 3 + F.gelu(x[..., 0])

@@ -18,6 +18,9 @@ COMPUTED = STORED | {"bool": "bool"}
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "idiv": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+WRAPPING = {"int32": "uint32_t", "int64": "uint64_t"}
+"""Types whose overflow C++ leaves undefined, where PyTorch's wraps around: they are computed without sign. Narrower ones
+are computed as `int`."""
 CHEAP = frozenset(INFIX) | {"load", "const", "index", "check", "cast", "round", "neg", "abs", "where", "maximum",
                             "minimum", "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
 WIDE = {"float32": "double", "float64": "double"}
@@ -92,6 +95,9 @@ def scalar(step: Step, args: list[str]) -> str:
         return _cast(args[0], step.dtype)
     if step.name == "where":
         return f"{args[0]} ? {args[1]} : {args[2]}"
+    if step.name in ("add", "sub", "mul", "neg") and (unsigned := WRAPPING.get(step.dtype)):
+        first, *second = [f"({unsigned}){arg}" for arg in args]
+        return f"({kind})(0 - {first})" if not second else f"({kind})({first} {INFIX[step.name]} {second[0]})"
     if step.name in INFIX:
         return f"({kind})({args[0]} {INFIX[step.name]} {args[1]})"
     if step.name in ("neg", "bitnot"):

@@ -9,6 +9,7 @@ typedef unsigned short uint16_t;
 typedef int int32_t;
 typedef unsigned int uint32_t;
 typedef long int64_t;
+typedef unsigned long uint64_t;
 
 extern "C" int omp_get_thread_num(void);
 
@@ -68,6 +69,9 @@ template <class T> TW T tw_maximum(T a, T b) { return (a > b || a != a) ? a : b;
 template <class T> TW T tw_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
 template <class T> TW T tw_sign(T a) { return (T)((a > 0) - (a < 0)); }
 template <class T> TW T tw_abs(T a) { return a < 0 ? -a : a; }
+// Of the least integer PyTorch's is that integer.
+TW int32_t tw_abs(int32_t a) { return a < 0 ? (int32_t)(0 - (uint32_t)a) : a; }
+TW int64_t tw_abs(int64_t a) { return a < 0 ? (int64_t)(0 - (uint64_t)a) : a; }
 TW float tw_abs(float a) { return __builtin_fabsf(a); }
 TW double tw_abs(double a) { return __builtin_fabs(a); }
 TW bool tw_isinf(float a) { return __builtin_fabsf(a) == TW_INF; }

@@ -216,9 +216,9 @@ def logaddexp(c: Call, x: Value, y: Value) -> Value:
 # Division of integers by a number.
 
 
-def _quotient(x: Value, divisor: Value | Scalar) -> Value:
+def _quotient(x: Value | Scalar, divisor: Value | Scalar) -> Value:
     """⌊x / divisor⌋. A divisor that may be 0 is left to PyTorch, which raises an error."""
-    if x.dtype in FLOATS or not isinstance(divisor, int) or isinstance(divisor, bool) or divisor <= 0:
+    if not isinstance(x, Value) or x.dtype in FLOATS or not isinstance(divisor, int) or isinstance(divisor, bool) or divisor <= 0:
         raise Unfusable("a division that is rounded, but for integers by a positive number")
     # For negative x: ⌊x / d⌋ = -1 - ⌊(-1 - x) / d⌋, and -1 - x does not overflow.
     below = call("bitnot", call("idiv", call("bitnot", x), divisor))
