@@ -19,8 +19,9 @@ COMPUTED = STORED | {"bool": "bool"}
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "idiv": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 WRAPPING = {"int32": "uint32_t", "int64": "uint64_t"}
-"""Types whose overflow C++ leaves undefined, where PyTorch's wraps around: they are computed without sign. Narrower ones
-are computed as `int`."""
+"""Integers whose overflow C++ leaves undefined, and PyTorch wraps around: they are computed without a sign.
+
+C++ computes narrower ones as `int`, which holds their sums and products."""
 CHEAP = frozenset(INFIX) | {"load", "const", "index", "check", "cast", "round", "neg", "abs", "where", "maximum",
                             "minimum", "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
 WIDE = {"float32": "double", "float64": "double"}

@@ -218,7 +218,8 @@ def logaddexp(c: Call, x: Value, y: Value) -> Value:
 
 def _quotient(x: Value | Scalar, divisor: Value | Scalar) -> Value:
     """⌊x / divisor⌋. A divisor that may be 0 is left to PyTorch, which raises an error."""
-    if not isinstance(x, Value) or x.dtype in FLOATS or not isinstance(divisor, int) or isinstance(divisor, bool) or divisor <= 0:
+    is_positive = isinstance(divisor, int) and not isinstance(divisor, bool) and divisor > 0
+    if not isinstance(x, Value) or x.dtype in FLOATS or not is_positive:
         raise Unfusable("a division that is rounded, but for integers by a positive number")
     # For negative x: ⌊x / d⌋ = -1 - ⌊(-1 - x) / d⌋, and -1 - x does not overflow.
     below = call("bitnot", call("idiv", call("bitnot", x), divisor))
