@@ -86,10 +86,21 @@ def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:
     cannot be computed again."""
 
     def is_kept(x: fx.Node) -> bool:
-        return x is not node and (x in saved or x.op == "placeholder" or not _recomputable(x))
+        return x is not node and (x in saved or x.op == "placeholder" or not _recomputable(x) or _ends_reduction(x))
 
     chain = closure([node], lambda x: [] if is_kept(x) else map(_stored, _operator(x).all_input_nodes))
     return {x for x in chain if is_kept(x)}
+
+
+def _ends_reduction(node: fx.Node) -> bool:
+    """Whether a pointwise value, no larger than the reduction of which alone it is computed, is kept in its stead.
+
+    A sum of exponentials of which only the logarithm is read needs fewer bits in its kernel.
+    """
+    operands = [_stored(operand) for operand in node.all_input_nodes]
+    if len(operands) != 1 or nbytes(node) > nbytes(operands[0]):
+        return False
+    return class_of(operands[0]) == "reduction" and is_fusible(operands[0]) is None
 
 
 def _operator(node: fx.Node) -> fx.Node:
