@@ -90,6 +90,30 @@ def test_no_row_of_probabilities_is_written_or_kept(name: str) -> None:
         assert not {"tilewright.index_sums.default", "tilewright.softmax.default"} & set(calls(graph.graph))
 
 
+class OfParameter(torch.nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.x = function, torch.nn.Parameter(torch.ones(ROWS, COLUMNS))
+
+    def forward(self, other: Tensor) -> Tensor:
+        return self.function(self.x, other)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_of_logits_in_fp32_the_gradient_alone_is_written(name: str) -> None:
+    """Not the softmax, for a kernel that would read it from memory."""
+    inputs = [InputSpec("float32", (ROWS, COLUMNS), (None, None))]
+    plan = capture(Case(name, lambda: OfParameter(LOSSES[name]), inputs, training=True), Planner(H200)).plan
+    written = [
+        output.name
+        for graph in plan.graphs
+        for region in graph.fusion.regions
+        for output in region.lowered.outputs
+        if output.meta["val"].numel() == ROWS * COLUMNS
+    ]
+    assert len(written) == 1
+
+
 def test_the_gradient_of_a_pick_is_computed_where_it_is_read() -> None:
     def gradient(g: Tensor, x: Tensor, index: Tensor) -> Tensor:
         picks = x.gather(1, index)

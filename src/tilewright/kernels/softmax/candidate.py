@@ -37,6 +37,8 @@ def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
         return []
     tensors = [result, *(operand for operand in operands if operand is not None)]
     refusal = _refusal(tensors, target)
+    if len(operands) > 1 and calls.class_of(node.all_input_nodes[1]) == "pointwise":
+        refusal = "the softmax is computed where it is read"
     return [Offer((node,), (_work(node, result, len(operands)),), lambda: _apply(node), refusal)]
 
 
