@@ -96,7 +96,7 @@ class OfParameter(torch.nn.Module):
         self.function, self.x = function, torch.nn.Parameter(torch.ones(ROWS, COLUMNS))
 
     def forward(self, other: Tensor) -> Tensor:
-        return self.function(self.x, other)
+        return self.function(self.x, other.detach())
 
 
 @pytest.mark.parametrize("name", LOSSES)
