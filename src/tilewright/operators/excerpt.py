@@ -83,7 +83,7 @@ def refuse_repeats(value: Value, times: int, dims: int = 2, *, readers: int = 1)
     `readers`: how many elements of each excerpt read one of the value, in the mean.
     """
     axes = frozenset(leaves(axis for dim in value.dims[-dims:] for axis in dim))
-    again = [value.trace.ops[position] for position in _behind(value.trace, value.id) & _varying(value.trace, axes)]
+    again = [value.trace.ops[position] for position in _varying(value.trace, value.id, axes)]
     dear = any(op.name not in CHEAP for op in again)
     if times > 1 and (dear or times * len(again) > MOST_REPEATED):
         raise Unfusable(f"an operand would be computed {times} times")
@@ -114,11 +114,10 @@ class _Excerpt:
         self.old = leaves(old)
         self.new, self.start, self.step, self.inside, self.places = new, start, step, inside, places
         self.found: dict[int, int] = {}
-        self.varying = _varying(trace, frozenset(self.old))
 
     def moved(self, wanted: int) -> int:
         """Where operation `wanted` is now; those that do not vary with the dimension stay."""
-        for position in sorted(_behind(self.trace, wanted) & self.varying):
+        for position in _varying(self.trace, wanted, frozenset(self.old)):
             op = self.trace.ops[position]
             args = tuple(self.found.get(a, a) for a in op.args)
             self.found[position] = self._again(op, args)
@@ -216,10 +215,14 @@ def _behind(trace: Trace, wanted: int) -> set[int]:
     return found
 
 
-def _varying(trace: Trace, axes: frozenset[Axis]) -> set[int]:
-    """The operations whose value varies with any of these axes, as a reduction over only some of them does."""
-    along: list[frozenset[Axis]] = []
-    for op in trace.ops:
+def _varying(trace: Trace, wanted: int, axes: frozenset[Axis]) -> list[int]:
+    """Of `wanted` and what it is computed from, in order, what varies with any of these axes.
+
+    A reduction over only some of them varies with the others.
+    """
+    along: dict[int, frozenset[Axis]] = {}
+    for position in sorted(_behind(trace, wanted)):
+        op = trace.ops[position]
         own = frozenset[Axis]()
         if op.name == "load":
             strides = strides_of(op.detail.dims, op.detail.strides)
@@ -229,8 +232,8 @@ def _varying(trace: Trace, axes: frozenset[Axis]) -> set[int]:
         elif op.name == "draw":
             own = frozenset(leaves(op.detail.axes))
         found = (own & axes).union(*(along[a] for a in op.args))
-        along.append(found - _reduced(op) if op.name == "reduce" else found)
-    return {position for position, found in enumerate(along) if found}
+        along[position] = found - _reduced(op) if op.name == "reduce" else found
+    return [position for position, found in along.items() if found]
 
 
 def _reduced(op: Op) -> frozenset[Axis]:

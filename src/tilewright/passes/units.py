@@ -143,7 +143,8 @@ class Reachability:
     what reads memory before it is written."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self.order = {node: i for i, node in enumerate(graph.nodes)}
+        self.nodes = list(graph.nodes)
+        self.order = {node: i for i, node in enumerate(self.nodes)}
         self.bit = {node: 1 << i for node, i in self.order.items()}
         self.above: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
         self.below: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
@@ -169,16 +170,39 @@ class Reachability:
 
     def merge(self, members: Iterable[fx.Node]) -> None:
         """From now on these run as one: what one of them waits for or is waited for by, all are."""
+        joined = list(members)
         inside = above = below = 0
-        for node in members:
+        for node in joined:
             inside |= self.bit[node]
             above |= self.above[node]
             below |= self.below[node]
-        for node, bit in self.bit.items():
-            if bit & (inside | below):
-                self.above[node] |= inside | above
-            if bit & (inside | above):
-                self.below[node] |= inside | below
+        behind = self._lacking(joined, inside | above, self.above, self.below)
+        before = self._lacking(joined, inside | below, self.below, self.above)
+        for node in behind:
+            self.above[node] |= inside | above
+        for node in before:
+            self.below[node] |= inside | below
+
+    def _lacking(
+        self, members: list[fx.Node], wanted: int, known: dict[fx.Node, int], others: dict[fx.Node, int]
+    ) -> list[fx.Node]:
+        """Members, and nodes on their other side, of which `known` lacks some of `wanted`.
+
+        Those on the other side of a member know what it knows: most nodes are passed over at once.
+        """
+        lacking = complete = 0
+        for node in members:
+            reached = self.bit[node] | others[node]
+            if wanted & ~(known[node] | self.bit[node]):
+                lacking |= reached
+            else:
+                complete |= reached
+        places = bin(lacking & ~complete)[:1:-1]
+        found, place = [], places.find("1")
+        while place >= 0:
+            found.append(self.nodes[place])
+            place = places.find("1", place + 1)
+        return found
 
     def _views_between(self, members: Iterable[fx.Node]) -> int:
         views = (u for member in members for u in member.users if is_view(u))
