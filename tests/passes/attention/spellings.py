@@ -174,12 +174,26 @@ def viewed_scores(q, k, v):
     return torch.softmax(scores, -1) @ v
 
 
+def in_place_scale(q, k, v):
+    scores = q @ k.mT
+    scores *= 0.5
+    return torch.softmax(scores, -1) @ v
+
+
+def in_place_views(q, k, v):
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).view(B, H, N, N)
+    scores /= math.sqrt(D)
+    scores.mul_(0.5)
+    return torch.softmax(scores, -1) @ v
+
+
 SPELLINGS: list[Function] = [
     plain, functional, methods, module_softmax, scaled_key, scaled_both, tensor_scale, number_first,
     einsum_sequence_first, einsum_reversed, batched, baddbmm, one_head_mm,
     three_axes, five_axes, given_transposed, half_depth_values, half_depth_keys, grouped_repeat,
     grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values,
     log_softmax, logsumexp, stabilised, dropout_off, value_written_first, merged_heads, viewed_scores,
+    in_place_scale, in_place_views,
 ]  # fmt: skip
 
 
@@ -282,6 +296,18 @@ def filled(q, k, v, drop):
     return (q @ k.mT / math.sqrt(D)).masked_fill(drop, -INF).softmax(-1) @ v
 
 
+def filled_in_place(q, k, v, mask):
+    scores = (q @ k.mT).mul_(0.3)
+    scores.masked_fill_(mask, -INF)
+    return scores.softmax(-1) @ v
+
+
+def added_in_place(q, k, v, mask):
+    scores = q @ k.mT
+    scores += mask
+    return scores.softmax(-1) @ v
+
+
 def filled_low(q, k, v, drop):
     return (q @ k.mT / math.sqrt(D)).masked_fill(drop, torch.finfo(q.dtype).min).softmax(-1) @ v
 
@@ -342,7 +368,7 @@ MASKED: list[tuple[Function, Tensor]] = [
     (filled_padding, NO_KEEP), (filled_causal_padding, LONG_KEEP), (filled_causal_padding, NO_KEEP),
     (filled_and_added, FLOAT_MASK), (added, LOW_ROWS), (added, LOW_ROWS * 1e5),
     (filled_batch, DROPPED_ROW), (filled_batch, DROPPED_ROW.expand(B, N, N)),
-    (window, FLOAT_MASK),
+    (window, FLOAT_MASK), (filled_in_place, DROPPED_ROW), (added_in_place, LOST_ROW),
 ]  # fmt: skip
 
 
@@ -401,10 +427,11 @@ def used_scores(q, k, v):
     return torch.softmax(scores, -1) @ v + scores.sum(-1, keepdim=True)
 
 
-def in_place_scale(q, k, v):
+def write_seen_elsewhere(q, k, v):
     scores = q @ k.mT
+    rows = scores.view(-1, N)
     scores *= 0.5
-    return torch.softmax(scores, -1) @ v
+    return torch.softmax(scores, -1) @ v + rows.sum()
 
 
 def written_query(q, k, v):
@@ -472,7 +499,7 @@ def mode_change(q, k, v):
 
 REFUSED: list[tuple[Function, str]] = [
     (training_dropout, "dropout on the weights"), (returned_weights, "the weights are used by"),
-    (used_scores, "is also used by"), (in_place_scale, "in place"),
+    (used_scores, "is also used by"), (write_seen_elsewhere, "in place"),
     (written_query, "to what they read"), (no_maximum, "row maximum"),
     (normalised_later, "not normalised"),
     (over_queries, "last axis"), (weak_fill, "keep some weight"), (negative_scale, "scaled by -1"),

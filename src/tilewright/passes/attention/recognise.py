@@ -40,6 +40,7 @@ from tilewright.passes.attention.spelling import (
 )
 from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.windows import in_windows, write_windows
+from tilewright.passes.attention.writes import write_scores_apart
 from tilewright.records.program import Cost, Decision
 
 PURE = (
@@ -66,6 +67,8 @@ def recognise_attention(gm: GraphModule, target: Target, price: Price = unpriced
     fused kernel's forward.
     """
     roots = [node for node in gm.graph.nodes if _is_root(node)]
+    if roots:
+        write_scores_apart(gm)
     candidates = [(node, *around) for node in roots if (around := _products_around(node)) is not None]
     if not candidates:
         return []
