@@ -12,6 +12,7 @@ from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
 from tilewright.passes.attention.sdpa import settle_calls
 from tilewright.passes.attention.shift import settle_shifts
+from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.channels_last import channels_last
@@ -45,7 +46,8 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     `price` predicts the time of an attention.
     """
     mark_pinned(module)
-    decisions = recognise_attention(module, target, price) + settle_calls(module, target)
+    decisions = leave_weights_out(module, target)
+    decisions += recognise_attention(module, target, price) + settle_calls(module, target)
     settle_shifts(module)
     gather_gradients(module)
     convolve_as_images(module, target)
