@@ -162,24 +162,25 @@ COUNTS = {
         *("N·M + N", "22·M", "N·M"),
     ),
     "add_embedding_sums_": Counts(
-        lambda table, dout, keys, order: own.add_embedding_sums_(table, dout, keys, order, -1),
-        ("bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]"),
-        *("2·N·M + 2·N", "N·M", "N·M"),
+        lambda table, dout, keys, order, bounds: own.add_embedding_sums_(table, dout, keys, order, bounds, -1),
+        ("bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]", "int64[D]"),
+        *("2·N·M + 2·N + D", "N·M", "N·M"),
     ),
     "embedding_sums": Counts(
-        lambda dout, keys, order: own.embedding_sums(dout, keys, order, 22, -1),
-        (MATRIX, "int64[N]", "int64[N]"),
-        *("N·M + 2·N", "22·M", "N·M"),
+        lambda dout, keys, order, bounds: own.embedding_sums(dout, keys, order, bounds, 22, -1),
+        (MATRIX, "int64[N]", "int64[N]", "int64[D]"),
+        *("N·M + 2·N + D", "22·M", "N·M"),
     ),
+    "sorted_bounds": Counts(lambda keys: own.sorted_bounds(keys, 22), ("int32[N]",), *("N", "23", "0")),
     "row_extremes": Counts(
-        lambda rows, keys, order: own.row_extremes(rows, keys, order, 22, True, 0.0, True),
-        (MATRIX, "int64[N]", "int64[N]"),
-        *("N·M + 2·N", "22·M", "N·M"),
+        lambda rows, keys, order, bounds: own.row_extremes(rows, keys, order, bounds, 22, True, 0.0, True),
+        (MATRIX, "int64[N]", "int64[N]", "int64[D]"),
+        *("N·M + 2·N + D", "22·M", "N·M"),
     ),
     "matching_sums": Counts(
-        lambda other, mine, rows, keys, order: own.matching_sums(other, mine, rows, keys, order),
-        (MATRIX, "bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]"),
-        *("2·N·M + M·V + 2·N", "M·V", "2·N·M"),
+        lambda other, mine, rows, *sort: own.matching_sums(other, mine, rows, *sort),
+        (MATRIX, "bfloat16[V,M]", MATRIX, "int64[N]", "int64[N]", "int64[D]"),
+        *("2·N·M + M·V + 2·N + D", "M·V", "2·N·M"),
     ),
 }
 

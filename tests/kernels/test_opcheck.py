@@ -35,6 +35,7 @@ def normed(centered: bool, vectors: int) -> list[Arguments]:
 
 
 KEYS, ORDER = torch.tensor([4, 0, 4, 1, 0, 3, 3, 3, 2, 1, 0, 4], dtype=torch.int32).sort(stable=True)
+BOUNDS = torch.searchsorted(KEYS, torch.arange(6, dtype=torch.int32))
 PLAIN, ROW_OF_3 = drawn(grad=False), torch.tensor([[1, 0, 1]]).expand(4, 3)
 TARGETS = torch.tensor([0, 8, -100, 3, 2, 1, 0, 4, 8, -100, 7])
 WIDE = drawn(11, 5, grad=False), drawn(9, 5, grad=False)
@@ -69,11 +70,12 @@ CHECKED: list[Arguments] = [
     ("linear_cross_entropy", (drawn(11, 5), drawn(9, 5), TARGETS, -100, 0.1, 0.01, True, [True, True])),
     ("linear_cross_entropy_backward", (torch.tensor(2.0), *WIDE, TARGETS, -100, 0.1, 0.01, True, [True, False])),
     ("scale_gradient_", (torch.randn(3), torch.tensor(2.0))),
-    ("embedding_sums", (drawn(4, 3, 6, grad=False), KEYS, ORDER, 5, -1)),
-    ("add_embedding_sums_", (drawn(5, 6, grad=False), drawn(4, 3, 6, grad=False), KEYS, ORDER, -1)),
-    ("row_extremes", (drawn(4, 6, grad=False), KEYS, ORDER % 4, 5, True, 0.0, False)),
-    ("matching_sums", (drawn(4, 6, grad=False), drawn(5, 6, grad=False), None, KEYS, ORDER % 4)),
-    ("matching_sums", (*[drawn(4, 6, grad=False)] * 3, KEYS % 4, ORDER % 4)),
+    ("sorted_bounds", (KEYS, 5)),
+    ("embedding_sums", (drawn(4, 3, 6, grad=False), KEYS, ORDER, BOUNDS, 5, -1)),
+    ("add_embedding_sums_", (drawn(5, 6, grad=False), drawn(4, 3, 6, grad=False), KEYS, ORDER, BOUNDS, -1)),
+    ("row_extremes", (drawn(4, 6, grad=False), KEYS, ORDER % 4, BOUNDS, 5, True, 0.0, False)),
+    ("matching_sums", (drawn(4, 6, grad=False), drawn(5, 6, grad=False), None, KEYS, ORDER % 4, BOUNDS)),
+    ("matching_sums", (*[drawn(4, 6, grad=False)] * 3, KEYS.clamp(max=3), ORDER % 4, BOUNDS[:5])),
     ("scatter_sums", (drawn(4, 3, grad=False), ROW_OF_3, 5)),
 ]
 

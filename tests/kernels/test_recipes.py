@@ -110,14 +110,16 @@ IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
     ],
     "dropout_add": [(*[((100, 96), BF16)] * 2, p, "gelu", 16) for p in (0.5, 1.0)],
     "dropout_add_backward": [(((100, 96), BF16, (1, 100)), None, ((2,), INT64), 0.5, "none", 16)],
-    "embedding_sums": [(((4000, 96), BF16), ((4000,), INT32), ((4000,), INT64), 50, -1)],
+    "embedding_sums": [(((4000, 96), BF16), ((4000,), INT32), ((4000,), INT64), ((51,), INT64), 50, -1)],
     "index_sums": [(((2, 60, 300), BF16), ((2, 60, 300), INT64, (60, 1, 0)), 13, True)],
     "matching_sums": [
-        (*[((50, 96), BF16)] * 2, rows, ((4000,), INT32), ((4000,), INT64)) for rows in (None, ((50, 96), BF16))
+        (*[((50, 96), BF16)] * 2, rows, ((4000,), INT32), ((4000,), INT64), ((51,), INT64))
+        for rows in (None, ((50, 96), BF16))
     ],
     "norm": [(((50, 32), BF16, (40, 1)), ((32,), BF16), None, 1e-6, False)],
     "row_extremes": [
-        (((4000, 96), BF16), ((4000,), INT32), ((4000,), INT64), 50, largest, 0.0, largest) for largest in (True, False)
+        (((4000, 96), BF16), ((4000,), INT32), ((4000,), INT64), ((51,), INT64), 50, largest, 0.0, largest)
+        for largest in (True, False)
     ],
     "skinny_linear": [
         (((1, 512), BF16), ((512,), BF16), 1e-6, *PROJECTIONS, None, None, None, None, "none", None),

@@ -142,7 +142,7 @@ def test_where_sums_are_not_added_in_place() -> None:
         "in place": (lambda product, sums: (product + sums).sin(), 1),
     }
     keys, order = torch.arange(12, dtype=torch.int32) // 2, torch.arange(12)
-    given = torch.randn(6, 6), torch.randn(6, 6), torch.randn(12, 6), keys, order
+    given = torch.randn(6, 6), torch.randn(6, 6), torch.randn(12, 6), keys, order, torch.arange(0, 13, 2)
     for function, count in programs.values():
 
         def gradient(x: Tensor, w: Tensor, *sent: Tensor, function: Callable[..., object] = function) -> object:

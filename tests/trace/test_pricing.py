@@ -85,9 +85,10 @@ OWN: list[tuple[Any, ...]] = [
     (own.linear_gelu, MATRIX, ones(K, M), None, "none", False),
     (own.weighted_sum, MATRIX, VECTOR),
     (own.weighted_sum_backward, ones(N), MATRIX, VECTOR, False, True),
-    (own.embedding_sums, MATRIX, INDEX, INDEX, 11, -1),
-    (own.row_extremes, MATRIX, INDEX, INDEX, 11, True, 0.0, True),
-    (own.matching_sums, MATRIX, MATRIX, MATRIX, INDEX, INDEX),
+    (own.sorted_bounds, INDEX, 11),
+    (own.embedding_sums, MATRIX, INDEX, INDEX, zeros(12), 11, -1),
+    (own.row_extremes, MATRIX, INDEX, INDEX, zeros(12), 11, True, 0.0, True),
+    (own.matching_sums, MATRIX, MATRIX, MATRIX, INDEX, INDEX, zeros(N + 1)),
     (own.scatter_sums, MATRIX, zeros(N, M), 11),
     (own.index_sums, ones(B, N, M), zeros(B, N, M), 11, True),
 ]

@@ -1,7 +1,7 @@
 """Gradients of embeddings on a GPU are sums of sorted positions, in tilewright's kernel.
 
 dw = embedding_dense_backward(dy, indices, …)   →   keys, order = sort(to_copy(view(indices), int32))
-                                                    dw = embedding_sums(dy, keys, order, …)
+                                                    dw = embedding_sums(dy, keys, order, sorted_bounds(keys), …)
 
 dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(slice(mm(…)), dy, …)
 
@@ -96,7 +96,8 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     keys = insert_call(node, aten.view.default, keys, [-1])
     ranked = insert_call(node, aten.sort.stable, keys, stable=True)
     parts = insert_results(node, ranked, 2)
-    new = insert_call(node, torch.ops.tilewright.embedding_sums.default, dout, *parts, entries, padding)
+    bounds = insert_call(node, torch.ops.tilewright.sorted_bounds.default, parts[0], entries)
+    new = insert_call(node, torch.ops.tilewright.embedding_sums.default, dout, *parts, bounds, entries, padding)
     replace(node, new)
     return new
 
@@ -115,9 +116,9 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     table = next(operand for operand in total.args if operand is not sums)
     if not isinstance(table, fx.Node) or not _takes_sums(table, total):
         return None
-    dout, keys, order, _, padding = sums.args
+    dout, keys, order, bounds, _, padding = sums.args
     source, saved = source_line(total), 3 * calls.nbytes(total)
-    insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, padding)
+    insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
     replace(total, table)
     sums.graph.erase_node(sums)
     reason = "is added to the product in place, where its rows were looked up"

@@ -50,7 +50,7 @@ class RowTarget:
 
 
 class Orders:
-    """The sorted indices of a graph, one sort for each index and extent."""
+    """The sorted indices of a graph, one sort for each index and extent: keys, order and bounds."""
 
     def __init__(self) -> None:
         self._sorted: dict[tuple[fx.Node, int], list[fx.Node]] = {}
@@ -58,42 +58,44 @@ class Orders:
 
     def sums(self, before: fx.Node, values: fx.Node, to: RowTarget) -> fx.Node:
         """The sums of rows of `values`, in front of the call that they replace."""
-        keys, order = self._sort(before, to)
+        keys, order, bounds = self._sort(before, to)
         if (match := _matching(values, to)) is not None:
             where = self._rows(before, match.other, order)
             summed = [] if match.summed is None else [match.summed]
 
-            def compared(keys: Tensor, where: Tensor, *tables: Tensor) -> Tensor:
+            def compared(keys: Tensor, where: Tensor, bounds: Tensor, *tables: Tensor) -> Tensor:
                 other, own, *rows = (x.reshape(x.shape[0], -1) for x in tables)
                 given = rows[0] if rows else None
-                total: Tensor = torch.ops.tilewright.matching_sums(other, own, given, keys, where)
+                total: Tensor = torch.ops.tilewright.matching_sums(other, own, given, keys, where, bounds)
                 return total.view(to.shape)
 
-            return _inserted(before, compared, keys, where, match.other.table, match.own, *summed)
+            return _inserted(before, compared, keys, where, bounds, match.other.table, match.own, *summed)
         rows_of = taken(values) or Rows(values, None)
         where = self._rows(before, rows_of, order)
 
-        def formula(values: Tensor, keys: Tensor, order: Tensor) -> Tensor:
+        def formula(values: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
             rows = values.reshape(-1, _columns(to))
-            total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, to.extent, -1)
+            total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, bounds, to.extent, -1)
             return total.view(to.shape)
 
-        return _inserted(before, formula, rows_of.table, keys, where)
+        return _inserted(before, formula, rows_of.table, keys, where, bounds)
 
     def extremes(
         self, before: fx.Node, values: fx.Node, to: RowTarget, start: float, *, largest: bool, include: bool
     ) -> fx.Node:
         """The largest, or the smallest, of the rows, and `start` where there are none, with `include` beside them."""
-        keys, order = self._sort(before, to)
+        keys, order, bounds = self._sort(before, to)
         rows_of = taken(values) or Rows(values, None)
         where = self._rows(before, rows_of, order)
 
-        def formula(values: Tensor, keys: Tensor, order: Tensor) -> Tensor:
+        def formula(values: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
             rows = values.reshape(-1, _columns(to))
-            found: Tensor = torch.ops.tilewright.row_extremes(rows, keys, order, to.extent, largest, start, include)
+            found: Tensor = torch.ops.tilewright.row_extremes(
+                rows, keys, order, bounds, to.extent, largest, start, include
+            )
             return found.view(to.shape)
 
-        return _inserted(before, formula, rows_of.table, keys, where)
+        return _inserted(before, formula, rows_of.table, keys, where, bounds)
 
     def _sort(self, before: fx.Node, to: RowTarget) -> list[fx.Node]:
         from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
@@ -101,7 +103,9 @@ class Orders:
         if (known := self._sorted.get((to.index, to.extent))) is None:
             keys = _inserted(before, lambda index: _keys(index, to), to.index)
             ranked = insert_call(before, aten.sort.stable, keys, stable=True)
-            known = self._sorted[to.index, to.extent] = insert_results(before, ranked, 2)
+            parts = insert_results(before, ranked, 2)
+            bounds = insert_call(before, torch.ops.tilewright.sorted_bounds.default, parts[0], to.extent)
+            known = self._sorted[to.index, to.extent] = [*parts, bounds]
         return known
 
     def _rows(self, before: fx.Node, rows: Rows, order: fx.Node) -> fx.Node:

@@ -155,7 +155,7 @@ def test_scattered_sums_are_those_of_float64(name: str, lies: str, dtype: torch.
 
 OUTSIDE = {
     "atomics": "index_sums(torch.ones(1, 3, 128, device='cuda'), torch.full((1, 3, 128), 7, device='cuda'), 7)",
-    "sorted": "sums(torch.ones(3, 128, device='cuda'), torch.full((3,), 7, device='cuda').int(), order, 7, -1)",
+    "sorted": "torch.ops.tilewright.sorted_bounds(torch.full((3,), 7, device='cuda').int(), 7)",
     "shared memory": "scatter_sums(torch.ones(2, 3, device='cuda'), torch.full((2, 3), 5, device='cuda'), 5)",
 }
 
@@ -165,7 +165,6 @@ def test_an_index_outside_stops_the_device(kernel: str) -> None:
     program = (
         "import torch, tilewright.kernels.embedding\nfrom tilewright.kernels.index_sums import index_sums\n"
         "from tilewright.kernels.scatter_sums import scatter_sums\n"
-        "sums, order = torch.ops.tilewright.embedding_sums, torch.arange(3, device='cuda')\n"
         f"{OUTSIDE[kernel]}\ntorch.cuda.synchronize()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
@@ -195,11 +194,11 @@ def test_sums_are_exact_but_for_one_rounding(sizes: tuple[int, int, int], dtype:
 
 
 def test_streams_and_graphs_give_the_same_bits() -> None:
-    keys, order = sorted_by_index(torch.randint(50, (12000,), device=GPU))
+    keys, order, bounds = sorted_by_index(torch.randint(50, (12000,), device=GPU), 50)
     dout = torch.randn(12000, 300, device=GPU)
 
     def sums(dout: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.tilewright.embedding_sums(dout, keys, order, 50, -1)
+        found: torch.Tensor = torch.ops.tilewright.embedding_sums(dout, keys, order, bounds, 50, -1)
         return found
 
     plain = sums(dout)
@@ -223,5 +222,5 @@ def test_sums_are_added_in_place(dtype: torch.dtype) -> None:
 def test_more_elements_than_31_bits_count() -> None:
     indices = torch.tensor([2**17, 0], device=GPU)
     dout = torch.ones(2, 2**14, device=GPU, dtype=torch.bfloat16)
-    found = torch.ops.tilewright.embedding_sums(dout, *sorted_by_index(indices), 2**17 + 1, -1)
+    found = torch.ops.tilewright.embedding_sums(dout, *sorted_by_index(indices, 2**17 + 1), 2**17 + 1, -1)
     assert found[-1].eq(1).all() and found[0].eq(1).all() and not found[1:-1].any()

@@ -1,17 +1,21 @@
 """The gradient of an embedding: sums of rows by sorted index, the same at every run; and other reductions of them.
 
-    embedding_sums(dout, keys, order, entries, padding)        [entries, D]: in row e, Σ dout[order[i]] over keys[i] = e
-    add_embedding_sums_(table, dout, keys, order, padding)     the same, added to the dense table [entries, D]
-    row_extremes(rows, keys, order, entries, largest, start, include)
+    sorted_bounds(keys, entries)                               int64 [entries + 1]: how many keys are less than e
+    embedding_sums(dout, keys, order, bounds, entries, padding)
+                                                               [entries, D]: in row e, Σ dout[order[i]] over keys[i] = e
+    add_embedding_sums_(table, dout, keys, order, bounds, padding)
+                                                               the same, added to the dense table [entries, D]
+    row_extremes(rows, keys, order, bounds, entries, largest, start, include)
                                                                [entries, D]: the largest, or the smallest, of
                                                                rows[order[i]] over keys[i] = e, and `start` where there
                                                                are none, and with `include` beside them
-    matching_sums(other, own, rows, keys, order)               [entries, D]: in row e, Σ rows[order[i]] over keys[i] = e
+    matching_sums(other, own, rows, keys, order, bounds)       [entries, D]: in row e, Σ rows[order[i]] over keys[i] = e
                                                                where other[order[i]] equals own[e]; without rows how
                                                                many there are: the gradient of such an extreme
 
-keys: the indices, sorted (int16 or int32); order: which row of dout [*, D] each one takes, most often its position; row
-`padding` gets no sum (-1: all do). An extreme is NaN where a row is.
+keys: the indices, sorted (int16 or int32), each in [0, entries); order: which row of dout [*, D] each one takes, most
+often its position; bounds: those of the keys, which sums at the same index share; row `padding` gets no sum (-1: all
+do). An extreme is NaN where a row is.
 fp32, bf16 and fp16 run in Triton on a GPU and sum in fp32, in the order of the positions; the others run in PyTorch.
 """
 
@@ -22,14 +26,22 @@ from typing import Any
 import torch
 
 from tilewright.kernels.by_recipe import by_triton
-from tilewright.kernels.device import runs_triton
+from tilewright.kernels.device import interpreted, runs_triton
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
 
-def _sums(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, padding: int) -> torch.Tensor:
+def _bounds(keys: torch.Tensor, entries: int) -> torch.Tensor:
+    if keys.numel() and not (int(keys[0]) >= 0 and int(keys[-1]) < entries):
+        raise IndexError("index out of range of the sums")
+    return torch.searchsorted(keys, torch.arange(entries + 1, dtype=keys.dtype, device=keys.device))
+
+
+def _sums(
+    dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, entries: int, padding: int
+) -> torch.Tensor:
     total = _summed(dout.reshape(-1, dout.shape[-1])[order], keys, entries)
     if padding >= 0:
         total[padding] = 0
@@ -43,8 +55,8 @@ def _summed(rows: torch.Tensor, keys: torch.Tensor, entries: int) -> torch.Tenso
 
 
 def _extremes(
-    rows: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, largest: bool, start: float,
-    include: bool,
+    rows: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, entries: int, largest: bool,
+    start: float, include: bool,
 ) -> torch.Tensor:  # fmt: skip
     found, taken = rows.new_full((entries, rows.shape[-1]), start), rows[order]
     places = keys.long()[:, None].expand(taken.shape)
@@ -52,33 +64,41 @@ def _extremes(
 
 
 def _matching(
-    other: torch.Tensor, own: torch.Tensor, rows: torch.Tensor | None, keys: torch.Tensor, order: torch.Tensor
-) -> torch.Tensor:
+    other: torch.Tensor, own: torch.Tensor, rows: torch.Tensor | None, keys: torch.Tensor, order: torch.Tensor,
+    bounds: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     values = torch.ones_like(other) if rows is None else rows
     return _summed((other[order] == own[keys.int()]) * values[order], keys, own.shape[0])
 
 
+def _bounds_recipe(call: RecipeBuilder, keys: Operand, entries: int) -> Recipe | None:
+    return triton.bounds_recipe(call, keys, entries) if keys.is_cuda or interpreted() else None
+
+
 def _matching_recipe(
-    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand
-) -> Recipe | None:
-    return triton.matching_recipe(call, other, own, rows, keys, order) if runs_triton(other) else None
+    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand,
+    bounds: Operand,
+) -> Recipe | None:  # fmt: skip
+    return triton.matching_recipe(call, other, own, rows, keys, order, bounds) if runs_triton(other) else None
 
 
 def _added_recipe(
-    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, padding: int
+    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, bounds: Operand, padding: int
 ) -> Recipe | None:
     dense = table.is_contiguous() and table.dtype == dout.dtype
-    return triton.added_recipe(call, table, dout, keys, order, padding) if runs_triton(dout) and dense else None
+    return triton.added_recipe(call, table, dout, keys, order, bounds, padding) if runs_triton(dout) and dense else None
 
 
 def _add_sums(
-    table: torch.Tensor, dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, padding: int
+    table: torch.Tensor, dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, padding: int
 ) -> torch.Tensor:
-    table.add_(_sums(dout, keys, order, table.shape[0], padding))
+    table.add_(_sums(dout, keys, order, bounds, table.shape[0], padding))
     return dout.new_empty(0)
 
 
-def _fake(dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, entries: int, *_: Any) -> torch.Tensor:
+def _fake(
+    dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, entries: int, *_: Any
+) -> torch.Tensor:
     return dout.new_empty((entries, dout.shape[-1]))
 
 
@@ -86,6 +106,12 @@ def _added_fake(table: torch.Tensor, dout: torch.Tensor, *_: Any) -> torch.Tenso
     return dout.new_empty(0)
 
 
+define(
+    "sorted_bounds",
+    _bounds,
+    lambda keys, entries: keys.new_empty((entries + 1,), dtype=torch.int64),
+    recipe=_bounds_recipe,
+)
 define("embedding_sums", _sums, _fake, recipe=by_triton(triton.sums_recipe))
 define("add_embedding_sums_", _add_sums, _added_fake, recipe=_added_recipe)
 define("row_extremes", _extremes, _fake, recipe=by_triton(triton.extremes_recipe))

@@ -245,51 +245,64 @@ def backward(
     tl.store(to, rounded(total, dweight.dtype.element_ty), mask=written)
 
 
+def bounds_recipe(call: RecipeBuilder, keys: Operand, entries: int) -> Recipe:
+    """Where the sorted keys of each entry begin, int64 [entries + 1]; a key outside stops the device."""
+    bounds, count = call.empty((entries + 1,), torch.int64), keys.numel()
+    call.launch(
+        find_bounds, (triton.cdiv(entries + 1, BOUNDS),),
+        keys, bounds, count, entries, STEPS=max(count, 1).bit_length(), ENTRIES=BOUNDS, num_warps=4, debug=True,
+        sanitize_overflow=False,
+    )  # fmt: skip
+    return call.finish(bounds)
+
+
 def sums_recipe(
-    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, entries: int, padding: int
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, bounds: Operand, entries: int, padding: int
 ) -> Recipe:
     """dweight[entries, D], summed in the order of the positions; `padding` is -1 without a padding row.
 
-    keys: the indices, of 16 or 32 bits and sorted; order: their positions in dout.
+    keys: the indices, of 16 or 32 bits and sorted; order: their positions in dout; bounds: of `bounds_recipe`.
     """
     dweight = call.empty((entries, dout.shape[-1]), dout.dtype)
-    _launch_sums(call, dout, keys, order, dweight, padding)
+    _launch_sums(call, dout, keys, order, bounds, dweight, padding)
     return call.finish(dweight)
 
 
 def added_recipe(
-    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, padding: int
+    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, bounds: Operand, padding: int
 ) -> Recipe:
     """`sums_recipe`, added to the dense table[entries, D] in place."""
-    _launch_sums(call, dout, keys, order, table, padding, ADD=True)
+    _launch_sums(call, dout, keys, order, bounds, table, padding, ADD=True)
     return call.finish(call.empty((0,), dout.dtype))
 
 
 def extremes_recipe(
-    call: RecipeBuilder, rows: Operand, keys: Operand, order: Operand, entries: int, largest: bool, start: float,
-    include: bool,
+    call: RecipeBuilder, rows: Operand, keys: Operand, order: Operand, bounds: Operand, entries: int, largest: bool,
+    start: float, include: bool,
 ) -> Recipe:  # fmt: skip
     """The largest, or the smallest, of each entry's rows, [entries, D]."""
     found = call.empty((entries, rows.shape[-1]), rows.dtype)
     how = (LARGEST if largest else SMALLEST).value
-    _launch_sums(call, rows, keys, order, found, start=start, HOW=how, STARTS=include)
+    _launch_sums(call, rows, keys, order, bounds, found, start=start, HOW=how, STARTS=include)
     return call.finish(found)
 
 
 def matching_recipe(
-    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand
-) -> Recipe:
+    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand,
+    bounds: Operand,
+) -> Recipe:  # fmt: skip
     """Sums of rows where `other` equals the entry's row of `own`; without rows how many there are."""
     other, own = call.contiguous(other), call.contiguous(own)
     total = call.empty(own.shape, own.dtype)
     match = (COUNTED if rows is None else MATCHING).value
-    _launch_sums(call, other if rows is None else rows, keys, order, total, other=other, own=own, MATCH=match)
+    values = other if rows is None else rows
+    _launch_sums(call, values, keys, order, bounds, total, other=other, own=own, MATCH=match)
     return call.finish(total)
 
 
 def _launch_sums(
-    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, dweight: Operand, padding: int = -1, *,
-    other: Operand | None = None, own: Operand | None = None, start: float = 0.0, **how: int,
+    call: RecipeBuilder, dout: Operand, keys: Operand, order: Operand, bounds: Operand, dweight: Operand,
+    padding: int = -1, *, other: Operand | None = None, own: Operand | None = None, start: float = 0.0, **how: int,
 ) -> None:  # fmt: skip
     """The kernels that write `dweight` [entries, D]; `how`: constants of `backward` beside those of its tiles."""
     columns, count = dout.shape[-1], keys.numel()
@@ -297,12 +310,6 @@ def _launch_sums(
         dout = call.contiguous(dout)
     stride = dout.strides[0] if len(dout.shape) == 2 else columns
     entries = dweight.shape[0]
-    bounds = call.empty((entries + 1,), torch.int64)
-    call.launch(
-        find_bounds, (triton.cdiv(entries + 1, BOUNDS),),
-        keys, bounds, count, entries, STEPS=max(count, 1).bit_length(), ENTRIES=BOUNDS, num_warps=4, debug=True,
-        sanitize_overflow=False,
-    )  # fmt: skip
     wide = min(triton.next_power_of_2(max(columns, 1)), MOST_COLUMNS)
     blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(count, CHUNK)
     parts = call.empty((chunks, 2, columns), torch.float32)

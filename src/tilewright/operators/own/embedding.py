@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilewright.operators.arithmetic import CallSizes, Count, Formula, each, elements, of_argument
+from tilewright.operators.arithmetic import NOTHING, CallSizes, Count, Formula, each, elements, of_argument
 from tilewright.operators.row import Traffic, own
 from tilewright.operators.scatters import table_gradient
-from tilewright.operators.shapes import like
+from tilewright.operators.shapes import CallAxes, Result, like
 
 
 def _taken(table: str) -> Formula:
@@ -20,9 +20,21 @@ def _taken(table: str) -> Formula:
     return count
 
 
+def _bounds(call: CallAxes) -> Result:
+    found = call.shape[0] if call.known is not None else call.arguments["entries"] + 1
+    return call.names.unknown_shape([found])
+
+
 GRADIENT = partial(table_gradient, "entries", "dout")
 own(
-    "embedding_sums(Tensor dout, Tensor keys, Tensor order, SymInt entries, SymInt padding) -> Tensor",
+    "sorted_bounds(Tensor keys, SymInt entries) -> Tensor",
+    "library",
+    arithmetic=NOTHING,
+    shapes=_bounds,
+    dtypes=("int64",),
+)
+own(
+    "embedding_sums(Tensor dout, Tensor keys, Tensor order, Tensor bounds, SymInt entries, SymInt padding) -> Tensor",
     "library",
     arithmetic=each(_taken("dout"), 1),
     traffic=Traffic(gathered={"dout": _taken("dout")}),
@@ -30,8 +42,8 @@ own(
     dtypes=("dout",),
 )
 own(
-    "row_extremes(Tensor rows, Tensor keys, Tensor order, SymInt entries, bool largest, float start, bool include)"
-    " -> Tensor",
+    "row_extremes(Tensor rows, Tensor keys, Tensor order, Tensor bounds, SymInt entries, bool largest, float start,"
+    " bool include) -> Tensor",
     "library",
     arithmetic=each(_taken("rows"), 1),
     traffic=Traffic(gathered={"rows": _taken("rows")}),
@@ -39,7 +51,7 @@ own(
     dtypes=("rows",),
 )
 own(
-    "matching_sums(Tensor other, Tensor own, Tensor? rows, Tensor keys, Tensor order) -> Tensor",
+    "matching_sums(Tensor other, Tensor own, Tensor? rows, Tensor keys, Tensor order, Tensor bounds) -> Tensor",
     "library",
     arithmetic=each(_taken("other"), 2),
     traffic=Traffic(gathered={"other": _taken("other"), "rows": _taken("rows")}),
@@ -48,7 +60,8 @@ own(
 )
 # It reads and writes the rows of the table that the keys name; the result is empty.
 own(
-    "add_embedding_sums_(Tensor(a!) table, Tensor dout, Tensor keys, Tensor order, SymInt padding) -> Tensor",
+    "add_embedding_sums_(Tensor(a!) table, Tensor dout, Tensor keys, Tensor order, Tensor bounds, SymInt padding)"
+    " -> Tensor",
     "library",
     arithmetic=each(of_argument("dout"), 1),
     traffic=Traffic(gathered={"table": of_argument("dout")}, written=of_argument("dout")),
