@@ -221,6 +221,33 @@ def test_the_exit_code_is_that_of_the_program(
     assert tilewright("profile", "--whole", "--", sys.executable, str(script)).code == code
 
 
+INTERRUPTED = """
+import os, signal, sys, torch
+layer = torch.nn.Linear(8, 8)
+rule = torch.optim.SGD(layer.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    rule.zero_grad()
+    layer(torch.randn(4, 8)).mean().backward()
+    rule.step()
+# As a terminal does at Ctrl-C: to every process of the group.
+os.killpg(0, signal.SIGINT)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(12, True), (2, False)])
+def test_an_interrupted_program_keeps_what_was_recorded(tmp_path: Path, home: Path, steps: int, kept: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(INTERRUPTED)
+    words = ["-m", "tilewright", "profile", "--", sys.executable, str(script), str(steps)]
+    ended = subprocess.run(
+        [sys.executable, *words], env=os.environ | OWN_PATH, capture_output=True, text=True, start_new_session=True
+    )
+    assert ended.returncode == 130
+    assert ("recorded 3 steps" in ended.stdout) == kept
+    assert ("exit code 130 before anything was recorded" in ended.stderr) == (not kept)
+
+
 def test_a_block_that_raises_keeps_what_was_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyError), package.profile() as run:
         torch.ones(3).exp()

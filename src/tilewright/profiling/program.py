@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +39,8 @@ def profile_program(
 
     An optimizer's step ends a step. Each rank writes a trace, and the run has all of them. With `stop` the program
     ends when its steps are recorded. The program's output is not redirected. Returns None with `plan.nvtx`, where
-    Nsight Systems records. A program that fails keeps what was recorded of it; its exit code is the profile's.
+    Nsight Systems records. A program that fails or is interrupted keeps what was recorded of it; its exit code is the
+    profile's.
 
     Raises UsageError (`words` start no Python program), TargetError (it cannot be started, or failed before anything
     was recorded, with its exit code), TraceError (it ended before recording began) or StoreError.
@@ -74,9 +78,24 @@ def _run(started: Sequence[str], environment: Mapping[str, str]) -> int:
                     f"{started[0]} cannot import {' and '.join(lacked)}, which recording needs: install what is "
                     f"missing there, or name a Python that has it, such as {sys.executable}"
                 )
-        return subprocess.run(started, env=environment, check=False).returncode
+        with _first_interrupt_ignored():
+            return subprocess.run(started, env=environment, check=False).returncode
     except OSError as error:
         raise TargetError(f"{started[0]} cannot be started: {error.strerror}") from error
+
+
+@contextmanager
+def _first_interrupt_ignored() -> Iterator[None]:
+    """Ctrl-C in a terminal ends the program, whose recording is then saved; a second Ctrl-C ends this process too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # A function, not SIG_IGN, which the program would inherit.
+    before = signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.default_int_handler))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def started_under_recorder(words: Sequence[str]) -> list[str]:
