@@ -377,6 +377,15 @@ def test_an_operator_that_refuses_its_operands(training: bool, capfd: pytest.Cap
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_product_of_two_dtypes_is_refused_as_pytorch_refuses_it(training: bool) -> None:
+    with pytest.raises(InputError) as caught:
+        capture(case(product, "bf16[N=4,M=6],fp32[M=6,K=4]", training))
+    first, second = str(caught.value).splitlines()
+    assert first.startswith("subject does not accept its inputs at test_price.py:") and "return z @ y" in first
+    assert second == "  mm of several dtypes: bfloat16, float32"
+
+
 NARROW = nn.Linear(8, 3)
 LINE = r"at test_price\.py:\d+: "
 REFUSED: dict[str, tuple[Callable[..., Any], str, bool, type[Exception], str]] = {

@@ -26,7 +26,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import traced_for_gpu
 from tilewright.measure.inputs import make_inputs, on_device
 from tilewright.records.case import Case
-from tilewright.records.errors import CaptureError
+from tilewright.records.errors import CaptureError, InputError
 from tilewright.records.program import GraphName
 
 INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
@@ -92,6 +92,7 @@ def capture(
         raise CaptureError(f"{case.name} computes no tensor from its inputs; there is nothing to explain")
     for graph in captured.graphs.values():
         _refuse_unknown_sizes(case.name, graph)
+        _refuse_mixed_products(case.name, graph)
     if planner is not None:
         captured.plan = planner.plan(captured.graphs)
     return captured
@@ -153,6 +154,18 @@ def _without_log() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def _refuse_mixed_products(name: str, graph: fx.Graph) -> None:
+    """Raise InputError for a product of operands of several dtypes: PyTorch refuses it, but its fake tensors do not."""
+    for node in graph.nodes:
+        if node.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            values = [value for operand in node.all_input_nodes if (value := calls.output(operand)) is not None]
+            if len({value.dtype for value in values}) > 1:
+                found = ", ".join(calls.dtype_name(value.dtype) for value in values)
+                place = f" at {line}" if (line := source_line(node)) else ""
+                operator = calls.operator_name(node.target)
+                raise InputError(f"{name} does not accept its inputs{place}\n  {operator} of several dtypes: {found}")
 
 
 def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
