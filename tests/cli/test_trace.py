@@ -25,6 +25,18 @@ def test_a_trace_becomes_the_latest_run(tilewright: Tilewright, home: Path) -> N
     assert json.loads(asked.out) == [{"seconds": 3.801988888888889e-05}]
 
 
+def test_a_trace_of_a_host_shows_its_operators(tilewright: Tilewright, tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur}
+        for name, ts, dur in [("aten::linear", 10, 9), ("aten::addmm", 11, 6), ("aten::gelu", 20, 2)]
+    ]
+    (tmp_path / "host.json").write_text(json.dumps({"traceEvents": events}))
+    ended = tilewright("trace", str(tmp_path / "host.json"))
+    rows = [line.split() for line in ended.lines if line.startswith("aten::")]
+    times = [("aten::addmm", "6.00"), ("aten::linear", "3.00"), ("aten::gelu", "2.00")]
+    assert [(row[0], row[3]) for row in rows] == times
+
+
 def test_ranks(tilewright: Tilewright, tmp_path: Path) -> None:
     paths = []
     for rank in range(2):

@@ -104,7 +104,7 @@ def test_a_host_alone(shown: Callable[..., str]) -> None:
 def test_a_run_without_a_timeline(tmp_path: Path) -> None:
     with Run.create(tmp_path / "plain.duckdb", command="x", target="x", case="x") as made:
         pass
-    assert "nothing in this trace" in printed(show_accounting(made.path))
+    assert "no operator, call or kernel in this trace" in printed(show_accounting(made.path))
     with pytest.raises(StoreError, match="no run"):
         show_accounting(tmp_path / "missing.duckdb")
 

@@ -8,6 +8,7 @@ import typer
 
 from tilewright.cli.options import AsJson, Quiet, RunFile
 from tilewright.cli.output import print_json, show
+from tilewright.records.errors import UsageError
 
 
 def sql(
@@ -20,6 +21,8 @@ def sql(
     from tilewright.store.query import query as ask
     from tilewright.store.run_paths import latest_run
 
+    if not query.strip():
+        raise UsageError('an empty query; `tilewright sql "SHOW TABLES"` lists the tables')
     columns, rows = ask(run or latest_run(), query)
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])

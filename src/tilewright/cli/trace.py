@@ -10,18 +10,18 @@ import typer
 from tilewright.cli.options import AsJson, Quiet, command_line
 from tilewright.cli.output import print_json, show, stages
 
+_OPERATORS = 10
+
 
 def trace(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            help="Kineto or Chrome JSON or Perfetto's own format, also gzipped, or Nsight Systems' SQLite; one a rank."
-        ),
+        typer.Argument(help="Kineto or Chrome JSON, also gzipped, or Nsight Systems' SQLite; one file per rank."),
     ],
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Load existing traces into a new run; `tilewright sql` then asks it in Perfetto's names."""
+    """Load existing traces into a new run, which `tilewright sql` queries with Perfetto's names."""
     from tilewright.trace import trace_run
 
     command = command_line()
@@ -32,6 +32,7 @@ def trace(
         return
     if not quiet:
         from tilewright.report.accounting import show_accounting
+        from tilewright.report.profile import show_operators
         from tilewright.report.queries import ask_view
         from tilewright.report.rows import show_view
         from tilewright.report.views import LOADED
@@ -39,5 +40,7 @@ def trace(
         show(show_view(LOADED, ask_view(path, LOADED, len(files)), len(files)))
         if any(file.rejects for file in loaded):
             print('rejects  tilewright sql "SELECT file, reason, count(*) FROM reject GROUP BY ALL"')
+        for table in show_operators(path, _OPERATORS):
+            show(table)
         show(show_accounting(path))
     print(f"run  {path}")

@@ -31,7 +31,7 @@ ahead AS (SELECT upid, median(lag_ns) / 1e3 AS lag_us FROM launch_lag GROUP BY u
 SELECT any_value(process.name), any_value(lag_us), coalesce(sum(depth * dur)::DOUBLE / nullif(sum(dur), 0), 0),
        max(depth)
 FROM held JOIN ahead USING (upid) JOIN process USING (upid) GROUP BY upid ORDER BY upid"""
-_BARE = "SELECT max(recorded_ms) * 1e3, max(bare_ms) * 1e3 FROM bare_step HAVING max(bare_ms) < max(recorded_ms)"
+_BARE = "SELECT max(bare_ms) * 1e3 FROM bare_step HAVING max(bare_ms) < max(recorded_ms)"
 _KNOWN = "SELECT what, avg(percent) AS percent FROM attribution GROUP BY what ORDER BY percent DESC, what"
 _BELOW = """
 SELECT sum(device_ns) / 1e3 AS us, sum(calls * operator_distance.floor_us) AS least FROM operator_distance
@@ -50,7 +50,7 @@ def show_accounting(run: Path) -> RenderableType:
         answers = ask_traced(connection) if analysed else {}
         remarks = list(_remarks(connection)) if answers else []
     if not answers:
-        return Text("nothing in this trace to account for", "dim")
+        return Text("no operator, call or kernel in this trace", "dim")
     shown = [show_view(view, answers[view.id]) for view in TRACE if view.in_terminal and view.id in answers]
     return Group(*shown, Text(), *(Text(plain(remark), "dim") for remark in remarks))
 
@@ -62,10 +62,8 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
     for device, lag_us, mean, most in connection.execute(_QUEUES).fetchall():
         ahead = f"the host was {duration(lag_us)} ahead of a launch (median)"
         yield f"{device}: {ahead}; {mean:.1f} launches queued on average, {most} at most"
-    for recorded, bare in connection.execute(_BARE).fetchall():
-        more = 100 * (recorded / bare - 1)
-        of = f"{duration(bare)} without the profiler ({duration(recorded)} while recorded, +{more:.0f} %)"
-        yield f"what you would win is of a step of {of}"
+    for (bare,) in connection.execute(_BARE).fetchall():
+        yield f"what you would win is part of a step of {duration(bare)} without the profiler"
     for took, least in connection.execute(_BELOW).fetchall():
         yield (
             f"operators with a floor took {duration(took)}, less than their floors of {duration(least)}: their data "

@@ -32,12 +32,23 @@ def show_profile(run: Path, table: OperatorTable, recordings: Sequence[Recording
     parts: list[RenderableType] = [Text(line) for line in recorded_words(recordings)]
     parts += [Text(line, "yellow") for line in loss_words(table)]
     where = ", in one step that was recorded in every detail" if table.described else ""
+    parts += show_operators(run, _ROWS, where)
+    return Group(*parts, Text(), *(Text(f"- {plain(sentence)}") for sentence in findings(table)))
+
+
+def show_operators(run: Path, most: int, where: str = "") -> list[RenderableType]:
+    """Tables of operators, ranges and one-off entries, those that exist, each of at most `most` rows.
+
+    Raises:
+        StoreError: the run is missing or damaged.
+    """
+    parts = []
     for title, chosen in ((f"Operators{where}", _REGULAR), ("Ranges", _RANGES), ("Once, not in every step", _ONCE)):
         view = SHARES._replace(title=title, sql=f"SELECT * EXCLUDE (happens) FROM ({SHARES.sql}) WHERE {chosen}")
         answer = ask_view(run, view, _MOST)
         if answer.rows:
-            parts.append(show_view(view, answer, _ROWS))
-    return Group(*parts, Text(), *(Text(f"- {plain(sentence)}") for sentence in findings(table)))
+            parts.append(show_view(view, answer, most))
+    return parts
 
 
 def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str) -> str:
