@@ -150,6 +150,18 @@ def test_mlp_keeps_one_tensor_a_layer() -> None:
     assert ours.nbytes == 4 * L * B * D
 
 
+def test_leaky_residuals_keep_the_operands_of_convolutions_alone() -> None:
+    """The gradient of the activation reads its result, and nothing the sums of the residual branch."""
+
+    def program(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        for weight in (v, w):
+            x = x + F.conv1d(F.leaky_relu(x, 0.1), weight, padding=1)
+        return x.square().mean()
+
+    ours = partitions(program, draw(2, 4, 16), draw(4, 4, 3), draw(4, 4, 3), min_cut=False)["ours"]
+    assert [str(n.target) for n in ours.kept] == ["aten.leaky_relu.default"] * 2 + ["aten.add.Tensor"]
+
+
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_draws_are_made_once_and_in_forward(dropout: float) -> None:
     model = transformer_block.case(D=8, H=2, B=2, S=6, dropout=dropout).build()

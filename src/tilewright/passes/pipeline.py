@@ -25,6 +25,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.index_sums import sum_by_index
+from tilewright.passes.leaky_gradients import read_results
 from tilewright.passes.log_softmaxes import compute_where_read
 from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
@@ -71,6 +72,7 @@ def optimise_joint(
     drop_copies(graph)
     contracted = contract(graph)
     simplify(graph)
+    read_results(graph)
     add_biases_in_products(graph, target)
     gathered = gather_back(graph) + narrow_sorts(graph, target)
     decisions = choose_kernels(graph, target, raced) if hand_written else []
