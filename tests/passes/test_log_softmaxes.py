@@ -11,8 +11,11 @@ from tests.passes.graphs import aten, calls, run
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named
+from tilewright.measure.truth.contract import compare
+from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.index_sums import sum_by_index
 from tilewright.passes.log_softmaxes import compute_where_read
+from tilewright.passes.simplify import simplify
 from tilewright.records.case import Case, InputSpec
 
 H200 = target_named("h200")
@@ -99,11 +102,11 @@ class OfParameter(torch.nn.Module):
         return self.function(self.x, other.detach())
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", [*LOSSES, "with labels"])
 def test_of_logits_in_fp32_the_gradient_alone_is_written(name: str) -> None:
     """Not the softmax, for a kernel that would read it from memory."""
-    inputs = [InputSpec("float32", (ROWS, COLUMNS), (None, None))]
-    plan = capture(Case(name, lambda: OfParameter(LOSSES[name]), inputs, training=True), Planner(H200)).plan
+    inputs, loss = [InputSpec("float32", (ROWS, COLUMNS), (None, None))], LOSSES.get(name, with_labels)
+    plan = capture(Case(name, lambda: OfParameter(loss), inputs, training=True), Planner(H200)).plan
     written = [
         output.name
         for graph in plan.graphs
@@ -112,6 +115,33 @@ def test_of_logits_in_fp32_the_gradient_alone_is_written(name: str) -> None:
         if output.meta["val"].numel() == ROWS * COLUMNS
     ]
     assert len(written) == 1
+
+
+def with_labels(x: Tensor, other: Tensor) -> Tensor:
+    return 4 * distilled(x / 2, other / 2) + F.cross_entropy(wide(x), index(x)[:, 0].where(index(x)[:, 0] > 99, -100))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cross_entropy_beside_another_softmax(dtype: torch.dtype) -> None:
+    """Its kernel computes the loss; its gradient is added to the other in one generated kernel, so none is written."""
+
+    def program(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        loss = with_labels(x, other)
+        return loss, torch.autograd.grad(loss, x)[0]
+
+    generator = torch.Generator().manual_seed(4)
+    x, other = ((3 * torch.randn(ROWS, COLUMNS, generator=generator)).to(dtype) for _ in "ab")
+    graph = aten(program, x, other)
+    simplify(graph)
+    compute_where_read(graph, H200)
+    choose_candidates(graph, H200)
+    assert "tilewright.cross_entropy.default" in calls(graph)
+    assert "tilewright.cross_entropy_backward.default" not in calls(graph)
+    results = run(graph, x, other), program(x, other), program(x.double(), other.double())
+    for mine, eager, exact in zip(*results, strict=True):
+        row = compare(mine, eager, exact)
+        assert row.ok, row
 
 
 def test_the_gradient_of_a_pick_is_computed_where_it_is_read() -> None:

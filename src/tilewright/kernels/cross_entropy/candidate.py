@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from tilewright.cost.work import Work
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_results
+from tilewright.graph.insert import insert_call, insert_formula, insert_results
 from tilewright.graph.layouts import before_widening, readers_through_moves, widening_below
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
@@ -27,6 +27,8 @@ from tilewright.kernels.row import ELEMENTS
 REDUCTIONS = ("none", "mean", "sum")
 """By ATen's number for them."""
 aten = torch.ops.aten
+SOFTMAXES = (aten._log_softmax.default, aten._softmax.default, aten.logsumexp.default, aten.amax.default)
+"""Operators that softmaxes begin with, also those of which passes left the sums alone."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +172,11 @@ def _apply(match: Match, shift: Shift | None) -> Node:
         of_loss, of_softmax = match.backward
         if shift is not None:
             statistics = shift.statistics(of_softmax, statistics)
-        saved = (logits, classes, statistics, weight)
-        gradient = insert_call(
-            of_softmax, ours.cross_entropy_backward.default, of_loss.args[0], *saved, *options, 0, "auto"
-        )
+        saved = (of_loss.args[0], logits, classes, statistics, weight)
+        if shift is None and _others_read(match.softmax):
+            gradient = insert_formula(of_softmax, _gradient, *saved, ignored)
+        else:
+            gradient = insert_call(of_softmax, ours.cross_entropy_backward.default, *saved, *options, 0, "auto")
         if is_wide:
             gradient = insert_call(of_softmax, aten._to_copy.default, gradient, dtype=dtype)
         if shift is None:
@@ -181,6 +184,34 @@ def _apply(match: Match, shift: Shift | None) -> Node:
         else:
             shift.replace_gradient(gradient)
     return new
+
+
+def _others_read(softmax: Node) -> bool:
+    """Whether another softmax, or its sum alone, is of these logits, scaled or shifted.
+
+    The gradients of both are then added: a generated kernel computes both, and writes only their sum.
+    """
+    source, count = _pointwise_source(softmax), softmax.meta["val"].numel()
+    others = (node for target in SOFTMAXES for node in softmax.graph.find_nodes(op="call_function", target=target))
+    alike = (
+        other for other in others if other is not softmax and other.all_input_nodes[0].meta["val"].numel() == count
+    )
+    return any(_pointwise_source(other) is source for other in alike)
+
+
+def _pointwise_source(softmax: Node) -> Node:
+    return calls.through(softmax.all_input_nodes[0], lambda x: calls.is_view(x) or calls.class_of(x) == "pointwise")
+
+
+def _gradient(
+    g: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, statistics: torch.Tensor, weight: torch.Tensor,
+    ignored: int,
+) -> torch.Tensor:  # fmt: skip
+    """What `cross_entropy_backward` gives."""
+    maximum, log_sum = statistics.unsqueeze(2).unbind()
+    share = torch.where(target != ignored, g * weight, 0).unsqueeze(1)
+    here = torch.arange(logits.shape[1], device=logits.device) == target.unsqueeze(1)
+    return ((((logits.float() - maximum) - log_sum).exp() - here.float()) * share).to(logits.dtype)
 
 
 CANDIDATE = Candidate(
