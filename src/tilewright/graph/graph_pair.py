@@ -44,11 +44,11 @@ class GraphPair:
     undefined: Sequence[int] = ()
     """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
     tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """All gradients that come in, by place, where the compiled backward does without some."""
+    """All gradients that come in, by place, where some of several may be undefined."""
     backward_graph: fx.GraphModule | None = None
     """What the compiled backward computes."""
     whole: fx.GraphModule | None = None
-    """The backward with all gradients, where the compiled one does without some."""
+    """The backward with all gradients as it was traced, where some may be undefined and it is not packed."""
     packed: bytes | None = None
     """The backward with all gradients as it was traced."""
     static: Sequence[int] = ()
@@ -69,11 +69,13 @@ class GraphPair:
 
             given = copied(backward)
             self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
-        if undefined := [] if compiled_autograd_is_on() else expected_undefined(backward.graph):
+        self.tangents = {} if compiled_autograd_is_on() else tangents_of(backward.graph)
+        if self.tangents and self.packed is None:
+            self.whole = copied(backward)
+        if undefined := expected_undefined(self.tangents):
             without = copied(backward)
             if self.compiler.rewriter.without_gradients(without.graph, undefined):
-                self.undefined, self.tangents = undefined, tangents_of(backward.graph)
-                self.backward_graph, self.whole = without, backward
+                self.undefined, self.backward_graph = undefined, without
         self.compiled = self.compiler.compile({"forward": forward, "backward": self.backward_graph})
         return forward, given
 
@@ -116,14 +118,17 @@ class GraphPair:
 
     def _backward(self, graph: fx.GraphModule, run: Boxed) -> Boxed:
         run = self._repeated(graph, run)
-        if self.undefined:
-            run = BackwardByGradients(self.tangents, self.undefined, run, self._compile_whole)
+        if self.tangents:
+            run = BackwardByGradients(self.tangents, {frozenset(self.undefined): run}, self._compile_without)
         self.runs["backward"] = made = _boxed(run)
         return made
 
-    def _compile_whole(self) -> Boxed:
-        whole = self.whole_backward()
-        return self._repeated(whole, self.compiler.compile({"backward": whole})[0])
+    def _compile_without(self, places: frozenset[int]) -> Boxed | None:
+        """Backward without the gradients at these places; None where it cannot do without them."""
+        backward = copied(self.whole_backward())
+        if places and not self.compiler.rewriter.without_gradients(backward.graph, sorted(places)):
+            return None
+        return self._repeated(backward, self.compiler.compile({"backward": backward})[0])
 
     def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
         inputs = backward.graph.find_nodes(op="placeholder")
@@ -150,7 +155,7 @@ class GraphPair:
         """What to call, where `compiled` is AOTAutograd's callable."""
         from tilewright.graph.plain_call import Called, marks
 
-        otherwise = _with_undefined_gradients(compiled) if self.undefined else compiled
+        otherwise = _with_undefined_gradients(compiled) if self.tangents else compiled
         if self.plain is None:
             return otherwise
         has_backward = self.plain.autograd is not None
@@ -160,7 +165,7 @@ class GraphPair:
                 plain=self.plain,
                 forward=forward.run,
                 backward=self._compiled_backward() if has_backward else None,
-                undefined=self.undefined,
+                undefined=tuple(self.tangents),
                 otherwise=otherwise,
                 stand_in=partial(forward.resumed, otherwise),
                 mark=marks(self.plain),

@@ -1,7 +1,9 @@
 """Backward graphs without the gradients that autograd leaves undefined, such as that of logits beside a loss.
 
-For an undefined gradient autograd materialises zeros, as large as the logits, which backward would add. Here it passes
-None, and backward is compiled without that gradient. If one comes after all, backward is compiled again, with all.
+For an undefined gradient AOTAutograd materialises zeros, as large as the logits, which backward would add; an input
+that no defined gradient reaches would have zeros for a gradient, or NaN, where eager's is None. Here autograd passes
+None, and backward is compiled without that gradient: at once for those that a loss leaves undefined, else when first
+they are.
 """
 
 from __future__ import annotations
@@ -21,23 +23,24 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
-def expected_undefined(backward: fx.Graph) -> list[int]:
-    """The places, among the inputs, of gradients that a training step does not give: all but those of its losses.
+def expected_undefined(tangents: Mapping[int, torch.Tensor]) -> list[int]:
+    """The places of gradients that a training step does not give: all but those of its losses.
 
     A loss has no dimensions. Where no result is one, all gradients are expected.
     """
-    inputs = list(enumerate(backward.find_nodes(op="placeholder")))
-    found = {place: node.meta.get("val") for place, node in inputs if is_tangent(node)}
-    if not all(isinstance(value, torch.Tensor) and _has_numbers(value) for value in found.values()):
-        return []
-    others = [place for place, value in found.items() if value.dim()]
-    return others if len(others) < len(found) else []
+    others = [place for place, value in tangents.items() if value.dim()]
+    return others if len(others) < len(tangents) else []
 
 
 def tangents_of(backward: fx.Graph) -> dict[int, torch.Tensor]:
-    """The incoming gradients of a backward graph: what each is, by its place among the inputs."""
+    """The incoming gradients of a backward graph that can be undefined: what each is, by its place among the inputs.
+
+    None of one that is alone, since backward does not run without it, or where sizes are symbolic.
+    """
     inputs = enumerate(backward.find_nodes(op="placeholder"))
-    return {place: node.meta["val"] for place, node in inputs if is_tangent(node)}
+    found = {place: node.meta.get("val") for place, node in inputs if is_tangent(node)}
+    are_known = all(isinstance(value, torch.Tensor) and _has_numbers(value) for value in found.values())
+    return found if are_known and len(found) > 1 else {}
 
 
 def _has_numbers(value: torch.Tensor) -> bool:
@@ -64,10 +67,10 @@ def leave_undefined(results: Iterable[object]) -> None:
 
 
 class BackwardByGradients:
-    """Runs a backward graph without the gradients `undefined`, or the one with all as soon as one of them comes.
+    """Runs a backward graph without those incoming gradients that autograd leaves undefined.
 
-    `tangents` are all incoming gradients by place. `without` takes the arguments but for those that are undefined;
-    `compile_whole` makes the other graph when it is needed first.
+    `tangents` are all incoming gradients by place; `compiled`, for the places of undefined gradients, takes the other
+    arguments. `compile_without` makes it when it is needed first, or gives None where the graph needs zeros there.
     """
 
     _boxed_call = True
@@ -75,28 +78,25 @@ class BackwardByGradients:
     def __init__(
         self,
         tangents: Mapping[int, torch.Tensor],
-        undefined: Sequence[int],
-        without: Boxed,
-        compile_whole: Callable[[], Boxed],
+        compiled: Mapping[frozenset[int], Boxed],
+        compile_without: Callable[[frozenset[int]], Boxed | None],
     ) -> None:
         self.tangents = tangents
-        self.undefined = frozenset(undefined)
-        self.without = without
-        self.compile_whole = compile_whole
-        self.whole: Boxed | None = None
+        self.compiled: dict[frozenset[int], Boxed | None] = dict(compiled)
+        self.compile_without = compile_without
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        missing = {place for place in self.tangents if args[place] is None}
-        is_expected = self.undefined <= missing
-        for place in missing - self.undefined if is_expected else missing:
-            args[place] = _zeros(self.tangents[place])
-        if is_expected:
-            given = [value for place, value in enumerate(args) if place not in self.undefined]
-            args.clear()
-            return self.without(given)
-        if self.whole is None:
-            self.whole = self.compile_whole()
-        return self.whole(args)
+        undefined = frozenset(place for place in self.tangents if args[place] is None)
+        if undefined not in self.compiled:
+            self.compiled[undefined] = self.compile_without(undefined)
+        run = self.compiled[undefined]
+        if run is None:
+            for place in undefined:
+                args[place] = _zeros(self.tangents[place])
+            return self(args)
+        given = [value for place, value in enumerate(args) if place not in undefined]
+        args.clear()
+        return run(given)
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
     dz = add(view(dlogits), tangents_2)   →   dz = view(dlogits)
 
-As in eager, an undefined gradient adds nothing; in AOTAutograd's graph it is a tensor of zeros. Results of linear
-operators on it are undefined too; readers of other kinds get zeros.
+What depends on no other incoming gradient is undefined too, as in eager, whose autograd does not compute it: it adds
+nothing to a sum, other operators read zeros for it, and as a result it is None.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_known
-from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import is_view
+from tilewright.graph.undefined import is_tangent
+from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
-KEEPING = {"_to_copy", "clone", "neg", "slice_backward", "select_backward", "constant_pad_nd", "sum", "expand"}
-"""Operators of one tensor that make zeros of zeros."""
-PRODUCTS = {"mul", "mm", "bmm"}
-"""Operators whose result is zero if one operand is."""
 
 
 def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
@@ -31,14 +27,21 @@ def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
     inputs = graph.find_nodes(op="placeholder")
     absent = [inputs[place] for place in places]
     undefined = set(absent)
+    defined = {node for node in inputs if is_tangent(node)} - undefined
     for node in list(graph.nodes):
         read = [operand for operand in node.all_input_nodes if operand in undefined]
-        if not read or node in undefined:
+        if any(operand in defined for operand in node.all_input_nodes):
+            defined.add(node)
+        if not read:
             continue
-        if (other := _other_term(node, undefined)) is not None:
-            node.replace_all_uses_with(other)
-        elif _is_undefined(node, undefined):
+        if node.op == "output":
+            node.args = fx.node.map_arg(node.args, lambda result: None if result in undefined else result)
+        elif not is_pure(node):
+            return False
+        elif node not in defined:
             undefined.add(node)
+        elif (other := _other_term(node, undefined)) is not None:
+            node.replace_all_uses_with(other)
         elif not all(_is_contiguous(operand) for operand in read):
             return False
         else:
@@ -61,18 +64,6 @@ def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:
         return None
     alike = value.dtype == result.dtype and value.shape == result.shape and value.stride() == result.stride()
     return terms[0] if alike else None
-
-
-def _is_undefined(node: fx.Node, undefined: set[fx.Node]) -> bool:
-    if node.op != "call_function":
-        return False
-    name, first = calls.operator_name(node.target), node.args[0]
-    if name in PRODUCTS:
-        return True
-    if name == "constant_pad_nd" and any(node.args[2:]):
-        return False
-    alone = set(node.all_input_nodes) <= undefined
-    return alone and first in undefined and (is_view(node) or name in KEEPING or name == "add")
 
 
 def _is_contiguous(node: fx.Node) -> bool:
