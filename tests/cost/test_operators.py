@@ -453,8 +453,53 @@ def test_attention_is_the_product_of_weights_and_values(causal: bool) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)[0]  # type: ignore[no-any-return]
 
-    q, k = torch.ones(2, 3, 64, 16), torch.ones(2, 3, 128, 16)
+    q, k = torch.ones(2, 3, 64, 16), torch.ones(2, 3, 512, 16)
     (work,) = works(function, q, k, k).values()
     ((batch, rows, width, depth),) = work.products
-    assert (batch, rows, width) == (6, 64, 16) and depth == 2 * 128 // (2 if causal else 1)
-    assert flops(work) == work.flops and work.draws == 0
+    # Of the hidden half of the keys a tile of 128 is computed.
+    assert (batch, rows, width) == (6, 64, 16) and depth == 2 * (256 + 128 if causal else 512)
+    assert work.flops == 2 * 6 * 64 * 16 * 2 * (256 if causal else 512) and work.draws == 0
+
+
+@pytest.mark.parametrize(("left", "right", "ends"), [(None, None, 0), (None, 0, 1), (255, 0, 2)])
+def test_attention_computes_tiles_at_each_end_of_what_queries_see(
+    left: int | None, right: int | None, ends: int
+) -> None:
+    q = torch.ones(1, 2, 1024, 64)
+    (work,) = works(lambda q: own_attention(q, q, q, right, left), q).values()
+    pairs = work.transcendentals + ends * 128 * 2 * 1024
+    assert work.products == ((2, 1024, 64, 2 * pairs // (2 * 1024)),)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "product"),
+    [
+        ((1024, 64), (8, 64, 32), (8, 128, 32, 64)),
+        ((8, 32, 64), (64, 1024), (8, 32, 128, 64)),
+        ((32, 1024), (1024, 64), (8, 32, 64, 128)),
+    ],
+)
+def test_groups_of_rows_are_products_of_equal_groups(
+    left: tuple[int, ...], right: tuple[int, ...], product: tuple[int, ...]
+) -> None:
+    offsets = torch.arange(128, 1025, 128, dtype=torch.int32)
+    given = torch.ones(left, dtype=torch.bfloat16), torch.ones(right, dtype=torch.bfloat16), offsets
+    found = works(torch.ops.aten._grouped_mm, *given)
+    assert found["product, grouped"].products == (product,)
+
+
+def test_sums_by_index_have_a_program_for_each_row() -> None:
+    import tilewright.kernels.embedding
+    import tilewright.kernels.scatter_sums  # noqa: F401 (they define the operators)
+
+    def function(source: Tensor, index: Tensor, keys: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+        own = torch.ops.tilewright
+        return own.scatter_sums(source, index, 32), own.embedding_sums(source, keys, order, 5000, -1)
+
+    given = torch.ones(128, 64), torch.zeros(128, 64, dtype=torch.int64), torch.zeros(128, dtype=torch.int32)
+    graph = aten(function, *given, torch.arange(128))
+    shapes = symbolic_shapes(graph, {}, {})
+    calls = [node for node in graph.nodes if node.op == "call_function" and "sums" in str(node.target)]
+    found = {work.kind: work for work in (call_work(node, operator_cost(node, shapes)) for node in calls)}
+    assert (found["tilewright.scatter_sums"].programs, found["tilewright.scatter_sums"].combined) == (128, 64)
+    assert (found["tilewright.embedding_sums"].programs, found["tilewright.embedding_sums"].combined) == (5000, 1)

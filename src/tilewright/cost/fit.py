@@ -19,7 +19,7 @@ from tilewright.hardware.profiles import DeviceProfile
 
 Range = tuple[float, float]
 """The least and the most that a coefficient may be."""
-PULL = 0.01
+PULL = 0.03
 """Weight of `UNFITTED` beside the kernels, as a share of theirs; it alone decides on a term that none of them has."""
 LOAD = TERMS.index("load")
 START = TERMS.index("start")
@@ -29,7 +29,13 @@ LEAST_MEMORY = 0.3
 """Some of what a kernel reads may be in a nearer cache, but more bytes always take longer."""
 CACHED, DRAM = TERMS.index("cached"), TERMS.index("DRAM")
 ARITHMETIC = TERMS.index("arithmetic")
-ALONE: Mapping[int, Range] = {CACHED: (LEAST_MEMORY, 8.0), DRAM: (1.0, 2.0), ARITHMETIC: (0.0, 4.0)}
+ALONE: Mapping[int, Range] = {
+    CACHED: (LEAST_MEMORY, 8.0),
+    DRAM: (1.0, 2.0),
+    ARITHMETIC: (0.0, 4.0),
+    TERMS.index("doubles"): (0.0, 8.0),
+    TERMS.index("filled"): (0.0, 5.0),
+}
 """Of kernels that run on no matrix unit: none beats DRAM, and what takes twice its time waits for something else.
 Products hide it behind their arithmetic."""
 NARROW = TERMS.index("narrow")

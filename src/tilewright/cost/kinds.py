@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from tilewright.cost.convolutions import convolution_kind
 from tilewright.cost.nests import nest_bytes
-from tilewright.cost.products import is_attention, products_of
+from tilewright.cost.products import is_attention, products_of, shape_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.loops.blocks import block_width
+from tilewright.loops.blocks import block_width, power_of_two
 from tilewright.loops.nest import Level, Nest, Step
 from tilewright.operators.counting import cost_of
 from tilewright.operators.language import Op
@@ -33,12 +34,21 @@ SPECIAL = frozenset({"div", "idiv"})
 """Computed by way of a reciprocal. So are, at the same rate, conversions between floats and 64-bit integers."""
 LONG = 4
 """Instructions of an operation on 64-bit integers, which a GPU computes in halves."""
+SHIFTED_LOAD = 48
+"""Operations of a load that a condition guards in a kernel with reductions, whose threads then load single elements."""
+ANGLES = frozenset({"sin", "cos"})
+"""Functions that first reduce their argument, in a microsecond whatever the size."""
 WHOLE_ROW = 16384
 """Columns of a row that a program of a generated kernel holds; it reads longer ones in each pass."""
 
 
 def nest_kind(nest: Nest) -> str:
-    """The kind of the kernel of a nest, as `kind_name` writes it."""
+    """The kind of the kernel of a nest, as `kind_name` writes it, and `trigonometric` where it computes angles'."""
+    kind = _plain_kind(nest)
+    return f"{kind}, trigonometric" if any(step.name in ANGLES for step in nest.steps) else kind
+
+
+def _plain_kind(nest: Nest) -> str:
     reductions = {step.name for step in nest.steps if step.name.startswith("reduce")}
     if not reductions and nest.gathers:
         return "gather"
@@ -82,18 +92,33 @@ def region_work(lowered: Lowered) -> Work:
     flops, transcendentals = nest_arithmetic(nest)
     value = calls.outputs(lowered.outputs[-1])[0]
     reductions = sum(step.name == "reduce_cols" for step in nest.steps)
-    tile = ELEMENTS_PER_PROGRAM * (4 if any(step.name == "reduce_rows" for step in nest.steps) else 1)
     return Work(
         nest_kind(nest),
         *nest_bytes(lowered),
-        flops=flops,
+        flops=flops + _shifted_loads(nest),
         transcendentals=transcendentals,
         dtype=_dtype(value),
-        programs=nest.row_count if reductions else -(-nest.row_count * nest.col_count // tile),
+        programs=_programs(nest, holds_rows=reductions > 0),
         doubles=sum(_doubles(nest, step) for step in nest.steps),
         draws=sum(_count(nest, step.level) for step in nest.steps if step.name == "draw"),
         combined=reductions + sum(_combined(nest, step) for step in nest.steps),
     )
+
+
+def _programs(nest: Nest, *, holds_rows: bool) -> int:
+    """A program of reductions over columns holds whole rows, several where they are short."""
+    if holds_rows:
+        return -(-nest.row_count // max(ELEMENTS_PER_PROGRAM // power_of_two(nest.col_count), 1))
+    tile = ELEMENTS_PER_PROGRAM * (4 if any(step.name == "reduce_rows" for step in nest.steps) else 1)
+    return -(-nest.row_count * nest.col_count // tile)
+
+
+def _shifted_loads(nest: Nest) -> int:
+    """What loads under a condition take in a kernel with reductions, as operations."""
+    if not any(step.name.startswith("reduce") for step in nest.steps):
+        return 0
+    shifted = [step for step in nest.steps if step.access and not step.access.by and step.args]
+    return SHIFTED_LOAD * sum(_count(nest, step.level) for step in shifted if step.level is Level.FULL)
 
 
 def _combined(nest: Nest, step: Step) -> int:
@@ -153,6 +178,8 @@ def call_kind(node: Node) -> str:
         return ("attention backward" if "backward" in name else "attention") + library
     if "convolution" in name:
         return convolution_kind(node) if name in ("convolution", "convolution_backward") else "convolution"
+    if name == "_grouped_mm":
+        return "product, grouped"
     return "product" if row is not None and row.operator_class == "compute" else name
 
 
@@ -160,15 +187,33 @@ def call_work(node: Node, cost: Cost) -> Work:
     """What a call has to do, of which the cost is known."""
     dtype = _dtype(next((v for v in calls.outputs(node) if v is not None), None))
     moved = cost.bytes_read, cost.bytes_written
+    programs, combined = _sums_by_index(node)
     return Work(
         call_kind(node),
         *moved,
         cost.flops,
         cost.transcendentals,
         dtype,
-        products=products_of(node, cost.flops),
+        programs,
+        products_of(node, cost),
+        combined=combined,
         draws=cost.transcendentals if is_attention(node) and _drops(node) else 0,
     )
+
+
+def _sums_by_index(node: Node) -> tuple[int | None, int]:
+    """Programs of an operator that sums by index, and words that each combines; None and 0 of the others.
+
+    The gradient of a table has a program for each row, which first looks up its positions; sums within rows compare the
+    places of all elements.
+    """
+    name = calls.operator_name(node.target)
+    if name == "tilewright.scatter_sums":
+        *rows, columns = shape_of(node.args[0])
+        return prod(rows), columns
+    if name in ("tilewright.embedding_sums", "tilewright.add_embedding_sums_"):
+        return shape_of(node.args[0] if name.endswith("_") else node)[0], 1
+    return None, 0
 
 
 def _drops(node: Node) -> bool:

@@ -9,6 +9,7 @@ from tilewright.cost.convolutions import convolution_products
 from tilewright.cost.work import Product
 from tilewright.graph import calls
 from tilewright.operators.table import row_of
+from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,22 +19,30 @@ FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "badd
 """Positions of the two."""
 LINEAR = ("tilewright.linear_gelu", "tilewright.linear_dropout_add")
 """Products of rows with the rows of a weight."""
+EDGE = 128
+"""Keys for each query, at each end of what a mask lets it see, that a kernel computes and hides: of a tile of 128 × 128
+pairs half are hidden, and comparing them takes as long as half a tile."""
 
 
-def products_of(node: Node, flops: int) -> tuple[Product, ...]:
-    """(batch, M, N, K) of the products in a matrix product, a convolution or attention on [B, H, S, d], else ()."""
+def products_of(node: Node, cost: Cost) -> tuple[Product, ...]:
+    """(batch, M, N, K) of the products in a matrix product, a convolution or attention on [B, H, S, d], else ().
+
+    Groups of rows, whose sizes are in a tensor, count as equal.
+    """
     name = calls.operator_name(node.target)
     if "convolution" in name:
         return convolution_products(node) if name in ("convolution", "convolution_backward") else ()
     if is_attention(node):
-        return _attention_product(node, flops)
+        return _attention_product(node, cost)
+    if name == "_grouped_mm":
+        return _grouped_product(node)
     if name in LINEAR:
-        x, weight = map(_shape, node.args[:2])
+        x, weight = map(shape_of, node.args[:2])
         return ((1, prod(x[:-1]), weight[0], x[-1]),)
     places = FACTORS.get(name)
     if places is None:
         return ()
-    left, right = (_shape(node.args[place]) for place in places)
+    left, right = (shape_of(node.args[place]) for place in places)
     return ((prod(left[:-2]), left[-2], right[-1], left[-1]),)
 
 
@@ -43,17 +52,41 @@ def is_attention(node: Node) -> bool:
     return row is not None and row.role in ("attention", "attention backward")
 
 
-def _attention_product(node: Node, flops: int) -> tuple[Product, ...]:
-    """The weights of a head's queries times the values; K counts the other products too, and no hidden pairs."""
+def _grouped_product(node: Node) -> tuple[Product, ...]:
+    """Of [T, K] × [E, K, N], [E, M, K] × [K, T] or [M, T] × [T, N], with T in E groups (`operators/products.py`)."""
+    left, right = map(shape_of, node.args[:2])
+    rows, depth, columns = left[-2], left[-1], right[-1]
+    if len(left) == len(right) == 2:
+        groups = shape_of(node)[0]
+        return ((groups, rows, columns, -(-depth // groups)),)
+    groups = (left if len(left) == 3 else right)[0]
+    if len(left) == 2:
+        rows = -(-rows // groups)
+    if len(right) == 2:
+        columns = -(-columns // groups)
+    return ((groups, rows, columns, depth),)
+
+
+def _attention_product(node: Node, cost: Cost) -> tuple[Product, ...]:
+    """The weights of a head's queries times the values, or backward of its keys times what their gradients take.
+
+    K counts the other products, too, and pairs that are computed though a mask hides them.
+    """
     arguments = calls.arguments(node)
-    shape = _shape(arguments.get("query", arguments.get("q")))
-    if len(shape) != 4 or calls.operator_name(node.target).startswith(("_flash", "_efficient")):
+    query, key = (shape_of(arguments.get(name, arguments.get(name[0]))) for name in ("query", "key"))
+    if len(query) != 4 or calls.operator_name(node.target).startswith(("_flash", "_efficient")):
         return ()
-    heads, rows, width = prod(shape[:2]), *shape[2:]
-    return ((heads, rows, width, flops // (2 * heads * rows * width or 1)),)
+    heads, queries, width = prod(query[:2]), *query[2:]
+    rows = key[2] if "backward" in calls.operator_name(node.target) else queries
+    ends = sum(isinstance(arguments.get(name), int) for name in ("left", "right")) + bool(arguments.get("is_causal"))
+    # An attention's transcendental functions are the exponentials of its pairs.
+    pairs = cost.transcendentals
+    computed = min(pairs + ends * EDGE * heads * queries, heads * queries * key[2])
+    return ((heads, rows, width, cost.flops * computed // (2 * heads * rows * width * pairs or 1)),)
 
 
-def _shape(operand: object) -> tuple[int, ...]:
+def shape_of(operand: object) -> tuple[int, ...]:
+    """Of the tensor that an operand or a call with one result gives."""
     value: Tensor | None = calls.output(operand)  # type: ignore[arg-type]
     assert value is not None
     return calls.shape_of(value)

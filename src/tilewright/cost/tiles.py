@@ -12,13 +12,14 @@ TILES = tuple(
 FULL_RATE = 256 * 128 / (256 + 128)
 """Multiply-adds for each element loaded at which a tile runs at the full rate; a smaller one waits for operands."""
 ATTENTION_ROWS = 128
-"""Queries of a program of attention."""
+"""Queries of a program of attention, over all keys, since the softmax is theirs (Dao, "FlashAttention-2", 2023);
+backward its keys."""
 SPLITS = (1, 2, 4, 8, 16)
 """Programs that share one tile, each with a part of K."""
 LEAST_DEPTH = 256
 """K of a program that shares a tile."""
 FILL = 96
-"""Of K: while so much passes, a tile waits for its first operands and writes its result."""
+"""Of K, but no more than there is: while so much passes, a tile waits for its first operands and writes its result."""
 SUMMING_US = 1.5
 """To sum the parts of tiles that several programs share."""
 
@@ -38,16 +39,17 @@ def product_us(batch: int, m: int, n: int, k: int, TFLOPs: float, sms: int) -> f
             if split > 1 and depth < LEAST_DEPTH:
                 break
             waves = -(-tiles * split // sms)
-            us = waves * 2 * rows * columns * (depth + FILL) * sms / (TFLOPs * 1e6 * share)
+            us = waves * 2 * rows * columns * (depth + min(depth, FILL)) * sms / (TFLOPs * 1e6 * share)
             best = min(best, us + SUMMING_US * (split > 1))
     return best
 
 
-def attention_tiles_us(heads: int, rows: int, width: int, depth: int, TFLOPs: float, sms: int) -> float:
-    """Microseconds of `heads` products [rows, depth] × [depth, width].
+def attention_share(product: tuple[int, int, int, int], flops: int, sms: int) -> float:
+    """The time of an attention's tiles over that of its `flops` at the full rate of all SMs.
 
-    A program computes `ATTENTION_ROWS` rows over all keys, since the softmax is theirs: no two share a tile (Dao,
-    "FlashAttention-2", 2023).
+    `product`: as `cost/products.py` counts it. Tiles have rows beyond the last, and the last programs share their SMs
+    with none, so that they take about twice as long.
     """
-    waves = -(-heads * -(-rows // ATTENTION_ROWS) // sms)
-    return waves * 2 * ATTENTION_ROWS * width * depth * sms / (TFLOPs * 1e6)
+    heads, rows, width, depth = product
+    tiles = heads * -(-rows // ATTENTION_ROWS)
+    return 2 * tiles * ATTENTION_ROWS * width * depth / flops * (1 + sms / tiles)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.cost.tiles import attention_tiles_us, product_us
+from tilewright.cost.tiles import attention_share, product_us
 from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
 from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
@@ -20,6 +20,8 @@ MATRIX = frozenset(
     }
 )
 """Kinds that run on matrix units, without what follows a comma in them."""
+GENERATED = ("pointwise", "gather", "rows", "long rows", "columns")
+"""How the kinds of generated kernels begin."""
 PHILOX_OPERATIONS = 40
 """Of 32 bits, for a random number: ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3")."""
 Product = tuple[int, int, int, int]
@@ -63,8 +65,8 @@ class Work:
 
     @property
     def is_priced_by_arithmetic(self) -> bool:
-        """Whether its time follows its arithmetic too. That of reductions was fitted by their bytes alone."""
-        return self.is_matrix or self.kind.startswith(("pointwise", "gather"))
+        """Whether its time follows its arithmetic, too: that of matrix products and of generated kernels does."""
+        return self.is_matrix or self.kind.startswith(GENERATED)
 
     @property
     def is_matrix(self) -> bool:
@@ -121,10 +123,14 @@ def _missed(work: Work, profile: DeviceProfile) -> tuple[int, int]:
 def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
     vector = profile.vector_TFLOPs
     rate = profile.matmul_TFLOPs.get(work.dtype, vector) if work.is_matrix else vector
-    if work.products and profile.device == "cuda":
-        us = attention_tiles_us if "attention" in work.kind else product_us
-        return sum(us(*product, rate, profile.sms) for product in work.products)
-    return max(work.flops / rate, work.transcendentals * profile.flops_per_transcendental / vector) / 1e6
+    simple, special = work.flops / rate / 1e6, work.transcendentals * profile.flops_per_transcendental / vector / 1e6
+    has_tiles = work.products and profile.device == "cuda"
+    if "attention" in work.kind:
+        # A pair's exponential waits for its products.
+        return (simple + special) * (attention_share(work.products[0], work.flops, profile.sms) if has_tiles else 1.0)
+    if has_tiles:
+        return sum(product_us(*product, rate, profile.sms) for product in work.products)
+    return max(simple, special)
 
 
 def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True) -> float:
