@@ -1,4 +1,4 @@
-"""What a program's operators cost, for the tests of this room."""
+"""What a program's operators cost, for the tests of this package."""
 
 from collections.abc import Callable, Mapping
 

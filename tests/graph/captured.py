@@ -1,4 +1,4 @@
-"""Graphs for the tests of this room and of `cost/`: programs captured at sizes of one's choice."""
+"""Graphs for the tests of this package and of `cost/`: programs captured at sizes of one's choice."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Every operator that the rooms of `kernels/` register."""
+"""Every operator that the packages of `kernels/` register."""
 
 import importlib
 import pkgutil

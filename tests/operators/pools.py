@@ -1,4 +1,4 @@
-"""Pools and upsamplings for the tests of this room and of the Triton emitter: windows that hurt, NaN and ties."""
+"""Pools and upsamplings for the tests of this package and of the Triton emitter: windows that hurt, NaN and ties."""
 
 from collections.abc import Callable
 from typing import Any

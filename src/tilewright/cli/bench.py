@@ -28,14 +28,17 @@ def bench(
     dtype: Annotated[str, typer.Option(help="bf16,fp32,...; default: the operator's.")] = "",
     direction: Annotated[str, typer.Option(help="fwd,bwd,fwd+bwd; default: the operator's.")] = "",
     sweep: Annotated[str, typer.Option(help="A named series of the operator's sizes; a wrong name lists them.")] = "",
-    shard: Annotated[str, typer.Option(help="I/N: every N-th race from the I-th on, for long runs.")] = "1/1",
+    shard: Annotated[str, typer.Option(help="I/N: every N-th race, beginning with the I-th, for long runs.")] = "1/1",
     suite: Annotated[str, typer.Option(help="The name in result files; default: the operator's or case's.")] = "",
     device: Device = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Time given to measuring; an operator: to each race.", callback=time_given)
+        float | None,
+        typer.Option(help="Seconds to measure: of each race of an operator, or of a whole case.", callback=time_given),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw an operator's rates over sizes: .png, .svg, .html.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON lines; a row replaces the older one of its kind.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write JSON lines; a row replaces an older row of the same measurement.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -15,7 +15,9 @@ from tilewright.records.errors import VerificationError
 def claims(
     only: Annotated[str, typer.Option(help="Claims, comma-separated, * for any: H5,V*.")] = "",
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="JSON lines; a row replaces the older one of its claim.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write JSON lines; a row replaces an older row of the same claim.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -13,7 +13,7 @@ from tilewright.cli.output import print_json, show, stages
 
 def diff(
     before: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a trace, of one program.")],
-    after: Annotated[Path, typer.Argument(help="The same of what to hold against it.")],
+    after: Annotated[Path, typer.Argument(help="What to compare it with: a run, a folder of runs, or a trace.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -16,7 +16,8 @@ def doctor(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure the ceilings again.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.")] = None,
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="Time kernels of every kind and fit the model of their times to them.")
+        bool,
+        typer.Option("--kernels", help="Time kernels of every kind and fit the prediction of kernel times to them."),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
     as_json: AsJson = False,

@@ -28,8 +28,10 @@ def optimize(
     inputs: Inputs = None,
     training: Training = None,
     device: Device = None,
-    seconds: Annotated[float, typer.Option(help="Time given to measuring.", callback=time_given)] = 20.0,
-    top: Annotated[int, typer.Option(help="Launches shown of those that lose most time to their floors.", min=0)] = TOP,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure.", callback=time_given)] = 20.0,
+    top: Annotated[
+        int, typer.Option(help="How many launches to show, those that lose most time to their floors first.", min=0)
+    ] = TOP,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

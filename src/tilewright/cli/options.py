@@ -17,10 +17,8 @@ Inputs = Annotated[str | None, typer.Option(help='Inputs of a module or function
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.")]
-Training = Annotated[
-    bool | None, typer.Option("--training/--inference", help="Forward and backward, or forward alone.")
-]
-RunFile = Annotated[Path | None, typer.Option("--run", help="A run; the latest unless one is named.")]
+Training = Annotated[bool | None, typer.Option("--training/--inference", help="Forward and backward, or only forward.")]
+RunFile = Annotated[Path | None, typer.Option("--run", help="A run's file; default: the latest run.")]
 
 
 def command_line() -> str:

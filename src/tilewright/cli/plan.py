@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-plan = typer.Typer(name="plan", no_args_is_help=True, help="What was measured here, for other machines of the kind.")
+plan = typer.Typer(
+    name="plan", no_args_is_help=True, help="Export what was measured here, import it on machines of the same kind."
+)
 
 
 @plan.command("export")

@@ -18,24 +18,26 @@ def profile(
     ],
     inputs: Inputs = None,
     training: Training = None,
-    impl: Annotated[str, typer.Option(help="Of a target: eager, inductor or tilewright.")] = "eager",
-    optimizer: Annotated[str, typer.Option(help="Of a target: adamw, adam or sgd ends each step.")] = "",
+    impl: Annotated[str, typer.Option(help="How a target runs: eager, inductor or tilewright.")] = "eager",
+    optimizer: Annotated[
+        str, typer.Option(help="The optimizer that ends each step of a target: adamw, adam or sgd.")
+    ] = "",
     device: Device = None,
-    wait: Annotated[int, typer.Option(min=0, help="Steps that run bare first; they are timed.")] = 5,
+    wait: Annotated[int, typer.Option(min=0, help="First steps, without the profiler; they are timed.")] = 5,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps recorded to count events; on a GPU, the last one's operators are shown.")
+        int, typer.Option(min=0, help="Steps recorded to count events; on a GPU, operators are those of the last one.")
     ] = 2,
     active: Annotated[int, typer.Option(min=1, help="Steps to keep.")] = 3,
-    events: Annotated[int, typer.Option(min=1, help="At most so many events: what bounds memory.")] = 200_000,
-    shapes: Annotated[bool, typer.Option(help="The shapes of operands.")] = True,
-    stacks: Annotated[bool, typer.Option(help="Python's call stacks.")] = True,
-    memory: Annotated[bool, typer.Option(help="Allocations.")] = True,
-    layers: Annotated[bool, typer.Option(help="A range for each layer of a model.")] = True,
+    events: Annotated[int, typer.Option(min=1, help="The largest number of events; it bounds the memory.")] = 200_000,
+    shapes: Annotated[bool, typer.Option(help="Record the shapes of operands.")] = True,
+    stacks: Annotated[bool, typer.Option(help="Record Python's call stacks.")] = True,
+    memory: Annotated[bool, typer.Option(help="Record allocations.")] = True,
+    layers: Annotated[bool, typer.Option(help="Record a range for each layer of a model.")] = True,
     light: Annotated[
-        bool, typer.Option(help="On a GPU, time steps without their operators; the warm-up has those.")
+        bool, typer.Option(help="On a GPU, record the kept steps without operators, which come from the warm-up.")
     ] = True,
-    whole: Annotated[bool, typer.Option("--whole", help="Record from the start, steps or not.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End the command once its steps are recorded.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Record from the start, also without steps.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the program when its steps are recorded.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges for Nsight Systems; record nothing here.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

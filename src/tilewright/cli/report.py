@@ -12,7 +12,7 @@ from tilewright.cli.options import Quiet, RunFile
 
 def report(
     run: RunFile = None,
-    out: Annotated[Path | None, typer.Option(help="Where the page goes; default: beside the run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file of the page; default: next to the run.")] = None,
     flame: Annotated[Path | None, typer.Option(help="Write the flame graph of the run's trace as an SVG file.")] = None,
     speedscope: Annotated[
         Path | None, typer.Option(help="Write the flame graphs of the run's trace for speedscope.app.")

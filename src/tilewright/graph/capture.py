@@ -1,4 +1,4 @@
-"""Captures programs as ATen graphs. Only this room, `graph`, uses private modules of PyTorch (2.11 to 2.13).
+"""Captures programs as ATen graphs. Only this package, `graph`, uses private modules of PyTorch (2.11 to 2.13).
 
 Dynamo captures; a hook rewrites the captured graph (attention, before it is decomposed); AOTAutograd
 differentiates and functionalises; the joint graph is simplified and partitioned here into forward and

@@ -1,4 +1,4 @@
-"""What a row of the operator table says, and how the files of this room declare theirs.
+"""What a row of the operator table says, and how the files of this package declare theirs.
 
 A row is written `name(argument, …)`, with the names of PyTorch's schema, so that a trace, which has values without
 names, can be read where PyTorch is not installed:

@@ -1,1 +1,1 @@
-"""Plain data that every other room reads and writes; imports no torch. `cache` and `home` are its files on disk."""
+"""Plain data that every other package reads and writes; imports no torch. `cache` and `home` are its files on disk."""

@@ -97,7 +97,7 @@ class Run:
 
     @property
     def connection(self) -> DuckDBPyConnection:
-        """For rooms above that add tables; valid until the run is committed or discarded."""
+        """For packages above that add tables; valid until the run is committed or discarded."""
         return self._connection
 
     def add_program(self, program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Rows of tilewright's own operators: a file for each folder of `kernels/`, which this room must not import.
+"""Rows of tilewright's own operators: a file for each folder of `kernels/`, which this package must not import.
 
 A row holds the operator's schema; the folder's `define("name", …)` takes it from here, so that cost, traces and
 `explain` know the operator where its kernels, and PyTorch, are not imported. Importing this package declares all.
