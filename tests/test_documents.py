@@ -1,4 +1,4 @@
-"""The documents: figures are those of the result files, every claim has a row, and packages are in the checked order."""
+"""The documents: figures are those of the result files, every claim has a row, packages are in the checked order."""
 
 import re
 import tomllib
