@@ -180,6 +180,16 @@ def test_tiles_with_repeated_elements_are_not_copied_ahead() -> None:
         assert plan(lowered.nest, 132).sizes["AHEAD"] == ahead
 
 
+@pytest.mark.parametrize(("rows", "kernels"), [(2, 1), (129, 1), (256, 1), (257, 2), (4096, 2)])
+def test_sums_of_few_rows_are_one_kernel(rows: int, kernels: int) -> None:
+    """A program takes all rows of some columns; of more rows programs take strips, whose sums a second kernel adds."""
+    (lowered,) = nests_of(lambda x: x.sum(0), torch.randn(rows, 1000))
+    chosen = plan(lowered.nest, 132)
+    assert 1 + (chosen.after_sizes is not None) == kernels == emit_triton(lowered.nest).count("@triton.jit")
+    across, taken = -(-1000 // chosen.sizes["BLOCK_COLS"]), chosen.sizes["BLOCK_ROWS"] * chosen.sizes["TILES"]
+    assert taken >= rows and chosen.programs == across if kernels == 1 else chosen.programs > across
+
+
 MOMENTS = """
 import torch, triton
 from tests.emit.machine_code import H200, sources

@@ -20,6 +20,8 @@ of 8192 columns, bf16, takes 133 us on an H200, and 266 in blocks of columns."""
 MANY_COLUMNS = 2**17
 """Blocks of so many columns are a program for each multiprocessor, without a division of the rows among programs. T5's
 bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
+FEW_ROWS = 256
+"""So many rows are one tile or two of a program: what a second kernel would combine is not worth its launch."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
@@ -74,7 +76,12 @@ class TritonSchedule:
     @cached_property
     def one_strip(self) -> bool:
         """Whether a program walks all rows of its columns, so that no second kernel has anything to combine."""
-        return self.splits_columns and self.nest.col_count >= MANY_COLUMNS
+        return self.splits_columns and (self.nest.col_count >= MANY_COLUMNS or self.has_few_rows)
+
+    @property
+    def has_few_rows(self) -> bool:
+        """Whether a program takes all rows of few columns at once."""
+        return self.nest.row_count <= FEW_ROWS and self.nest.col_count < MANY_COLUMNS
 
     @cached_property
     def whole_row(self) -> bool:

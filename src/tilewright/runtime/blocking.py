@@ -22,6 +22,8 @@ SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "s
 MANY_COLUMN_VALUES = 3
 SECTOR = 16
 """Elements of 16 bits in 32 bytes, which memory moves at once."""
+LEAST_COLUMNS = 32
+"""Columns of a program that takes all rows: two sectors of 16-bit elements, or more."""
 LONG_BLOCK = 2048
 """Columns that a program takes at once from a row too long to hold."""
 WAVES = 2
@@ -122,17 +124,19 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     """
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
-    block_cols = block_width(columns, tile) if schedule.splits_columns else wide
     accesses = [s.access for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     loads, repeats = [access.buffer for access in accesses], any(_repeats(nest, access) for access in accesses)
     if schedule.splits_columns:
         # Each element has an accumulator for each sum, and a register or two for each load.
         many = len(schedule.sums) > 2 or len(loads) > MANY_LOADS
         each = 4 if repeats else 8 if many else 16
+        widest = max(each // 4 * tile // power_of_two(rows), LEAST_COLUMNS) if schedule.has_few_rows else tile
+        block_cols = block_width(columns, widest)
         block_rows = min(power_of_two(rows), max(each // 4 * tile // block_cols, 2))
         elements = block_rows * block_cols
         warps = max(elements // (each * WARP), 1)
     else:
+        block_cols = wide
         # Two rows share the barriers of one reduction.
         block_rows = min(power_of_two(rows), max(4 * tile // block_cols, 1 if block_cols > 4 * tile else 2))
         elements = block_rows * block_cols
