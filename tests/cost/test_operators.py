@@ -492,12 +492,12 @@ def test_sums_by_index_have_a_program_for_each_row() -> None:
     import tilewright.kernels.embedding
     import tilewright.kernels.scatter_sums  # noqa: F401 (they define the operators)
 
-    def function(source: Tensor, index: Tensor, keys: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    def function(source: Tensor, index: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
         own = torch.ops.tilewright
-        return own.scatter_sums(source, index, 32), own.embedding_sums(source, keys, order, 5000, -1)
+        return own.scatter_sums(source, index, 32), own.embedding_sums(source, keys, order, bounds, 5000, -1)
 
     given = torch.ones(128, 64), torch.zeros(128, 64, dtype=torch.int64), torch.zeros(128, dtype=torch.int32)
-    graph = aten(function, *given, torch.arange(128))
+    graph = aten(function, *given, torch.arange(128), torch.zeros(5001, dtype=torch.int64))
     shapes = symbolic_shapes(graph, {}, {})
     calls = [node for node in graph.nodes if node.op == "call_function" and "sums" in str(node.target)]
     found = {work.kind: work for work in (call_work(node, operator_cost(node, shapes)) for node in calls)}

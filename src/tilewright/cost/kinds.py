@@ -204,16 +204,14 @@ def call_work(node: Node, cost: Cost) -> Work:
 def _sums_by_index(node: Node) -> tuple[int | None, int]:
     """Programs of an operator that sums by index, and words that each combines; None and 0 of the others.
 
-    The gradient of a table has a program for each row, which first looks up its positions; sums within rows compare the
-    places of all elements.
+    Sums of rows have a program for each row of the result, which first looks up its positions between bounds; sums
+    within rows compare the places of all elements.
     """
-    name = calls.operator_name(node.target)
-    if name == "tilewright.scatter_sums":
+    if calls.operator_name(node.target) == "tilewright.scatter_sums":
         *rows, columns = shape_of(node.args[0])
         return prod(rows), columns
-    if name in ("tilewright.embedding_sums", "tilewright.add_embedding_sums_"):
-        return shape_of(node.args[0] if name.endswith("_") else node)[0], 1
-    return None, 0
+    bounds = calls.arguments(node).get("bounds")
+    return (None, 0) if bounds is None else (shape_of(bounds)[0] - 1, 1)
 
 
 def _drops(node: Node) -> bool:
