@@ -213,7 +213,7 @@ def neighbours(how: str, base: float, *, include: bool) -> Callable[..., Tensor]
     ("how", "base", "include"),
     [
         ("amax", 0.0, True), ("amax", 0.0, False), ("amin", 0.0, True), ("amin", 0.0, False), ("amax", 0.5, True),
-        ("amin", 0.5, True), ("sum", 0.0, True),
+        ("amin", 0.5, True), ("sum", 0.0, True), ("mean", 0.0, True), ("mean", 0.0, False),
     ],
 )  # fmt: skip
 def test_rows_of_neighbours(how: str, base: float, include: bool, dtype: torch.dtype, deterministic: None) -> None:
@@ -229,9 +229,10 @@ def test_rows_of_neighbours(how: str, base: float, include: bool, dtype: torch.d
     graph = aten(both, x.requires_grad_(), *EDGES)
     simplify(graph)
     decisions = sum_by_index(graph, H200)
-    assert [decision.verdict for decision in decisions] == ["taken"] * (2 if how == "sum" else 3)
+    assert {decision.verdict for decision in decisions} == {"taken"}
     graph.eliminate_dead_code()
-    assert not [node for node in graph.nodes if getattr(node.meta.get("val"), "shape", ()) == (11, 3)]
+    # PyTorch divides the rows of a mean's gradient after it has gathered them.
+    assert how == "mean" or not [n for n in graph.nodes if getattr(n.meta.get("val"), "shape", ()) == (11, 3)]
     exact = both(x.detach().double().requires_grad_(), *EDGES)
     for found, true in zip(run(graph, x, *EDGES), exact, strict=True):
         torch.testing.assert_close(found.double(), true, rtol=2e-2 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
@@ -243,6 +244,30 @@ def test_an_index_of_a_neighbour_is_checked(deterministic: None) -> None:
     sum_by_index(graph, H200)
     with pytest.raises(IndexError, match="out of bounds"):
         run(graph, x, torch.where(source == 2, 5, source), to)
+
+
+def test_an_index_outside_stays_outside_on_narrow_keys(deterministic: None) -> None:
+    """100 places have keys of eight bits, in which 300 would be 44."""
+    graph = aten(lambda y, i: y.new_zeros(100, 3).index_add(0, i, y), drawn((4, 3), torch.float32), EDGES[0][:4])
+    sum_by_index(graph, H200)
+    for outside in (300, -1, -200):
+        with pytest.raises(IndexError, match="out of range of the sums"):
+            run(graph, drawn((4, 3), torch.float32), torch.tensor([1, outside, 3, 3]))
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+def test_ones_are_counted_by_the_sort(columns: int, deterministic: None) -> None:
+    def function(x: Tensor, i: Tensor) -> Tensor:
+        ones = x.new_ones(11, columns) if columns else x.new_ones(11)
+        return x.new_zeros(7, *ones.shape[1:]).index_add(0, i, ones)
+
+    x = drawn((5,), torch.bfloat16)
+    graph = aten(function, x, EDGES[1])
+    sum_by_index(graph, H200)
+    graph.eliminate_dead_code()
+    assert not any("sums" in call for call in calls(graph))
+    assert torch.equal(run(graph, x, EDGES[1]), function(x, EDGES[1]))
+    assert run(graph, x, EDGES[1]).stride() == function(x, EDGES[1]).stride()
 
 
 def test_what_is_compared_with_other_rows_is_summed_as_it_is(deterministic: None) -> None:

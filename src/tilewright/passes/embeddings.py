@@ -1,6 +1,6 @@
 """Gradients of embeddings on a GPU are sums of sorted positions, in tilewright's kernel.
 
-dw = embedding_dense_backward(dy, indices, …)   →   keys, order = sort(to_copy(view(indices), int32))
+dw = embedding_dense_backward(dy, indices, …)   →   keys, order = sort(to_copy(view(indices), int16))
                                                     dw = embedding_sums(dy, keys, order, sorted_bounds(keys), …)
 
 dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(slice(mm(…)), dy, …)
@@ -29,6 +29,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
+from tilewright.passes.narrow_sorts import narrowest
 from tilewright.passes.units import behind_views, readers
 from tilewright.records.program import Decision, GraphName
 
@@ -92,7 +93,8 @@ def _decide(node: fx.Node) -> Decision:
 def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding: Any) -> fx.Node:
     from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 
-    keys = insert_call(node, aten._to_copy.default, indices, dtype=torch.int32, memory_format=torch.contiguous_format)
+    dtype = narrowest(entries) if isinstance(entries, int) else torch.int32
+    keys = insert_call(node, aten._to_copy.default, indices, dtype=dtype, memory_format=torch.contiguous_format)
     keys = insert_call(node, aten.view.default, keys, [-1])
     ranked = insert_call(node, aten.sort.stable, keys, stable=True)
     parts = insert_results(node, ranked, 2)

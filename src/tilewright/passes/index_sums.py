@@ -7,6 +7,7 @@
     dx = index_add(zeros, 0, i, dy)                          →  dx = embedding_sums(dy, *sort(i), n)
     dx = scatter_add(zeros, dim, i, dy), one index a row     →  dx = where(arange(n) == i, dy, 0)
     y  = scatter_reduce(zeros, 0, i, x, "amax" or "amin")    →  y  = row_extremes(x, *sort(i), n, …)
+    y  = index_add(zeros, 0, i, ones)                        →  y  = differences of the sorted index's bounds
 
 Sums with values that are not zeros are added to them. The fourth for rows of a result that shared memory holds. The
 fifth for many whole rows to many places, where the sort, which all sums at the same index share, is predicted to cost
@@ -27,7 +28,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -38,7 +39,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.shared_zeros import is_zeros
+from tilewright.passes.shared_zeros import is_filled, is_zeros
 from tilewright.passes.sorted_rows import Orders, RowTarget, row_index
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
@@ -49,10 +50,12 @@ ADDS = (aten.index_add.default,)
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
 ADDED_ROWS, ADDED_ELEMENTS = 156e3, 300e3
 """Elements that atomics add in a microsecond, of rows in no order and one by one (H200: 200,000 × 128 in 164 µs)."""
+CONTENDED, MANY = 33e3, 16
+"""The same of PyTorch's means and extremes where so many rows go to one place: 16,000 × 192 to 512 places in 93 µs."""
 COPIED = 3e6
 """Bytes of sorted rows that are summed in a microsecond: estimated from other sizes."""
 EXTREMES = ("amax", "amin")
-JOINED: dict[str, Callable[..., Tensor]] = {"": torch.add, "amax": torch.maximum, "amin": torch.minimum}
+JOINED: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "amax": torch.maximum, "amin": torch.minimum}
 """What joins the values that the call was given to add to."""
 SMALL = 2
 """Sums are added to values that are not zeros, if there are at most so many times the values that are summed."""
@@ -79,10 +82,16 @@ class _Sums:
     """Whether there is an index for each element."""
     wraps: bool = False
     """Whether a negative index counts from the end."""
-    extreme: Literal["", "amax", "amin"] = ""
-    """What is taken of the values in place of their sum."""
+    reduce: str = "sum"
+    """What is taken of the values: their sum, mean, or one of `EXTREMES`."""
     include: bool = True
     """Whether what the call is given to add to takes part."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found = calls.output(self.node)
+        assert found is not None
+        return found.dtype
 
     @property
     def extent(self) -> int:
@@ -122,17 +131,26 @@ class _Sums:
         return row_index(self.indices[0])
 
     @property
+    def counts(self) -> bool:
+        """Whether the values are ones."""
+        return self.reduce == "sum" and is_filled(behind_views(self.values), 1)
+
+    @property
     def atomics_us(self) -> float:
         """Predicted for places in no order; few places take one addition a tile."""
         from tilewright.kernels.index_sums.triton import FEW, WIDE
 
         _, positions, columns = self.sizes
+        if self.reduce != "sum":
+            return positions * columns / (CONTENDED if positions >= MANY * self.extent else ADDED_ROWS)
         rate = ADDED_ROWS if columns >= WIDE else ADDED_ELEMENTS
         return positions * columns / rate if self.extent > FEW else 0.0
 
     @property
     def sorted_us(self) -> float:
-        """Predicted without the sort."""
+        """Predicted without the sort, which counts on its own."""
+        if self.counts:
+            return 0.0
         _, positions, columns = self.sizes
         found = calls.output(self.values)
         assert found is not None
@@ -177,7 +195,7 @@ def _accumulates(node: fx.Node) -> bool:
     if node.target in PUTS:
         return bool(calls.arguments(node).get("accumulate"))
     if node.target is aten.scatter_reduce.two:
-        return calls.arguments(node)["reduce"] in ("sum", *EXTREMES)
+        return calls.arguments(node)["reduce"] in ("sum", "mean", *EXTREMES)
     return node.target in (*ADDS, *SCATTERS)
 
 
@@ -187,7 +205,7 @@ def _decide(
     name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
     values = _values(node)
     producer = behind_views(values).name
-    if isinstance(sums, _Sums) and sums.extreme and not is_worth(sums):
+    if isinstance(sums, _Sums) and sums.reduce != "sum" and not is_worth(sums):
         sums = Refusal("a sort of its rows costs more than PyTorch's atomics")
     if isinstance(sums, Refusal):
         reason = f"tilewright.index_sums does not take {name}: {sums}"
@@ -197,9 +215,10 @@ def _decide(
     base = node.args[0]
     assert isinstance(base, fx.Node)
     made_of_zeros = is_zeros(base)
-    if sums.picks and not sums.extreme:
+    only_sorted = sums.reduce != "sum"
+    if sums.picks and not only_sorted:
         how, new = "where they are read", _insert(sums, _in_place)
-    elif sums.in_rows and not sums.extreme:
+    elif sums.in_rows and not only_sorted:
         how, new = "in rows that shared memory holds", _insert(sums, _by_rows)
     elif is_worth(sums):
         how, new = "as rows sorted by index", _by_sort(sums, orders, made_of_zeros)
@@ -207,7 +226,7 @@ def _decide(
         how, new = "by atomics in fp32", _insert(sums, _by_atomics if made_of_zeros else _wide)
     reason = f"{sums.sizes[1]} positions are added {how}, in place of {name}"
     if not made_of_zeros:
-        new = insert_formula(node, lambda base, total: JOINED[sums.extreme](base, total).to(base.dtype), base, new)
+        new = insert_formula(node, lambda base, total: JOINED[sums.reduce](base, total).to(base.dtype), base, new)
     replace(node, new)
     if made_of_zeros and not base.users:
         base.graph.erase_node(base)
@@ -265,18 +284,18 @@ def _along(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
         if given.get("alpha", 1) != 1:
             raise Refusal("what it adds is scaled")
         return _Sums(node, values, (index,), shape, dim)
-    include, extreme = bool(given.get("include_self", True)), given.get("reduce", "sum")
-    if not include and not (extreme in EXTREMES and is_zeros(node.args[0])):
+    include, reduce = bool(given.get("include_self", True)), given.get("reduce", "sum")
+    if (reduce == "mean" or not include) and not (reduce != "sum" and is_zeros(node.args[0])):
         raise Refusal("it keeps what nothing is added to")
     sent, places = _shape(values), _shape(index)
     if sent != places or (*sent[:dim], *sent[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]):
         raise Refusal("the index does not cover all rows")
     sums = _Sums(node, values, (index,), shape, dim, by_element=True)
-    if extreme not in EXTREMES:
+    if reduce == "sum":
         return sums
     if sums.rows_by is None:
-        raise Refusal("it takes the largest of other than whole rows")
-    return dataclasses.replace(sums, extreme=extreme, include=include)
+        raise Refusal("it takes the mean or the largest of other than whole rows")
+    return dataclasses.replace(sums, reduce=reduce, include=include)
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
@@ -289,9 +308,12 @@ def _by_sort(sums: _Sums, orders: Orders, made_of_zeros: bool) -> fx.Node:
     index = sums.rows_by
     assert index is not None
     to = RowTarget(index, sums.shape, sums.wraps)
-    if not sums.extreme:
-        return orders.sums(sums.node, sums.values, to)
-    largest = sums.extreme == "amax"
+    if sums.counts:
+        return orders.counts(sums.node, to, sums.dtype)
+    if sums.reduce not in EXTREMES:
+        total = orders.sums(sums.node, sums.values, to)
+        return orders.averaged(sums.node, total, to, include=sums.include) if sums.reduce == "mean" else total
+    largest = sums.reduce == "amax"
     start = 0.0 if made_of_zeros else -math.inf if largest else math.inf
     return orders.extremes(sums.node, sums.values, to, start, largest=largest, include=sums.include)
 

@@ -24,7 +24,9 @@ from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 SORTS = (aten.sort.default, aten.sort.stable)
-KEYS = (torch.int8, torch.int16)
+KEYS = (torch.int8, torch.int16, torch.int32)
+MOST = 2**15
+"""Places that 16 bits count; wider keys of few tokens cost a conversion and save little."""
 
 
 def narrow_sorts(graph: fx.Graph, target: Target) -> list[Decision]:
@@ -43,7 +45,12 @@ def _narrow(node: fx.Node) -> torch.dtype | None:
         return None
     # Stop at the getitem: the call behind it has several results.
     extent = _extent(calls.through(keys, lambda x: calls.is_view(x) and x.target is not operator.getitem))  # type: ignore[arg-type]
-    return None if extent is None else next((d for d in KEYS if extent - 1 <= torch.iinfo(d).max), None)
+    return None if extent is None or extent > MOST else narrowest(extent)
+
+
+def narrowest(extent: int) -> torch.dtype:
+    """The narrowest dtype of keys in [0, extent)."""
+    return next((dtype for dtype in KEYS if extent - 1 <= torch.iinfo(dtype).max), torch.int64)
 
 
 def _extent(node: fx.Node) -> int | None:

@@ -15,16 +15,22 @@ MARK = "tilewright_zeros"
 """Metadata key of the shared zeros; its value is how many there are."""
 LEAST = 4096
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
+ONES = (aten.new_ones.default, aten.ones.default, aten.ones_like.default)
 FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
 """By operator, the place of the number."""
 
 
 def is_zeros(node: object) -> bool:
     """Whether a call makes a tensor of zeros."""
+    return is_filled(node, 0)
+
+
+def is_filled(node: object, number: int) -> bool:
+    """Whether a call makes a tensor of which each element is `number`, 0 or 1."""
     if not isinstance(node, fx.Node):
         return False
     place = FILLED.get(node.target)
-    return node.target in ZEROS if place is None else bool(node.args[place] == 0)
+    return node.target in (ONES if number else ZEROS) if place is None else bool(node.args[place] == number)
 
 
 def shared_zeros(like: fx.Node, count: int) -> fx.Node:

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, insert_results
 from tilewright.kernels.device import DTYPES
+from tilewright.passes.narrow_sorts import narrowest
 from tilewright.passes.units import behind_views
 
 aten: Any = torch.ops.aten
@@ -96,6 +97,26 @@ class Orders:
             return found.view(to.shape)
 
         return _inserted(before, formula, rows_of.table, keys, where, bounds)
+
+    def counts(self, before: fx.Node, to: RowTarget, dtype: torch.dtype) -> fx.Node:
+        """How many rows there are for each, in every column."""
+        *_, bounds = self._sort(before, to)
+
+        def formula(bounds: Tensor) -> Tensor:
+            count = (bounds[1:] - bounds[:-1]).to(dtype).view(-1, *[1] * (len(to.shape) - 1))
+            return count.expand(to.shape).clone(memory_format=torch.contiguous_format)
+
+        return _inserted(before, formula, bounds)
+
+    def averaged(self, before: fx.Node, total: fx.Node, to: RowTarget, *, include: bool) -> fx.Node:
+        """Sums divided by how many rows there are, and with `include` by one more; those of none stay zeros."""
+        *_, bounds = self._sort(before, to)
+
+        def formula(total: Tensor, bounds: Tensor) -> Tensor:
+            count = (bounds[1:] - bounds[:-1] + int(include)).clamp(min=1).float()
+            return (total.float() / count.view(-1, *[1] * (len(to.shape) - 1))).to(total.dtype)
+
+        return _inserted(before, formula, total, bounds)
 
     def _sort(self, before: fx.Node, to: RowTarget) -> list[fx.Node]:
         from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
@@ -214,9 +235,9 @@ def _columns(to: RowTarget) -> int:
 
 
 def _keys(index: Tensor, to: RowTarget) -> Tensor:
-    """A radix sort takes as many passes as its keys have bits."""
+    """A radix sort takes as many passes as its keys have bits. An index outside stays outside."""
     index = torch.where(index < 0, index + to.extent, index) if to.wraps else index
-    return index.to(torch.int16 if to.extent <= torch.iinfo(torch.int16).max else torch.int32).view(-1)
+    return index.clamp(-1, to.extent).to(narrowest(to.extent + 1)).view(-1)
 
 
 def _inserted(before: fx.Node, formula: Callable[..., Tensor], *operands: fx.Node) -> fx.Node:

@@ -13,7 +13,7 @@
                                                                where other[order[i]] equals own[e]; without rows how
                                                                many there are: the gradient of such an extreme
 
-keys: the indices, sorted (int16 or int32), each in [0, entries); order: which row of dout [*, D] each one takes, most
+keys: the indices, sorted, of 8 to 32 bits, each in [0, entries); order: which row of dout [*, D] each one takes, most
 often its position; bounds: those of the keys, which sums at the same index share; row `padding` gets no sum (-1: all
 do). An extreme is NaN where a row is.
 fp32, bf16 and fp16 run in Triton on a GPU and sum in fp32, in the order of the positions; the others run in PyTorch.

@@ -24,13 +24,20 @@ from tilewright.records.recipe import Recipe
 
 MOST_COLUMNS = 2048
 PART_ROWS = 4
-"""Rows of a tile where a long run is summed; most other runs have one row."""
+"""Fewest rows of a tile where a long run is summed."""
 CHUNK = 64
 """Positions of a partial sum of a long run; one program sums a run of up to two chunks."""
 BOUNDS = 256
 """Entries of which one program finds where their positions begin."""
 TILE = 2048
-"""Elements of a program's sums: so many entries of few columns."""
+"""Elements of a program's sums where it takes several entries of few columns."""
+RUN = 2
+"""Positions of an entry, in the mean, from which on a program has one entry. One warp does for 256 columns, so that no
+barrier stands between a position and its row."""
+PROGRAMS = 264
+"""Programs, two for each multiprocessor of an H200, from which on one takes several entries."""
+PARTS = 1024
+"""Elements of a tile of a long run's rows, for each warp of a program."""
 
 
 @triton.jit(do_not_specialize=["count", "entries"])
@@ -149,8 +156,8 @@ def long_runs(
     first = tl.program_id(0).to(tl.int64) * CHUNK
     final = tl.minimum(first + CHUNK, count)
     end = tl.program_id(2)
-    head = tl.load(keys + first)
-    key = tl.load(keys + (final - 1)) if end == 1 else head
+    head = tl.load(keys + first).to(tl.int64)
+    key = tl.load(keys + (final - 1)).to(tl.int64) if end == 1 else head
     start, last = tl.load(bounds + key), tl.load(bounds + key + 1)
     if (last - start > 2 * CHUNK) & (key != padding) & ((end == 0) | (key != head)):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -182,6 +189,20 @@ def _sum_parts(
 
 
 @triton.jit
+def _rows_of(
+    order: tl.tensor, start: tl.tensor, step: tl.tensor, length: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The rows at four positions from `step` on of each entry."""
+    at, left = order + start + step, length - step
+    return (
+        tl.load(at, mask=left > 0, other=0).to(tl.int64),
+        tl.load(at + 1, mask=left > 1, other=0).to(tl.int64),
+        tl.load(at + 2, mask=left > 2, other=0).to(tl.int64),
+        tl.load(at + 3, mask=left > 3, other=0).to(tl.int64),
+    )
+
+
+@triton.jit
 def _sum_short(
     dout: tl.tensor, other: tl.tensor, own: tl.tensor, order: tl.tensor, start: tl.tensor, length: tl.tensor,
     columns: tl.tensor, column: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
@@ -190,15 +211,20 @@ def _sum_short(
     """[ENTRIES, COLUMNS], fp32: Σ dout[order[i], column] for the `length` positions i from each entry's start."""
     total = tl.full([ENTRIES, COLUMNS], _neutral(HOW), tl.float32)
     steps = tl.max(length, 0)
-    row = tl.load(order + start, mask=length > 0, other=0).to(tl.int64)
+    inside = (column < columns)[None, :]
+    row0, row1, row2, row3 = _rows_of(order, start, 0, length)
     step = 0
     while step < steps:
-        inside = (step < length)[:, None] & (column < columns)[None, :]
-        step += 1
-        # The next position's row number is loaded beside this one's row.
-        following = tl.load(order + start + step, mask=step < length, other=0).to(tl.int64)
-        total = _combined(total, _elements(dout, other, own, row, column, inside, columns, stride, HOW, MATCH), HOW)
-        row = following
+        # Four rows are loaded at once, and the numbers of the next four beside them; they are added in their order.
+        next0, next1, next2, next3 = _rows_of(order, start, step + 4, length)
+        left = (length - step)[:, None]
+        x0 = _elements(dout, other, own, row0, column, inside & (left > 0), columns, stride, HOW, MATCH)
+        x1 = _elements(dout, other, own, row1, column, inside & (left > 1), columns, stride, HOW, MATCH)
+        x2 = _elements(dout, other, own, row2, column, inside & (left > 2), columns, stride, HOW, MATCH)
+        x3 = _elements(dout, other, own, row3, column, inside & (left > 3), columns, stride, HOW, MATCH)
+        total = _combined(_combined(_combined(_combined(total, x0, HOW), x1, HOW), x2, HOW), x3, HOW)
+        row0, row1, row2, row3 = next0, next1, next2, next3
+        step += 4
     return total
 
 
@@ -315,7 +341,10 @@ def _launch_sums(
     parts = call.empty((chunks, 2, columns), torch.float32)
     constants = {"HOW": 0, "MATCH": 0, "STARTS": False, "ADD": False} | how
     of_rows = {key: constants[key] for key in ("HOW", "MATCH")}
-    sizes = {"CHUNK": CHUNK, "ROWS": PART_ROWS, "COLUMNS": wide, "num_warps": 4}
+    together, warps = 1, min(max(wide // 256, 1), 4)
+    if count < RUN * entries:
+        together, warps = triton.next_power_of_2(max(1, min(TILE // wide, entries // PROGRAMS))), 4
+    sizes = {"CHUNK": CHUNK, "ROWS": max(PART_ROWS, PARTS * warps // wide), "COLUMNS": wide, "num_warps": warps}
     compared = (dout if other is None else other, dout if own is None else own)
     if chunks > 2:
         grid = chunks, blocks, 2
@@ -323,7 +352,6 @@ def _launch_sums(
             long_runs, grid, dout, *compared, keys, order, bounds, parts, count, columns, stride, padding, **of_rows,
             **sizes,
         )  # fmt: skip
-    together = max(1, TILE // wide)
     call.launch(
         backward, (triton.cdiv(entries, together), blocks),
         dout, *compared, order, bounds, parts, dweight, columns, stride, entries, padding, start, ENTRIES=together,
