@@ -5,8 +5,8 @@ import torch
 
 def layouts(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
     """The same values as `contiguous`, `misaligned` (by one element), `strided` rows, `transposed`, `every other`."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, columns, generator=generator).to(device, dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator, device=device).to(dtype)
     misaligned = torch.zeros(rows * columns + 1, dtype=dtype, device=device)[1:].view(rows, columns)
     strided = torch.zeros(rows, 2 * columns + 3, dtype=dtype, device=device)[:, 1 : columns + 1]
     every_other = torch.zeros(rows, 2 * columns, dtype=dtype, device=device)[:, ::2]
