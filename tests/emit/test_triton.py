@@ -143,8 +143,9 @@ def test_exponentials_of_a_shifted_sum_in_a_logarithm_take_them_too() -> None:
 
 @pytest.mark.parametrize(("divisor", "factor"), [(2.0, 0.5), (-0.25, -4.0), (1.0, 1.0), (3.0, 0.3333333432674408)])
 def test_a_division_of_elements_by_a_number_is_a_product(divisor: float, factor: float) -> None:
-    text = source(lambda x: x / divisor, torch.float32)
-    assert (f"* {factor}" in text or divisor == 1.0) and "div_rn" not in text
+    for dtype in (torch.float32, torch.bfloat16):
+        text = source(lambda x: x / divisor, dtype)
+        assert (f"* {factor}" in text or divisor == 1.0) and "div_rn" not in text and " / " not in text
 
 
 def test_a_mean_is_a_quotient() -> None:

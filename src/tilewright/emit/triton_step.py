@@ -110,10 +110,10 @@ def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: 
         return f" {BOOLEAN[name]} ".join(args(True))
     if name in INFIX:
         return f" {INFIX[name]} ".join(args(True))
-    if step.approximate:
-        return _approximation(name, args(name == "div"))
     if name == "div" and (factor := _reciprocal(args(True)[1], step.dtype, of_elements)) is not None:
         return f"{args(True)[0]} * {factor}"
+    if step.approximate:
+        return _approximation(name, args(name == "div"))
     if name == "div":
         return " / ".join(args(True)) if step.dtype == "float64" else f"tl.div_rn({', '.join(args(True))})"
     if name in ("maximum", "minimum"):
