@@ -27,7 +27,7 @@ from tilewright.passes.philox import keep_philox
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 from tilewright.runtime.blocking import Blocking
-from tilewright.runtime.gpu import TritonKernel
+from tilewright.runtime.gpu import TritonKernel, compile_together
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -324,12 +324,19 @@ def by_triton(choose: Choice = lambda _: None) -> Runner:
 
 
 def run_graph(
-    graph: fx.Graph, inputs: Sequence[torch.Tensor], device: torch.device, run: Runner
+    graph: fx.Graph, inputs: Sequence[torch.Tensor], device: torch.device, run: Runner, together: bool = False
 ) -> tuple[list[Any], dict[fx.Node, str]]:
-    """All results of a graph whose regions `run` computes; and the kernel that made each value."""
+    """All results of a graph whose regions `run` computes; and the kernel that made each value.
+
+    `together`: Triton compiles the kernels beside each other, before the first runs.
+    """
+    regions = fuse(graph, "forward", target_named("cpu")).regions
+    if together:
+        nests = [region.lowered.nest for region in regions]
+        compile_together([(TritonKernel(nest, emit_triton(nest)), device) for nest in nests])
     values: dict[fx.Node, Any] = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
     made: dict[fx.Node, str] = {}
-    for unit in schedule(graph, fuse(graph, "forward", target_named("cpu")).regions):
+    for unit in schedule(graph, regions):
         if isinstance(unit, Region):
             results = list(_results(unit.lowered, device))
             run(unit.lowered, [values[n] for n in unit.lowered.inputs] + results)
@@ -394,7 +401,7 @@ def operator_calls(device: torch.device) -> Calls:
 def operators(device: torch.device) -> dict[str, list[tuple[str, Verified]]]:
     """One kind of call of every operator with a body, verified, by the name of its row."""
     calls = operator_calls(device)
-    results, _ = run_graph(calls.graph, calls.tensors, device, by_triton())
+    results, _ = run_graph(calls.graph, calls.tensors, device, by_triton(), together=True)
     found = defaultdict(list)
     for (label, _), figures in zip(calls.results, verify(calls.graph, calls.tensors, results), strict=True):
         found[label.split()[0]].append((label, figures))

@@ -78,12 +78,13 @@ def test_biases_are_no_part_of_convolutions() -> None:
     assert called.args[2] is None and gradient.args[10][2] is False
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CALLS)
-def test_gradients_are_sums_of_results(name: str, dtype: torch.dtype, layout: torch.memory_format) -> None:
+@pytest.mark.parametrize("number", range(len(CALLS)), ids=[*CALLS].__getitem__)
+def test_gradients_are_sums_of_results(number: int, dtype: torch.dtype) -> None:
+    """Each call in both dtypes and both layouts, not in all four of their pairs."""
+    layout = [*LAYOUTS.values()][(number + (dtype == torch.bfloat16)) % 2]
     x = torch.randn(2, 5, 7, 11, device=GPU).to(dtype).contiguous(memory_format=layout).requires_grad_()
-    assert set(launched(keeps_contract(CALLS[name], [x]))) == {"kernel"}
+    assert set(launched(keeps_contract([*CALLS.values()][number], [x]))) == {"kernel"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -16,6 +16,8 @@ from tilewright.measure.truth.contract import compare
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+PAIRED = [(torch.bfloat16, torch.float16), (torch.float32, torch.float32)]
+"""Of two calls of a test: those of 16 bits run the same kernels but for the type."""
 WIDTHS = [16, 40, 64, 72, 80, 96, 112, 128, 192, 256]
 LENGTHS = [(1, 1), (1, 3), (3, 1), (113, 203), (799, 3), (1023, 1025), (1025, 1023), (799, 799), (1, 1025), (1025, 1)]
 OPTIONS = [
@@ -55,19 +57,19 @@ def sized(call: Call, number: int, **sizes: Any) -> Call:
     return Call(**(given | kept | sizes))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtypes", PAIRED, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_head_sizes(width: int, dtype: torch.dtype) -> None:
-    assert wrong(Call(queries=113, keys=203, head_size=width, dtype=dtype), GPU) == []
+def test_head_sizes(width: int, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    assert wrong(Call(queries=113, keys=203, head_size=width, dtype=dtypes[0]), GPU) == []
     other = WIDTHS[-1 - WIDTHS.index(width)]
-    call = Call(queries=203, keys=113, head_size=width, value_size=other, dtype=dtype, options={"causal": True})
+    call = Call(queries=203, keys=113, head_size=width, value_size=other, dtype=dtypes[1], options={"causal": True})
     assert wrong(call, GPU) == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtypes", PAIRED, ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_lengths(lengths: tuple[int, int], dtype: torch.dtype) -> None:
-    for causal, outliers in itertools.product((False, True), (False, True)):
+def test_lengths(lengths: tuple[int, int], dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    for (causal, dtype), outliers in itertools.product(zip((False, True), dtypes, strict=True), (False, True)):
         call = Call(
             queries=lengths[0], keys=lengths[1], head_size=64, dtype=dtype, outliers=outliers,
             options={"causal": causal},
@@ -75,20 +77,20 @@ def test_lengths(lengths: tuple[int, int], dtype: torch.dtype) -> None:
         assert wrong(call, GPU) == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtypes", PAIRED, ids=str)
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda number: str(OPTIONS[number]))
-def test_options(number: int, dtype: torch.dtype) -> None:
+def test_options(number: int, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     for outliers in (False, True):
-        assert wrong(sized(OPTIONS[number], number, dtype=dtype, outliers=outliers), GPU) == []
+        assert wrong(sized(OPTIONS[number], number, dtype=dtypes[number % 2], outliers=outliers), GPU) == []
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("widths", PORTABLE, ids=str)
-def test_the_kernels_for_any_gpu(widths: tuple[int, int], dtype: torch.dtype) -> None:
-    for lengths, causal in itertools.product(((1023, 203), (113, 1025), (1, 3)), (False, True)):
+def test_the_kernels_for_any_gpu(widths: tuple[int, int]) -> None:
+    for number, causal in itertools.product(range(3), (False, True)):
+        queries, keys = ((1023, 203), (113, 1025), (1, 3))[number]
         call = Call(
-            heads=4, queries=lengths[0], keys=lengths[1], head_size=widths[0], value_size=widths[1], dtype=dtype,
-            outliers=causal, options={"causal": causal},
+            heads=4, queries=queries, keys=keys, head_size=widths[0], value_size=widths[1],
+            dtype=DTYPES[(number + causal) % 2], outliers=causal, options={"causal": causal},
         )  # fmt: skip
         assert wrong(call, GPU, impl=portable) == []
 
@@ -100,10 +102,12 @@ def test_weights_of_nearly_one_have_gradients_of_nearly_zero(dtype: torch.dtype)
         assert wrong(call, GPU, seed) == []
 
 
-@pytest.mark.parametrize("widths", [(40, 24), (64, 64), (128, 32), (80, 128), (256, 16)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (30, 50), "softcap": 2.0}], ids=str)
-def test_packed_sequences(options: dict[str, Any], dtype: torch.dtype, widths: tuple[int, int]) -> None:
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("kind", range(3))
+def test_packed_sequences(kind: int, number: int) -> None:
+    """Each dtype with all widths and with all options."""
+    options: dict[str, Any] = ({}, {"causal": True}, {"window": (30, 50), "softcap": 2.0})[kind]
+    widths, dtype = ((40, 24), (64, 64), (128, 32), (80, 128), (256, 16))[number], DTYPES[(kind + number) % 3]
     assert wrong_packed(([113, 0, 203, 1, 300], [50, 3, 203, 0, 77]), widths, dtype, GPU, **options) == []
 
 
