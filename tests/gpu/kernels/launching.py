@@ -1,10 +1,17 @@
-"""What every kernel must bear on a GPU: a side stream, a CUDA graph, one graph for `torch.compile`."""
+"""What every kernel must bear on a GPU: each dtype, a side stream, a CUDA graph, one graph for `torch.compile`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 Call = Callable[..., object]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def in_turn(cases: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Each with fp32 and one of the dtypes of 16 bits, whose kernels differ in the conversion of a number alone."""
+    return [(*case, dtype) for i, case in enumerate(cases) for dtype in (DTYPES[0], DTYPES[1 + i % 2])]
 
 
 def values_of(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:

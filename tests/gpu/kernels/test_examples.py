@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from examples.kernels import gelu, matmul, weighted_sum
-from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
+from tests.gpu.kernels.launching import DTYPES, in_turn, on_a_side_stream, replayed, values_of
 from tests.kernels.layouts import layouts
 from tests.proving import prove
 from tilewright.bench.catalogue import suite
@@ -12,13 +12,10 @@ from tilewright.bench.catalogue import suite
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 SIZES = [(0, 4, 5), (1, 1, 1), (131, 37, 7), (1000, 1, 64), (257, 300, 129), (1024, 520, 2048)]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_the_product_in_triton(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
-    m, n, k = sizes
+@pytest.mark.parametrize(("m", "n", "k", "dtype"), in_turn(SIZES), ids=str)
+def test_the_product_in_triton(m: int, n: int, k: int, dtype: torch.dtype) -> None:
     left, right = layouts(m, k, dtype, "cuda"), layouts(k, n, dtype, "cuda", seed=1)
     for name in left:
         rows = prove(suite("matmul"), matmul.in_triton, (left[name].requires_grad_(), right[name].requires_grad_()))
@@ -33,10 +30,9 @@ def test_the_product_in_cuda(sizes: tuple[int, int, int]) -> None:
         assert [row for row in rows if not row.ok] == [], name
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (131, 37), (7, 2049), (1024, 4096)], ids=str)
-def test_gelu_in_cuda(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    for name, x in layouts(*shape, dtype, "cuda").items():
+@pytest.mark.parametrize(("m", "n", "dtype"), in_turn([(0, 5), (1, 1), (131, 37), (7, 2049), (1024, 4096)]), ids=str)
+def test_gelu_in_cuda(m: int, n: int, dtype: torch.dtype) -> None:
+    for name, x in layouts(m, n, dtype, "cuda").items():
         rows = prove(suite("gelu"), gelu.gelu, (x.requires_grad_(),))
         assert [row for row in rows if not row.ok] == [], name
 

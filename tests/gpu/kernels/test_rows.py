@@ -1,12 +1,12 @@
 """Operators of rows on a GPU: the numbers contract by every implementation, on rows of any length, layout and value."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.gpu.kernels.launching import DTYPES, in_turn
 from tests.kernels.row_operators import CALLS, NORMS, OPERANDS, broken
 from tests.kernels.rows import SPECIALS, layout
 from tilewright.bench.catalogue import suite
@@ -15,7 +15,6 @@ from tilewright.measure.truth.contract import compare
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BOTH = ("tilewright-triton", "tilewright-cuda")
 IMPLS = dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), BOTH)
 """Those that take rows of any layout; of the other operators what a user gets does."""
@@ -24,11 +23,6 @@ COLUMNS = (
     33000, 50257, 65536, 131072, 262144,
 )  # fmt: skip
 LONG = (500000, 524289, 1048576)
-
-
-def in_turn(cases: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Each with fp32 and one of the dtypes of 16 bits, whose kernels differ in the conversion of a number alone."""
-    return [(*case, dtype) for i, case in enumerate(cases) for dtype in (DTYPES[0], DTYPES[1 + i % 2])]
 
 
 LENGTHS = in_turn((name, n) for name in OPERANDS for n in (*COLUMNS, *(LONG if name in IMPLS else ())))
