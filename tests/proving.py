@@ -1,6 +1,7 @@
 """Compares one function of a suite with float64, by the numbers contract."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,21 +11,10 @@ from tilewright.records.measurement import Verified
 from tilewright.records.suite import Suite
 
 
-def prove(suite: Suite, function: Callable[..., Any], inputs: Sequence[Any], **options: Any) -> list[Verified]:
-    """`prove_each` of one function."""
-    (rows,) = prove_each(suite, [function], inputs, **options)
-    return rows
-
-
-def prove_each(
-    suite: Suite,
-    functions: Sequence[Callable[..., Any]],
-    inputs: Sequence[Any],
-    *,
-    seed: int = 0,
-    backward: bool = True,
-) -> list[list[Verified]]:
-    """For each function, one row for each output of `function(*inputs)`, and with `backward` for each gradient.
+def broken(
+    suite: Suite, inputs: Sequence[Any], *functions: Callable[..., Any], seed: int = 0, backward: bool = True
+) -> list[Verified]:
+    """The outputs of each `function(*inputs)`, and with `backward` the gradients, that break the contract.
 
     The truth is `suite.reference` in float64 on the same rounded inputs and random draws. The error of the suite's
     `eager` (or `torch`) variant sets the bound. All runs start from the same state of the generators. The truth runs
@@ -32,7 +22,8 @@ def prove_each(
     """
     ours = [run(function, inputs, seed, backward=backward, tangent=_tangent) for function in functions]
     truth = truth_of(suite, inputs, seed, backward=backward, tangent=_tangent)
-    return [truth.compare(one) for one in ours]
+    rows = [(number, row) for number, one in enumerate(ours) for row in truth.compare(one)]
+    return [replace(row, tensor=f"{row.tensor} of function {number}") for number, row in rows if not row.ok]
 
 
 def _tangent(result: torch.Tensor, index: int) -> torch.Tensor:

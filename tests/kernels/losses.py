@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.proving import prove
+from tests.proving import broken
 from tilewright.bench.suites.cross_entropy import SUITES
 from tilewright.kernels.cross_entropy import by_impl
 from tilewright.records.measurement import Verified
@@ -45,12 +45,12 @@ def _torch(
     return loss + (extra.sum() / counted.sum() if reduction == "mean" else extra.sum())
 
 
-def proved(logits: torch.Tensor, options: dict[str, Any], impl: str) -> list[Verified]:
-    """The loss and the gradient of one impl against float64, PyTorch's own error the yardstick."""
+def wrong_losses(logits: torch.Tensor, options: dict[str, Any], impl: str) -> list[Verified]:
+    """Which of the loss and its gradient, by one impl, break the contract with PyTorch's."""
     suite = replace(
         SUITES["cross_entropy"],
         reference=functools.partial(_torch, **options),
         variants=(Variant("torch", "torch", functools.partial(_torch, **options)),),
     )
     target = targets(logits, options.get("ignore_index", -100))
-    return prove(suite, functools.partial(by_impl, impl=impl, **options), [logits.requires_grad_(), target])
+    return broken(suite, [logits.requires_grad_(), target], functools.partial(by_impl, impl=impl, **options))

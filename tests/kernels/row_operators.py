@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.kernels.layouts import layouts
 from tests.kernels.losses import targets
 from tests.kernels.rows import LAYOUTS, SPECIALS
-from tests.proving import prove_each
+from tests.proving import broken
 from tilewright.bench.catalogue import suite
 from tilewright.records.measurement import Verified
 
@@ -53,11 +53,10 @@ CALLS = [
 """Operators, each with the names of its matrices (`rows.layout`)."""
 
 
-def broken(name: str, x: Tensor, impls: Sequence[str] = ("tilewright",)) -> list[tuple[str, Verified]]:
+def wrong(name: str, x: Tensor, impls: Sequence[str] = ("tilewright",)) -> list[Verified]:
     """What breaks the contract where these implementations of a suite are called on a matrix."""
     operands = [
         value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
         for value in OPERANDS[name](x)
     ]
-    proven = prove_each(suite(name), [suite(name).variant(impl).function for impl in impls], operands)
-    return [(impl, row) for impl, rows in zip(impls, proven, strict=True) for row in rows if not row.ok]
+    return broken(suite(name), operands, *(suite(name).variant(impl).function for impl in impls))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, error_of_a_sure_row, inputs, of_all_logits
-from tests.proving import prove
+from tests.proving import broken
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.operators.own import linear_cross_entropy as row
 
@@ -19,8 +19,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("sizes", [(23, 16, 101), (1, 1, 3)], ids=str)
 def test_the_contract_is_kept(sizes: tuple[int, int, int], options: Options, dtype: torch.dtype) -> None:
-    rows = prove(SUITE, by_position, (*inputs(*sizes, dtype), *options))
-    assert [row for row in rows if not row.ok] == []
+    assert broken(SUITE, (*inputs(*sizes, dtype), *options), by_position) == []
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.losses import OPTIONS, proved, targets
+from tests.kernels.losses import OPTIONS, targets, wrong_losses
 from tests.kernels.rows import layout
 from tilewright.kernels.cross_entropy import by_impl
 
@@ -20,7 +20,7 @@ IMPLS = ("triton", "cuda")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ["5x1", "7x33", "3x1031"])
 def test_options(impl: str, dtype: torch.dtype, options: dict[str, Any], case: str) -> None:
-    assert [row for row in proved(layout(case, dtype, GPU), options, impl) if not row.ok] == []
+    assert wrong_losses(layout(case, dtype, GPU), options, impl) == []
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 257, 40000, 2**20 + 5])

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.kernels.layouts import layouts
-from tests.proving import prove
+from tests.proving import broken
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.dropout_add import dropout_add
 
@@ -60,8 +60,7 @@ def test_the_numbers_contract(shape: tuple[int, int], kind: str, dtype: str) -> 
     x, residual = layouts(*shape, getattr(torch, dtype), "cuda"), layouts(*shape, getattr(torch, dtype), "cuda", seed=1)
     for name in x:
         inputs = x[name].requires_grad_(), residual["strided"].requires_grad_(), P, kind
-        rows = prove(suite("dropout_add"), suite("dropout_add").variant("tilewright").function, inputs)
-        assert [row for row in rows if not row.ok] == [], name
+        assert broken(suite("dropout_add"), inputs, suite("dropout_add").variant("tilewright").function) == [], name
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])

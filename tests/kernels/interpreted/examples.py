@@ -9,7 +9,7 @@ import torch
 from examples.kernels import matmul, weighted_sum
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
-from tests.proving import prove
+from tests.proving import broken
 from tilewright.bench.catalogue import suite
 
 install()
@@ -22,8 +22,9 @@ def test_the_product_keeps_the_contract(sizes: tuple[int, int, int], dtype: torc
     m, n, k = sizes
     left, right = layouts(m, k, dtype), layouts(k, n, dtype, seed=1)
     for name in left:
-        rows = prove(suite("matmul"), matmul.in_triton, (left[name].requires_grad_(), right[name].requires_grad_()))
-        assert [row for row in rows if not row.ok] == [], name
+        assert (
+            broken(suite("matmul"), (left[name].requires_grad_(), right[name].requires_grad_()), matmul.in_triton) == []
+        ), name
 
 
 def test_nan_and_infinity_spread_as_in_eager() -> None:
@@ -37,5 +38,4 @@ def test_nan_and_infinity_spread_as_in_eager() -> None:
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (13, 1), (37, 259), (40, 512)], ids=str)
 def test_the_weighted_sum_keeps_the_contract(shape: tuple[int, int], dtype: torch.dtype) -> None:
     inputs = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
-    rows = prove(suite("weighted_sum"), weighted_sum.weighted_sum, inputs, backward=False)
-    assert [row for row in rows if not row.ok] == []
+    assert broken(suite("weighted_sum"), inputs, weighted_sum.weighted_sum, backward=False) == []
