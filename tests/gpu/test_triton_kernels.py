@@ -47,12 +47,6 @@ def test_operators_keep_the_numbers_contract(checked: Mapping[str, list[tuple[st
     assert [entry for entry in checked[name] if not entry[1].ok] == []
 
 
-def test_kernels_compile_ahead_of_their_first_launch() -> None:
-    for program in (PROGRAMS["layer norm backward"], PROGRAMS["bf16 activation"]):
-        for lowered in nests_of(program.function, *program.inputs(GPU)):
-            TritonKernel(lowered.nest, emit_triton(lowered.nest)).compile(GPU)
-
-
 @pytest.mark.parametrize("offset", [0, 1])
 def test_a_kernel_compiled_ahead_takes_pointers_aligned_or_not(offset: int) -> None:
     x = torch.randn(20000 * 130 + 1, device=GPU)[offset : offset + 20000 * 130].view(20000, 130)

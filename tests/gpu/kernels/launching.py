@@ -9,9 +9,17 @@ Call = Callable[..., object]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def in_turn(cases: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Each with fp32 and one of the dtypes of 16 bits, whose kernels differ in the conversion of a number alone."""
-    return [(*case, dtype) for i, case in enumerate(cases) for dtype in (DTYPES[0], DTYPES[1 + i % 2])]
+FOUR = ((torch.float32, torch.float64), DTYPES[1:])
+
+
+def in_turn(
+    cases: Iterable[tuple[Any, ...]], kinds: Iterable[Sequence[torch.dtype]] = (DTYPES[:1], DTYPES[1:])
+) -> list[tuple[Any, ...]]:
+    """Each with one dtype of each kind, whose kernels differ in the conversion of a number alone.
+
+    By the Thue-Morse sequence, which has no period to fall in step with that of `cases`.
+    """
+    return [(*case, kind[i.bit_count() % len(kind)]) for i, case in enumerate(cases) for kind in kinds]
 
 
 def values_of(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:

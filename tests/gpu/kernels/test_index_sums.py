@@ -3,6 +3,7 @@
 By atomics, in shared memory, and those of an embedding's gradient, sorted and the same at every run.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.contract import keeps_contract, launched
-from tests.gpu.kernels.launching import on_a_side_stream, replayed
+from tests.gpu.kernels.launching import FOUR, in_turn, on_a_side_stream, replayed
 from tests.kernels.embeddings import assert_added, assert_extremes, assert_sums, sorted_by_index
 from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 from tilewright.kernels.index_sums import index_sums
@@ -32,9 +33,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("lies", ["an index a row", "sorted", "an index an element", "a part", "negative, 32 bits"])
+LIES = ["an index a row", "sorted", "an index an element", "a part", "negative, 32 bits"]
+
+
+@pytest.mark.parametrize(("name", "lies", "dtype"), in_turn(itertools.product(CASES, LIES), FOUR), ids=str)
 def test_sums_are_those_of_float64(name: str, lies: str, dtype: torch.dtype) -> None:
     shape, extent = CASES[name]
     generator = torch.Generator(GPU).manual_seed(0)
@@ -131,9 +133,10 @@ def drawn(shape: tuple[int, ...], extent: int, dtype: torch.dtype) -> tuple[torc
     return torch.randn(shape, generator=generator, device=GPU).to(dtype), index
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", SCATTERED)
-@pytest.mark.parametrize("lies", ["dense", "shared index", "transposed", "transposed, shared index", "32-bit index"])
+WAYS = ["dense", "shared index", "transposed", "transposed, shared index", "32-bit index"]
+
+
+@pytest.mark.parametrize(("name", "lies", "dtype"), in_turn(itertools.product(SCATTERED, WAYS), FOUR), ids=str)
 def test_scattered_sums_are_those_of_float64(name: str, lies: str, dtype: torch.dtype) -> None:
     shape, extent = SCATTERED[name]
     source, index = drawn(shape, extent, dtype)
@@ -184,10 +187,8 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("padding", [-1, 0])
-def test_sums_are_exact_but_for_one_rounding(sizes: tuple[int, int, int], dtype: torch.dtype, padding: int) -> None:
+@pytest.mark.parametrize(("sizes", "padding", "dtype"), in_turn(itertools.product(SIZES, (-1, 0)), FOUR), ids=str)
+def test_sums_are_exact_but_for_one_rounding(sizes: tuple[int, int, int], padding: int, dtype: torch.dtype) -> None:
     positions, entries, columns = sizes
     dout = torch.randn(positions, columns, device=GPU).to(dtype)
     assert_sums(dout, torch.randint(entries, (positions,), device=GPU), entries, padding)

@@ -71,8 +71,8 @@ def test_the_numbers_contract(call: Call, road: list[str]) -> None:
 
 
 def test_streams_and_graphs(road: list[str]) -> None:
-    """Also with counters that must be zero, and with a table of tiles."""
-    for call in (CALLS[2], CALLS[13]):
+    """With a table of tiles, by each of Hopper's head sizes, and with counters that must be zero."""
+    for call in (*CALLS[2:5], CALLS[13]):
         tensors, options = call.inputs(GPU)
         run = functools.partial(attention, **options)
         once = values_of(run, tensors)
