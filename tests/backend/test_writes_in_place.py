@@ -160,7 +160,7 @@ def a_view_of_it_given_back(c: Tensor, k: Tensor) -> Tensor:
         (accumulated, "a write adds to the old value"),
         (from_itself, "a part of it is written to another"),
         (from_its_transpose, "reads it before the last write"),
-        (a_view_of_it_given_back, "the caller is given the new value beside it"),
+        (a_view_of_it_given_back, "the caller also gets the new value"),
     ],
 )
 def test_where_the_old_value_is_needed_the_whole_is_copied(function: Callable[..., Any], reason: str) -> None:

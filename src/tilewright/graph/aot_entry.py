@@ -1,8 +1,9 @@
-"""What AOTAutograd makes around compiled graphs, as bytes and back (private modules of torch 2.11 to 2.13).
+"""Serialises AOTAutograd's wrappers of compiled graphs (private modules of torch 2.11 to 2.13).
 
 AOTAutograd's wrappers (mutations, views of inputs and results, autograd) can be pickled: its own cache does so with
-Inductor's code. Here the code is `CompiledCode`, which only says which graph it runs; `wrapped` is given what runs it.
-PyTorch's cache writes nothing: `prepare_for_serialization` refuses, and what it would have written is read off.
+Inductor's code. Here the code is `CompiledCode`, which only names the graph that it runs; `wrapped` gets the function
+that runs it. PyTorch's cache writes nothing: `prepare_for_serialization` refuses, and the entry that it would have
+written is kept.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def plain(
 def compilers(
     forward: Callable[..., Boxed], backward: Callable[..., Boxed], inference: Callable[..., Boxed]
 ) -> dict[str, Any]:
-    """The same, with which it can say what it made."""
+    """The same, such that AOTAutograd can report its entry."""
 
     def code(kind: Kind, compile: Callable[..., Boxed]) -> Callable[..., Any]:
         return lambda gm, inputs: CompiledCode(kind, compile(gm, inputs))
@@ -79,7 +80,7 @@ def _untraced(code: CompiledCode) -> Any:
 
 @contextmanager
 def observed() -> Iterator[None]:
-    """Let AOTAutograd keep what it makes, as it does for its own cache; nothing is looked up there.
+    """Let AOTAutograd keep its entries as for its own cache, in which nothing is looked up.
 
     Without Inductor's cache PyTorch computes no key (which would import Inductor's code generators) and, in this mode,
     takes a random one.
@@ -98,7 +99,7 @@ def observed() -> Iterator[None]:
 
 
 def entry_of(compiled: Any) -> tuple[bytes, str | None] | None:
-    """What AOTAutograd made, without the compiled graphs, and conditions on sizes; None where it cannot say."""
+    """AOTAutograd's entry without the compiled graphs, and conditions on sizes; None if it has none."""
     serialize = getattr(compiled, "serialize", None)
     entry = serialize() if serialize is not None else None
     if entry is None:

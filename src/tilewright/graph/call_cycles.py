@@ -2,9 +2,9 @@
 
     35,009 calls: 4, then 5,000 × 7, then 5   →   a graph of 4 + 85 × 7 + 5 calls; 4,915 iterations left out
 
-The iterations left out must read what their neighbours read: the values of iterations as far back, or the same values
-from before, or others of the same shape (each layer its own weights, each step its own column). A later call that reads
-a value of an iteration left out, as `torch.stack` of all steps does, gets an input in its place.
+The iterations left out must read what their neighbours read: values of equally distant iterations, the same values from
+before the loop, or others of the same shape (each layer's weights, each step's column). A later call that reads a value
+of an iteration left out, as `torch.stack` of all steps does, gets an input in its place.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tilewright.graph.function_calls import FunctionCall, FunctionCalls, Leaf, V
 FEWEST_CALLS = 1000
 """Programs of fewer calls are captured whole."""
 KEPT_CALLS = 450
-"""About as many calls of the repetition are kept: more than the largest region holds, and quick to plan."""
+"""The number of repeated calls that are kept, about: more than the largest region holds, and quick to plan."""
 FEWEST_KEPT = 8
 LONGEST_CYCLE = 3000
 NEARLY = 0.95
 LATE = 2
-"""Iterations kept behind those left out: what follows the loop may read the last but one."""
+"""Iterations kept after those left out: calls after the loop may read the last but one."""
 ITERATION = "iteration"
 """Key in a node's `custom` metadata, which AOTAutograd hands on to the operators that it makes of a call."""
 
@@ -230,7 +230,7 @@ class _Short:
         return self.leaves[x.number]
 
     def _input(self, name: str, tensor: torch.Tensor) -> fx.Node:
-        """A placeholder behind those before."""
+        """A new placeholder after the existing ones."""
         first = next(iter(self.graph.nodes), None)
         behind = self.inputs[-1] if self.inputs else None
         place = self.graph.inserting_after(behind) if behind else self.graph.inserting_before(first)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LAUNCHED = "launched"
-"""In a node's metadata: the operator that it is on the device that a graph is planned for, where that is another."""
+"""Key of a node's metadata: the operator that runs on the target device, if it is another one."""
 
 
 def launched(node: Node) -> object:
@@ -64,7 +64,7 @@ def class_of(node: Node) -> OperatorClass:
 
 
 def closure(start: Iterable[T], step: Callable[[T], Iterable[T]]) -> set[T]:
-    """`start`, what `step` gives of it, what it gives of that, and so on."""
+    """The transitive closure: `start` and everything that `step` reaches from it."""
     found, todo = set(start), list(start)
     while todo:
         for node in step(todo.pop()):
@@ -75,7 +75,7 @@ def closure(start: Iterable[T], step: Callable[[T], Iterable[T]]) -> set[T]:
 
 
 def through(node: Node, passes: Callable[[Node], bool]) -> Node:
-    """The value behind `node`: its first operand, and the operand of that, as long as `passes` is true of the call."""
+    """The source of `node`: follows first operands as long as `passes` is true of the call."""
     while passes(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
@@ -152,7 +152,7 @@ def number(size: int | SymInt) -> int:
 
 
 def is_known(size: int | SymInt) -> bool:
-    """Whether `number` knows this size."""
+    """Whether `number` returns a value for this size."""
     return isinstance(size, int) or _hint(size) is not None
 
 

@@ -39,22 +39,22 @@ class Rewriter:
         """Rewrite the joint forward and backward graph, or one for inference, in place."""
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        """Of the forward values that backward needs, those to save; backward recomputes the others."""
+        """The forward values to save, of those that backward needs; it recomputes the others."""
         return needed
 
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        """Take the incoming gradients at these places out of `backward`; False where it stays as it is."""
+        """Remove the incoming gradients with these indices from `backward`; False if nothing changes."""
         return False
 
 
 class Compiler:
-    """What a backend does with the graphs of a capture, which `rewriter` rewrites. This one keeps nothing."""
+    """How a backend compiles the graphs of a capture, which `rewriter` rewrites. This one keeps nothing."""
 
     def __init__(self, rewriter: Rewriter) -> None:
         self.rewriter = rewriter
 
     def compile(self, modules: dict[GraphName, fx.GraphModule]) -> list[Boxed]:
-        """A function for each of these graphs, which are compiled together; that of inference is a forward."""
+        """A function for each of these graphs, which are compiled together; an inference graph is a forward."""
         raise NotImplementedError
 
     def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
@@ -66,18 +66,18 @@ class Compiler:
         return None
 
     def planned(self) -> tuple[Any, Sequence[fx.Graph]] | None:
-        """What was compiled last, as data over these graphs: forward and backward, or one for inference.
+        """The last plan, as data over these graphs: forward and backward, or one for inference.
 
         Graphs with symbolic sizes are given as they were traced.
         """
         return None
 
     def compile_planned(self, plan: Any) -> list[Boxed]:
-        """What `planned` gave, compiled: a function for each of the graphs."""
+        """Compile the result of `planned`: a function for each of the graphs."""
         raise NotImplementedError
 
     def called(self, called: Called) -> Callable[..., Any]:
-        """What to call instead of AOTAutograd's callable."""
+        """The function to call instead of AOTAutograd's callable."""
         return called.otherwise
 
     def keep_sizes(self, key: str) -> None:
@@ -135,7 +135,7 @@ def _traced(
     key: str | None = None,
     asked: Mapping[str, Outcome | None] | None = None,
 ) -> Callable[..., Any]:
-    """The module compiled by way of AOTAutograd, and kept for other processes if there is a key to keep it by."""
+    """The module compiled through AOTAutograd; with a key it is also kept for other processes."""
     # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
     from torch._functorch.aot_autograd import aot_module_simplified
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -178,7 +178,7 @@ def _traced(
 
 
 def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[..., Any] | None:
-    """The program that was kept for `key`; None where there is none that can be used."""
+    """The program kept for `key`; None if there is no usable one."""
     from tilewright.graph import aot_entry, packed, program_cache, size_guards
     from tilewright.graph.graph_pair import GraphPair
 
@@ -194,7 +194,7 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
         runs = pairs.restored(packed.unpack(program.planned))
         compiled = aot_entry.wrapped(program.entry, runs, pairs.whole_backward if program.backward else None)
         size_guards.require(program.guards, inputs)
-    # Whatever it is, the program can be compiled as if nothing had been kept.
+    # After any error the program can be compiled as if nothing had been kept.
     except Exception as error:
         program_cache.discard(key)
         compiler.compile_lost(error)

@@ -122,7 +122,7 @@ def _is_traced(values: Sequence[Any]) -> bool:
 
 
 def _calling(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The formula where it computes; where AOTAutograd traces it, a call of it."""
+    """A function that calls the formula, or, while AOTAutograd traces, records a call of it."""
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         if not _is_traced(gradients):

@@ -1,8 +1,8 @@
-"""What decides how a captured program is traced, as text: equal texts, equal plans.
+"""Describes as text everything that determines how a captured program is traced: equal texts give equal plans.
 
 `fingerprint` describes the graph that Dynamo captured (every call and constant), its inputs (layout, offset, leaf or
-view, `requires_grad`), and the modes and settings that PyTorch traces under. What it cannot describe exactly it
-refuses, with the reason; such a program is traced anew in each process.
+view, `requires_grad`), and the modes and settings that PyTorch traces under. It refuses, with the reason, what it
+cannot describe exactly; each process traces such a program again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _tensor(place: int, x: torch.Tensor, sized: torch.Tensor, symbols: Symbols) 
 
 
 def _device(device: torch.device) -> str:
-    """The current device by no number, which differs from rank to rank."""
+    """A device's type, and its index unless it is the current device, whose index differs between ranks."""
     is_here = device.type == "cuda" and device.index == torch.cuda.current_device()
     return "cuda here" if is_here else str(device)
 
@@ -130,7 +130,7 @@ def _is_tensor(x: object) -> bool:
 
 
 def _argument(x: Any) -> str:
-    """A constant or a node as text that no other has."""
+    """A unique text for a constant or a node."""
     kind = type(x)
     if isinstance(x, fx.Node):
         return f"%{x.name}"
@@ -151,14 +151,14 @@ def _function(target: Any) -> str:
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         name = str(target if isinstance(target, OpOverload) else target._qualified_op_name)
         if name.replace("::", ".").split(".")[0] not in OPERATORS:
-            raise Undescribed(f"nobody knows whether {name} is what it was in another process")
+            raise Undescribed(f"{name} may be another function in another process")
         return name
     name = getattr(target, "__name__", "")
     home = getattr(target, "__module__", None) or "torch"
     for place in (home, "torch", "torch._C._nn", "torch.nn.functional", "torch._C"):
         if place.split(".")[0] in MODULES and _found(place, name) is target:
             return f"{place}.{name}"
-    raise Undescribed(f"nobody knows whether {home}.{name} is what it was in another process")
+    raise Undescribed(f"{home}.{name} may be another function in another process")
 
 
 def _found(place: str, name: str) -> Callable[..., Any] | None:

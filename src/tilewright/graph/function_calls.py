@@ -72,7 +72,7 @@ class FunctionCalls:
 
 
 class _NotRecorded(Exception):
-    """The program reads values, differentiates, or changes a mode: a list of calls does not say so."""
+    """The program reads values, differentiates, or changes a mode, which a list of calls does not represent."""
 
 
 def function_calls(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> FunctionCalls | None:
@@ -93,7 +93,7 @@ def function_calls(function: Callable[..., Any], inputs: Sequence[torch.Tensor])
 
 
 class _Recorder(TorchFunctionMode):
-    """The functions see meta tensors; a tensor that none of them made is a leaf, with a meta tensor like it."""
+    """Calls functions with meta tensors; a tensor that no call made is a leaf, with a meta tensor like it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _called(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """What `function` gives for meta tensors."""
+        """The results of `function` for meta tensors."""
         named = map_aggregate(kwargs, self._on_meta)
         if function in self.constructors:
             named = {**named, "device": "meta"}

@@ -1,4 +1,4 @@
-"""Forward and backward of one program, compiled together, between AOTAutograd's hooks and what is kept on disk."""
+"""Compiles forward and backward of one program together, and connects AOTAutograd's hooks with the programs on disk."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class GraphPair:
     compiled: Sequence[Boxed] = ()
     """Forward and backward."""
     undefined: Sequence[int] = ()
-    """Places of the gradients, among the inputs of backward, that the compiled backward does without."""
+    """Indices, among the inputs of backward, of the gradients that the compiled backward does not take."""
     tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
     """All gradients that come in, by place, where some of several may be undefined."""
     backward_graph: fx.GraphModule | None = None
-    """What the compiled backward computes."""
+    """The graph of the compiled backward."""
     whole: fx.GraphModule | None = None
     """The backward with all gradients as it was traced, where some may be undefined and it is not packed."""
     packed: bytes | None = None
     """The backward with all gradients as it was traced."""
     static: Sequence[int] = ()
     plain: PlainCall | None = None
-    """What a call of the compiled graphs does where it can do without AOTAutograd's wrappers."""
+    """How a call runs the compiled graphs if it does not need AOTAutograd's wrappers."""
     runs: dict[Kind, Boxed] = field(default_factory=dict)
     """The compiled graphs as AOTAutograd calls them."""
 
@@ -174,7 +174,7 @@ class GraphPair:
         )
 
     def program(self, compiled: Any, asked: Mapping[str, Outcome | None]) -> KeptProgram | None:
-        """What was compiled, to be kept; None where the compiler or AOTAutograd cannot say. Raises CaptureError."""
+        """The compiled program as data; None if the compiler or AOTAutograd cannot describe it. Raises CaptureError."""
         from tilewright.graph import aot_entry, packed
         from tilewright.graph.program_cache import KeptProgram
 

@@ -62,7 +62,7 @@ def insert_formula(before: Node, formula: Callable[..., Any], *args: Any) -> Any
 
 
 def replace(node: Node, new: Node) -> None:
-    """Let `new` take the place of `node`, which goes."""
+    """Replace `node` by `new` and erase it."""
     node.replace_all_uses_with(new)
     node.graph.erase_node(node)
 
@@ -73,7 +73,7 @@ def insert_results(before: Node, call: Node, count: int) -> list[Node]:
 
 
 def replace_results(node: Node, results: Sequence[Node | None]) -> None:
-    """Let these take the places of the results of `node`, which goes, in the dtypes with which those were captured."""
+    """Replace the results of `node` by these, cast to the captured dtypes, and erase it."""
     import torch
 
     for user in list(node.users):
@@ -88,7 +88,7 @@ def replace_results(node: Node, results: Sequence[Node | None]) -> None:
 
 
 def retrace_views(node: Node) -> bool:
-    """Give the views of `node`, and theirs, the strides that follow from its own; False where one is no view of it."""
+    """Recompute the strides of all views of `node` from its own; False if one of them can be no view any more."""
     import torch
     from torch import fx
 

@@ -1,4 +1,4 @@
-"""How values lie in memory; those that only rearrange another value: views, slices, copies and lossless casts."""
+"""Memory layouts, and moves: operators that only rearrange a value (views, slices, copies and lossless casts)."""
 
 from __future__ import annotations
 

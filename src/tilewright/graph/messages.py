@@ -1,4 +1,4 @@
-"""Calls that only tell a person something: logging, warnings, `print`. They end a graph where Dynamo meets them."""
+"""Calls that only print or log: logging, warnings, `print`. They end a graph where Dynamo meets them."""
 
 from __future__ import annotations
 

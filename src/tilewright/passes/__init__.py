@@ -1,1 +1,1 @@
-"""Rewrites of the graph, one a file. A pass proposes and gives reasons; none measures."""
+"""Rewrites of the graph, one per file. A pass proposes and gives reasons; no pass measures."""

@@ -1,9 +1,9 @@
-"""A weight that is used several times has a gradient that its products add up in place.
+"""The gradient of a weight that is used several times is accumulated by its products, in place.
 
     a = mm(g₁ᵀ, x₁); b = mm(g₂ᵀ, x₂); return a + b     →     a = mm(g₁ᵀ, x₁); addmm_(a, g₂ᵀ, x₂); return a
 
-The library's product adds to what is there as it writes. Apart, all products are in memory until a kernel adds them: 32
-steps of an LSTM of width 512 took five times the memory. On a graph whose writes are in place.
+The library's product adds to what is there as it writes. Otherwise all products are in memory until a kernel adds them:
+32 steps of an LSTM of width 512 took five times the memory. On a graph whose writes are in place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _is_product_for(total: fx.Node, operand: fx.Node) -> bool:
 
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:
-    """Whether nothing is broadcast or converted between them."""
+    """Whether the tensors have one shape and dtype, so that nothing is broadcast or converted."""
     first, second = calls.output(one), calls.output(other)
     return first is not None and second is not None and (first.dtype, first.shape) == (second.dtype, second.shape)
 

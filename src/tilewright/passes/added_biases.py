@@ -1,10 +1,10 @@
-"""A bias that is added to a product is added in it.
+"""A bias that is added to a matrix product becomes an operand of the product.
 
     y = view(mm(x, w), …) + b      →   y = view(addmm(b, x, w), …)      b: [N]
 
 PyTorch's `linear` takes the product alone where its input is not contiguous, as in ResMLP's layers. The library adds b
-before it rounds and in the same kernel, and a GELU behind the sum becomes part of tilewright's own product: ResMLP's
-inference, 64 images on an H200, is predicted to take 2.2 ms in place of 2.6. A CPU's library copies b first.
+in the same kernel, before it rounds, and a GELU that follows becomes part of tilewright's own product: ResMLP's
+inference, 64 images on an H200, is predicted to take 2.2 ms instead of 2.6. Not on a CPU, whose library copies b first.
 """
 
 from __future__ import annotations

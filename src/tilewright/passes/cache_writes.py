@@ -1,10 +1,11 @@
-"""A token's keys and values go into their caches in one launch, with their rotary embedding and that of the queries.
+"""One launch writes a token's keys and values into their caches and applies the rotary embedding to keys and queries.
 
     kr = k * cos + cat(-k₂, k₁) * sin                          →   qr = write_cache_(keys, values, k, v, i, q, cos, sin)
     qr = q * cos + cat(-q₂, q₁) * sin
     index_copy_(keys, 2, i, kr); index_copy_(values, 2, i, v)
 
-Few elements, of which a launch each would take longer than their bytes. On a graph whose writes are in place.
+There are few elements, so that separate launches would take longer than the memory traffic. On a graph whose writes are
+in place.
 """
 
 from __future__ import annotations
@@ -125,13 +126,13 @@ def _join(first: _Write, second: _Write, name: GraphName) -> Decision:
         queries.node.replace_all_uses_with(new)
     for write in (first, second):
         write.node.graph.erase_node(write.node)
-    what = "keys and values of a token in one launch" + (", turned on their way" if cos is not None else "")
+    what = "keys and values of a token in one launch" + (", with their rotary embedding" if cos is not None else "")
     what += ", and the queries" if queries is not None else ""
     return Decision(name, first.node.name, new.name, "taken", what, source=source_line(new), passed_by="cache writes")
 
 
 def _unwidened(node: fx.Node) -> fx.Node:
-    """What a view shows whose axes of one place come and go."""
+    """The operand of views that only add or remove axes of size 1."""
 
     def keeps_other_axes(view: fx.Node) -> bool:
         if not calls.is_view(view) or view.target is operator.getitem:
@@ -143,7 +144,7 @@ def _unwidened(node: fx.Node) -> fx.Node:
 
 
 def _rotary(node: fx.Node) -> _Rotary | None:
-    """The rotary embedding that `node` ends; pairs are an element of the first half and one of the second."""
+    """The rotary embedding whose result is `node`; it pairs elements of the first half with those of the second."""
     if node.target is aten.cat.default:
         return _by_halves(node)
     if node.target is not aten.add.Tensor or node.kwargs:
@@ -175,7 +176,7 @@ def _by_halves(node: fx.Node) -> _Rotary | None:
 
 
 def _whole(part: fx.Node) -> fx.Node | None:
-    """What a slice, or one piece of several, is a part of."""
+    """The tensor of which `part` is a slice or a chunk."""
     source = part.args[0] if part.target in (operator.getitem, aten.slice.Tensor) else None
     if part.target is operator.getitem and isinstance(source, fx.Node):
         source = source.args[0] if source.args else None

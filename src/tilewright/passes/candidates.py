@@ -1,10 +1,11 @@
-"""Hand-written kernels in place of the operators that they stand for, where they are predicted to be faster.
+"""Replaces operators by hand-written kernels where these are predicted to be faster.
 
     y = _log_softmax(x, 1); loss = nll_loss_forward(y, t, …)     →   loss = cross_entropy(x, t, …)
 
-Each kernel declares its pattern, limits and time (`kernels/<operator>/candidate.py`). What it replaces is priced with
-its neighbours, as fusion would join them, and without: a kernel wins only where the whole comes out faster. Matched on
-the joint graph, before the cut, since what is saved for backward follows from it. Each match leaves a `Decision`.
+Each kernel declares its pattern, limits and time (`kernels/<operator>/candidate.py`). The operators that it replaces
+and their neighbours, grouped as fusion would group them, are priced with the kernel and without it; the kernel is taken
+only if the whole is faster. Matched on the joint graph, before the cut, since what is saved for backward follows from
+it. Each match leaves a `Decision`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _decide(node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups
 
 
 class _Priced:
-    """An offer, and the predicted time of all that it touches with it and without it."""
+    """An offer, with the predicted time of the affected operators with it and without it."""
 
     def __init__(self, offer: Offer, groups: Groups, profile: DeviceProfile) -> None:
         self.offer = offer

@@ -1,4 +1,4 @@
-"""Casts to a wider dtype and back, with nothing but moves between them, are the moves alone.
+"""Removes casts to a wider dtype and back that have only views and copies between them.
 
 w = _to_copy(x, float32); v = view(w, …); y = _to_copy(v, bfloat16)      →   y = view(x, …)
 """
@@ -26,7 +26,7 @@ def drop_round_trips(graph: fx.Graph) -> None:
 
 
 def _is_alone(node: fx.Node, results: set[fx.Node]) -> bool:
-    """Whether the graph itself makes the memory behind a round trip, and gives the caller nothing else of it."""
+    """Whether the graph allocates the memory of the value that is cast, and returns nothing else that shares it."""
     cast = widening_below(node.all_input_nodes[0])
     if cast is None:
         return False

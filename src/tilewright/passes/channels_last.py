@@ -1,22 +1,22 @@
-"""Convolutions of 16-bit floats on a GPU, as its matrix units want them, and on a CPU those of fp32 in nets with
-depthwise ones read and write channels-last tensors.
+"""Convolutions read and write channels-last tensors: of 16-bit floats on a GPU, as its matrix units require, and of
+fp32 on a CPU in nets with depthwise convolutions.
 
     y = conv2d(x, w)          →   y = conv2d(x.contiguous(channels_last), w.contiguous(channels_last))
     return relu(y)                return relu(y).contiguous()
 
 cuDNN's fast kernels take channels-last operands, and convert others before and after each convolution (30 % of a
 ResNet's inference on an H200, 18 % of its training). Pointwise operators, batch norms (`split_norms`) and pooling keep
-the layout of their operand, so that one copy at the first convolution serves the whole graph: `contiguous` of a tensor
-that has the layout already is no copy. Results, views and gradients of weights keep the strides that eager gives them.
-So do convolutions of volumes, transposed ones, and those of sequences, which are images of one row by then
+the layout of their operand, so that one copy at the first convolution is enough for the whole graph: `contiguous`
+copies nothing if a tensor already has the layout. Results, views and gradients of weights keep the strides that eager
+gives them. So do convolutions of volumes, transposed ones, and those of sequences, which are images of one row by then
 (`one_row_convolutions`).
 
 oneDNN converts the operands of dense convolutions in any case, and of depthwise ones where they are not channels-last.
 Two images of 64 × 64 pixels through seven bottlenecks, a CPU's thread: with depthwise convolutions inference 4.7 → 3.4
 ms and training 14.5 → 13.0, with dense ones 8.2 → 9.0 and 29.0 → 35.7.
 
-In training a gradient loses the layout where the graph leaves it (that of a mean over places is NCHW): there it is
-brought back to it, and gradients that leave at an operand of the graph lie as that does.
+In training a gradient may have another layout (that of a mean over pixels is NCHW): it is converted there, and the
+gradient of a graph's operand gets the layout of that operand.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ ON_CPU = ("conv2d",)
 TRANSPOSED = ("conv_transpose2d", "conv_transpose3d")
 CONVOLUTIONS = ("conv2d", "conv3d", *TRANSPOSED)
 POOLS = {f"adaptive_avg_pool{places}d": places for places in (1, 2, 3)}
-"""Along how many dimensions they average."""
+"""Operator → the number of dimensions that it averages over."""
 VIEWS = ("view", "as_strided")
-"""Calls that fail on, or read differently, a tensor with other strides."""
+"""Calls that fail or compute something else for a tensor with other strides."""
 MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 """Calls whose results are no images: the channels are not their second axis."""
 
@@ -81,13 +81,13 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
 
 
 def _is_of(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Whether a convolution computes in one of these: under autocast its operands are wider."""
+    """Whether a convolution computes in one of these dtypes; under autocast its operands may be wider."""
     result = example(node)
     return result is not None and result.dim() >= 3 and result.dtype in dtypes
 
 
 def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
-    """Why the layout of `graph` stays; None where it changes."""
+    """Why the layout of `graph` is kept; None if it is changed."""
     if target.is_gpu:
         work = {node: _multiplications(node) for node in convolutions}
         suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)
@@ -97,7 +97,7 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
         return f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the operands of the others"
     changed = _changed(convolutions)
     if (norm := next((node for node in changed if _views_samples(node, target)), None)) is not None:
-        return f"{norm.name} reduces over places, which do not lie side by side then"
+        return f"{norm.name} reduces over pixels, which would not be contiguous"
     for node in graph.nodes:
         if spelled(node) in VIEWS and node.args[0] in changed and not (_is_known(node.args[0]) or _is_copy(node)):
             return f"{node.name} views a tensor with gaps"
@@ -115,7 +115,7 @@ def _views_samples(node: fx.Node, target: Target) -> bool:
 
 
 def _is_of_each_sample(node: fx.Node) -> bool:
-    """Whether an instance norm takes the moments of each sample, and keeps none."""
+    """Whether an instance norm computes the moments of each sample and has no running statistics."""
     kept = (argument(node, place, name) for place, name in ((1, "running_mean"), (2, "running_var")))
     is_pytorchs = node.target is torch.nn.functional.instance_norm
     return is_pytorchs and all(moment is None for moment in kept) and argument(node, 5, "use_input_stats", True) is True
@@ -132,7 +132,7 @@ def _is_copy(node: fx.Node) -> bool:
 
 
 def _is_known(node: Any) -> bool:
-    """Whether a copy can lie as eager's tensor does."""
+    """Whether a copy can have the strides of eager's tensor."""
     return _layout(node) is not None or (_rank(node) > 2 and _order(node) is not None)
 
 
@@ -171,14 +171,14 @@ def _lay_result(node: fx.Node) -> None:
 
 
 def _channels(node: fx.Node) -> int:
-    """How many input channels a group has."""
+    """Input channels per group."""
     if spelled(node) not in TRANSPOSED:
         return int(_weight(node).shape[1])
     return int(_weight(node).shape[0]) // int(argument(node, 6, "groups", 1))
 
 
 def _multiplications(node: fx.Node) -> int:
-    """Each element of the result, of a transposed convolution each of the input, meets a weight of one channel."""
+    """Elements of the result (of the input, if the convolution is transposed) times the weights of one channel."""
     places = example(argument(node, 0, "input") if spelled(node) in TRANSPOSED else node)
     sizes = (*_weight(node).shape[1:], *(() if places is None else places.shape))
     return prod(int(size) if isinstance(size, int) else 1 for size in sizes)
@@ -281,12 +281,12 @@ def _shows(node: fx.Node, operand: fx.Node) -> bool:
 
 
 def _laid(x: Tensor, layout: torch.memory_format) -> Tensor:
-    """A copy in this layout, which may be channels-last for any number of dimensions."""
+    """A copy of `operand` in a layout, which may be channels-last for any number of dimensions."""
     return laid_channels_last(x) if layout is torch.channels_last else x.clone(memory_format=layout)
 
 
 class _Relayout(torch.autograd.Function):
-    """A copy in one layout, whose gradient is handed on in another."""
+    """A copy in one layout whose gradient has another."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:

@@ -1,4 +1,4 @@
-"""A tensor that the program makes of nothing on the CPU and copies to the GPU is made and copied once.
+"""A tensor that the program computes on the CPU without inputs and copies to the GPU is computed and copied once.
 
     p = arange(512); d = p[None] - p[:, None]; b = _to_copy(d, device="cuda")     →     b = get_attr[_made_on_cpu]
 
@@ -21,12 +21,12 @@ from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
 MOST_BYTES = 2**24
-"""Of one tensor that the program then holds as long as it lives."""
+"""Bytes of the largest tensor that is kept so; the program holds it until it is freed."""
 NAME = "_made_on_cpu"
 
 
 def copy_constants_once(graph: fx.Graph) -> int:
-    """Rewrite `graph` in place; gives the number of copies that are gone."""
+    """Rewrite `graph` in place; returns the number of copies removed."""
     found = [node for node in graph.nodes if node.target is aten._to_copy.default and _is_constant(node)]
     for node in found:
         value, module = _computed(node), graph.owning_module
@@ -43,7 +43,7 @@ def copy_constants_once(graph: fx.Graph) -> int:
 
 
 def _is_constant(copy: fx.Node) -> bool:
-    """Whether a copy to a GPU is of what pure calls on the CPU make of nothing, and nobody can write to the result."""
+    """Whether pure calls on the CPU compute the copied value without inputs, and nothing writes to the copy."""
     value, source = copy.meta["val"], copy.all_input_nodes[0].meta["val"]
     if copy.graph.owning_module is None or (value.device.type, source.device.type) != ("cuda", "cpu"):
         return False

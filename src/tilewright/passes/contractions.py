@@ -29,7 +29,7 @@ aten: Any = torch.ops.aten
 SUM = aten.sum.dim_IntList
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LEAST_REUSE = 8
-"""Products for each element that the operands and the sum have together; below, the sum is as fast."""
+"""Multiplications per element of operands and sum below which the sum is as fast as a matrix product."""
 
 
 def contract(graph: fx.Graph) -> list[Decision]:

@@ -1,9 +1,9 @@
-"""A convolution's bias and its gradient on a GPU, where kernels beside the convolution can take them along.
+"""Splits the bias and its gradient from convolutions on a GPU, so that neighbouring kernels can compute them.
 
     y = convolution(x, w, b)                   →   y = convolution(x, w) + b
     dx, dw, db = convolution_backward(g, …)    →   dx, dw = convolution_backward(g, …); db = Σ g
 
-PyTorch adds the bias of cuDNN's result in a kernel of its own, and sums the gradient in another: 7 % of a U-Net's
+PyTorch adds the bias to cuDNN's result in a separate kernel and sums its gradient in another: 7 % of a U-Net's
 inference on an H200, 8 % of a ConvNeXt's training.
 """
 

@@ -1,16 +1,16 @@
-"""Gradients of convolutions on a CPU read operands that need little memory.
+"""Reduces the memory of convolution gradients on a CPU by the layout of their operands.
 
     w' = w.clone(channels_last)                   dx, dw, db = convolution_backward(g, x, w, …)
     dx, dw, db = convolution_backward(g, x, w')   →
 
     dx, dw, db = convolution_backward(g, x, w)    →   dx, dw, db = convolution_backward(g.clone(), x.clone(), w)
 
-First, what forward copied of an operand of the graph for a dense convolution is not kept for backward, which reads that
-operand: oneDNN takes it in its own layout in any case. Second, of images that are small beside their weights, backward
-reads contiguous copies. Of channels-last ones oneDNN takes the gradient of a depthwise weight, from 5 × 5 on, in a
-workspace of 256 times its bytes; and PyTorch copies dense weights and their gradients between the layouts. With 7 × 7
-of 2 × 2 pixels and 128 channels that is 6.4 MB and 480 µs, contiguous 0.1 MB and 255 µs; of 16 × 16 pixels and 16
-channels 0.84 MB and 225 µs, contiguous 0.1 MB and 490 µs. With both a tiny ConvNeXt trains in 2.1 MB in place of 8.4.
+First, backward of a dense convolution reads the graph's operand, not the copy that forward made of it: oneDNN converts
+it to its own layout in any case. Second, if images are small compared with their weights, backward reads contiguous
+copies. Of channels-last ones oneDNN takes the gradient of a depthwise weight, from 5 × 5 on, in a workspace of 256
+times its bytes; and PyTorch copies dense weights and their gradients between the layouts. With 7 × 7 of 2 × 2 pixels
+and 128 channels that is 6.4 MB and 480 µs, contiguous 0.1 MB and 255 µs; of 16 × 16 pixels and 16 channels 0.84 MB and
+225 µs, contiguous 0.1 MB and 490 µs. With both a tiny ConvNeXt trains in 2.1 MB in place of 8.4.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _is_depthwise(node: fx.Node) -> bool:
 
 
 def _needs_much_more(node: fx.Node) -> bool:
-    """Whether channels-last operands would take far more memory beside the weight than their image is large."""
+    """Whether channels-last operands need far more additional memory than their image has bytes."""
     tensors = [calls.output(operand) for operand in node.all_input_nodes[:OPERANDS]]
     if len(tensors) < OPERANDS or any(tensor is None or tensor.dim() != 4 for tensor in tensors):
         return False

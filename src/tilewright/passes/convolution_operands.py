@@ -1,10 +1,10 @@
-"""Operands of a channels-last convolution on a GPU that lie otherwise are copied by a kernel of the graph.
+"""On a GPU, a generated kernel converts operands of a channels-last convolution that have another layout.
 
     g = cat([a, b], 1)[:, :, None]             [N, C, 1, L], contiguous: PyTorch knows no other format of sequences
     dx, dw = convolution_backward(g, x, w)   →   dx, dw = convolution_backward(g.clone(channels_last), x, w)
 
 PyTorch would copy the gradient before the convolution: 191 µs for 67 MB on an H200, three times what the traffic takes.
-The copy is part of the kernel that computes the gradient, and everybody else reads it, too.
+The copy is written by the kernel that computes the gradient, and all other readers use it too.
 """
 
 from __future__ import annotations

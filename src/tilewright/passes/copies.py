@@ -1,11 +1,10 @@
-"""Copies that can be replaced by their original: same layout, and neither is written to or returned.
+"""Replaces copies by their original if both have one layout and neither is written to or returned.
 
     h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
 
-A dropout that draws nothing (p = 0, or evaluation) is captured as such a copy. One stays where it
-changes the layout, where its original does not begin at a multiple of 16 bytes, where one of the two
-is written to, and where a caller holds one of them or a view of it: he may write to it, even between
-forward and backward.
+A dropout that draws nothing (p = 0, or evaluation) is captured as such a copy. A copy stays if it changes the layout,
+if its original does not begin at a multiple of 16 bytes, if one of the two is written to, or if the caller holds one of
+them or a view of it and may write to it, even between forward and backward.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def _is_needless(copy: fx.Node) -> bool:
 
 
 def _begins_aligned(node: fx.Node) -> bool:
-    """Whether a tensor begins at a multiple of 16 bytes, as kernels of libraries ask, as far as that is known."""
+    """Whether a tensor is known to begin at a multiple of 16 bytes, as library kernels require."""
     value = calls.output(node)
     begin = None if value is None else value.storage_offset() * value.itemsize
     return not isinstance(begin, int) or begin % 16 == 0

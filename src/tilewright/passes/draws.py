@@ -1,4 +1,4 @@
-"""The operators that split a draw of PyTorch's CPU generator into its state and its numbers.
+"""Operators that split a random draw from PyTorch's CPU generator into the generator's state and the numbers.
 
     mask = empty(N, M).bernoulli_(p)         →   stream = draw_stream([N, M])
                                                  mask = keep(stream, [N, M], order, p)
@@ -26,7 +26,7 @@ BLOCK = 624
 """Words of the generator's state."""
 SHAPE = (8, BLOCK + 2)
 ONE_ROW = 2**30
-"""Blocks between rows where the first row is the only one."""
+"""Blocks between rows of a stream that has only one row."""
 
 _LEFT = 2
 _WORDS = slice(6, 6 + 2 * BLOCK, 2)
@@ -46,7 +46,7 @@ def _draw_stream(size: Sequence[int]) -> torch.Tensor:
 
 
 def example_stream(elements: int) -> torch.Tensor:
-    """A stream of that many draws with all its rows, from no generator: for the time of kernels that read one."""
+    """A stream of `draws` numbers with all its rows, not from a generator: for timing kernels that read a stream."""
     stream = torch.randint(1, 2**31 - 1, SHAPE, dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     stream[0, -1] = 0
     stream[1, -1] = 2 * elements // BLOCK // SHAPE[0] + 1
@@ -86,7 +86,7 @@ keep = torch.ops.tilewright.keep.default
 
 @cache
 def generator_is_known() -> bool:
-    """Whether this PyTorch draws as it is known to: compared with Python's own MT19937 once a process.
+    """Whether this PyTorch draws by the expected algorithm: compared with Python's MT19937 once per process.
 
     A build that draws by another library does not (PyTorch with MKL before 2.5). The user's generator is not touched.
     """

@@ -1,4 +1,4 @@
-"""Dropout: the draw is set apart from its application, so that the application can fuse.
+"""Splits dropout into the random draw and its application, which can be fused.
 
     y, mask = native_dropout(x, p, True)     →   mask = keep_mask(x, p)
                                                  y = x · mask / (1 - p)
@@ -9,15 +9,15 @@ generator's state before the draw is kept, and the kernel that applies the mask 
 
     stream = draw_stream(x.shape);  mask = keep(stream, x.shape, order, 1 - p)
 
-On a GPU seed and offset are kept, and the numbers are Philox's (`passes/philox.py`). Draws that no other draw parts
-share a state, with the sum of their advances:
+On a GPU seed and offset are kept, and the numbers are Philox's (`passes/philox.py`). Consecutive draws share one state,
+which advances by the sum of their advances:
 
     state = draw_philox(like, advance);  mask = keep_philox(state, x.shape, order, 1 - p, …)
 
-A small mask on a CPU, one in fp64 or of a changing size on a GPU, and one by a PyTorch that draws otherwise is drawn
-by PyTorch itself (`keep_mask`), and kept. Such a draw waits for no computed value, or x's kernel could not be the one
-that applies the mask. A dropout with p = 0, or not in training, is the identity and draws nothing;
-one with p = 1 multiplies by zero and draws nothing.
+PyTorch itself draws a mask (`keep_mask`), which is then kept, if it is small on a CPU, if it is fp64 or has a dynamic
+size on a GPU, or if this PyTorch draws by another algorithm. Such a draw depends on no computed value; otherwise the
+kernel that computes x could not apply the mask. A dropout with p = 0, or not in training, is the identity and draws
+nothing; one with p = 1 multiplies by zero and draws nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _PhiloxDraws:
         self._state: fx.Node | None = None
 
     def interrupt(self) -> None:
-        """Another draw comes next."""
+        """Note that another draw follows, so that the next dropout begins a new state."""
         self._state = None
 
     def mask(self, node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
@@ -117,7 +117,7 @@ class _PhiloxDraws:
 
     @staticmethod
     def _like(dropout: fx.Node) -> fx.Node:
-        """A tensor that is there before the graph computes anything; else the dropout's operand."""
+        """An input of the graph; if there is none, the dropout's operand."""
         device = dropout.meta["val"][1].device
         given: list[fx.Node] = [node for node in dropout.graph.nodes if node.op == "placeholder"]
         for node in given:
@@ -161,14 +161,14 @@ def _philox_draws(graph: fx.Graph, target: Target) -> _PhiloxDraws | None:
 
 
 def _scale(kept: torch.Tensor, p: float) -> float:
-    """What eager multiplies by where it keeps: on a CPU a number that was rounded to the dtype of the result."""
+    """The factor by which eager multiplies kept elements: on a CPU it is rounded to the dtype of the result."""
     scale = 1 / (1 - p)
     step = ulp(scale, kept.dtype) if kept.device.type == "cpu" else 0.0
     return round(scale / step) * step if step else scale
 
 
 def _nothing_kept(node: fx.Node, x: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Result and mask of dropout `node` with p = 1: eager's function, unlike the operator, multiplies by zero."""
+    """Result and mask of dropout `node` with p = 1: eager's function multiplies by zero, its operator does not."""
     aten, (value, mask_meta) = torch.ops.aten, node.meta["val"]
     with node.graph.inserting_before(node):
         zero = node.graph.call_function(aten.mul.Tensor, (x, 0))

@@ -1,4 +1,4 @@
-"""Gradients of embeddings on a GPU are sums of sorted positions, in tilewright's kernel.
+"""On a GPU, tilewright's kernel computes gradients of embeddings: it sorts the positions and sums their rows.
 
 dw = embedding_dense_backward(dy, indices, …)   →   keys, order = sort(to_copy(view(indices), int16))
                                                     dw = embedding_sums(dy, keys, order, sorted_bounds(keys), …)
@@ -11,9 +11,9 @@ The second in the backward graph, for a table that is the weight of the output l
 are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: the sums 49 µs and the addition 138).
 
 PyTorch's kernels sort, too, and then reach 0.08 of a copy (H200, bf16, 65536 positions in 50257 × 4096; the sums 0.75,
-with their sort). Few positions, of at most 3072, it adds up without sorting:
-2048 in 32000 × 512 took 75 µs and 11 for the zeros, in 151936 × 1024 101 and 92. Fewer than `UNSORTED` stay.
-A bag's gradient is that of its rows. PyTorch's takes some 27 launches: 26 tables and 8192 bags took the host 11 ms.
+with their sort). Up to 3072 positions it adds up without sorting: 2048 in 32000 × 512 took 75 µs and 11 for the zeros,
+in 151936 × 1024 101 and 92. Fewer than `UNSORTED` stay. A bag's gradient is that of its rows. PyTorch's takes some 27
+launches: 26 tables and 8192 bags took the host 11 ms.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sum_sorted(graph: fx.Graph, target: Target) -> list[Decision]:
 
 
 def _take_bags_apart(bags: fx.Node) -> None:
-    """The gradient of the rows of bags that are summed or averaged; of maxima and of weighted sums it stays."""
+    """Rewrite gradients of bags that are summed or averaged; those of maxima and of weighted sums stay."""
     dout, indices, _, bag_of, sizes, _, entries, by_frequency, mode, sparse, weights, *rest = bags.args
     padding = rest[0] if rest else bags.kwargs.get("padding_idx", -1)
     value = calls.output(dout)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
     replace(total, table)
     sums.graph.erase_node(sums)
-    reason = "is added to the product in place, where its rows were looked up"
+    reason = "is added to the looked-up rows of the product, in place"
     return Decision(name, sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
 
 

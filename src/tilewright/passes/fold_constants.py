@@ -5,7 +5,7 @@
     w = where(m, lift_fresh_copy(_tensor_constant1), x)         →   w = where(m, scalar_tensor(0.0), x)
 
 A single number in a tensor on the CPU would be copied to the GPU before each kernel that reads it, and the host would
-wait for each copy. A number that no argument can be becomes a tensor that is made in the kernel of its reader.
+wait for each copy. If the operator takes no number as an argument, the kernel of its reader computes a tensor of it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _constant(node: fx.Node) -> torch.Tensor | None:
 
 
 def _given(node: fx.Node) -> torch.Tensor | None:
-    """The number that the program made a tensor of, on any device."""
+    """The number of which the program made this tensor, on any device; None for other tensors."""
     number = node.args[0]
     if not isinstance(number, bool | int | float) or any(node in written(user) for user in node.users):
         return None
@@ -88,7 +88,7 @@ def _number(value: Any) -> torch.Tensor | None:
 
 
 def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """The number that a call of known numbers gives; None if a reader writes to its result."""
+    """The result of a call whose operands are known numbers; None if a reader writes to it."""
     operands, target = node.all_input_nodes, node.target
     if not operands or not is_pure(node) or not all(x in known for x in operands):
         return None
@@ -123,5 +123,5 @@ def _takes_number(user: fx.Node, node: fx.Node) -> bool:
         return False
     if user.args[0] is node and user.target not in CONVERTED:
         return False
-    # Where the result has the other operand's dtype, the number's own plays no part.
+    # If the result has the other operand's dtype, the number's dtype does not matter.
     return result.dtype == other.dtype and other.dim() > 0 and other.is_floating_point()

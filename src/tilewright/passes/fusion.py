@@ -3,11 +3,10 @@
     h = gelu(x); d = h · mask; y = d + r     →   one kernel that reads x, mask, r and writes y
 
 Starting from one region an operator, every edge is tried once in graph order and regions are
-merged where one loop nest can hold them, no cycle arises, and bytes are saved. Regions that read
-the same tensor without depending on each other are merged too, except what backward computes again
-with what waits for gradients: the former can be read and gone before the latter is there. Every pair
-of neighbours leaves a `Decision`: taken, refused (legal, but it does not pay), or impossible, with the
-reason.
+merged where one loop nest can hold them, no cycle arises, and bytes are saved. Regions that read the same tensor
+without depending on each other are merged too, except operators that backward recomputes with operators that need
+gradients: the memory of the former can be free before the latter run. Every pair of neighbours leaves a `Decision`:
+taken, refused (legal, but it does not pay), or impossible, with the reason.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ from tilewright.records.program import Decision, GraphName, Verdict
 from tilewright.records.progress import tell
 
 MOST_BUFFERS = 24
-"""A nest that streams from more tensors than this at once defeats the prefetchers."""
+"""The largest number of tensors that a nest streams from at once; more exceed the hardware prefetchers."""
 STRIDED_BYTES = 64 * 1024
-"""A nest may walk through a tensor below this with a stride: it stays in a cache."""
+"""Bytes below which a nest may read a tensor with a stride, since the tensor stays in a cache."""
 MANY = 8
-"""A kernel with so many times the elements of a value would compute it again and again."""
+"""A kernel with so many times the elements of a value would recompute the value too often."""
 
 
 @dataclass(eq=False)
@@ -91,7 +90,7 @@ class Region:
 
 @dataclass(eq=False)
 class _Elementwise:
-    """A region to be: elementwise operators of one shape, which one nest can hold, lowered when they all are known.
+    """A future region: elementwise operators of one shape, which one nest can hold, lowered when all are known.
 
     To lower a region after each of its merges takes time quadratic in its size.
     """
@@ -114,12 +113,12 @@ def fuse(graph: fx.Graph, graph_name: GraphName, target: Target) -> Fusion:
     try:
         return _Fuser(graph, graph_name, target).run()
     except Unfusable:
-        # Elementwise operators that one nest does not hold all the same.
+        # Groups of elementwise operators that one nest nevertheless cannot hold.
         return _Fuser(graph, graph_name, target, lower_each=True).run()
 
 
 def split_region(region: Region) -> list[Region] | None:
-    """One region an operator; None where an operator cannot stand alone."""
+    """A region for each operator; None if an operator cannot be a kernel alone."""
     order = {node: i for i, node in enumerate(region.members[0].graph.nodes)}
     parts: list[Region] = []
     for number, node in enumerate(region.members):
@@ -178,7 +177,7 @@ class _Fuser:
             self._try(producer, node)
 
     def _widens_for_reader(self, node: fx.Node) -> bool:
-        """Whether this casts to more bytes for one reader: where producer and reader are two kernels, it goes last."""
+        """Whether this is a widening cast with one reader; of two kernels the reader's computes it."""
         if operator_name(node.target) != "_to_copy" or len(found := list(readers(node))) != 1:
             return False
         narrow, wide = (x.meta["val"].element_size() for x in (node.all_input_nodes[0], node))
@@ -207,17 +206,20 @@ class _Fuser:
             and _strides(outcome.lowered)
             and not any(isinstance(each, Region) and _strides(each.lowered) for each in (first, second))
         ):
-            outcome = "refused", "each row of the kernel would be read with a stride, which it is not by two kernels"
+            outcome = "refused", "one kernel would read each row with a stride, two kernels do not"
         if (
             isinstance(outcome, Region)
             and _starves(outcome.lowered)
             and not any(isinstance(each, Region) and _starves(each.lowered) for each in (first, second))
         ):
-            outcome = "refused", "few programs would each read a long row again; two kernels share each row among many"
+            outcome = (
+                "refused",
+                "few programs would each reread a long row; two kernels divide each row among many programs",
+            )
         if isinstance(outcome, Region) and self._computes_again(outcome.lowered, first, second):
             outcome = (
                 "refused",
-                "the kernel would compute it again for many elements, which takes longer than reading it",
+                "the kernel would recompute it for many elements, which takes longer than reading it",
             )
         if isinstance(outcome, tuple):
             self.reasons[producer, consumer] = outcome
@@ -228,7 +230,7 @@ class _Fuser:
 
     def _attempt(self, members: list[fx.Node], *, elementwise: bool) -> Region | _Elementwise | tuple[Verdict, str]:
         if self.reach.makes_cycle(members):
-            return "impossible", "something outside needs one and is needed by the other"
+            return "impossible", "the kernel would depend on its own result"
         if elementwise and _may_be_one(members):
             return _Elementwise(members)
         try:
@@ -256,7 +258,7 @@ class _Fuser:
         return len(region.members) == 1 and is_elementwise(region.members[0])
 
     def _retry(self) -> None:
-        """Merge those pairs whose producer had other readers, which by now are in one kernel with the consumer."""
+        """Merge pairs whose producer had other readers that have meanwhile been merged with the consumer."""
         for (producer, consumer), (verdict, _) in reversed(self.reasons.items()):
             mine, target = self.region[producer], self.region[consumer]
             others = {self.region.get(r) for value in values_of(producer) for r in readers(value)} - {mine}
@@ -276,14 +278,14 @@ class _Fuser:
                     self._try(first, second)
 
     def _leave_transposed_copies(self) -> None:
-        """On a CPU PyTorch copies in blocks what a nest would read in tiles: 1.6 ms for 2.0 (1024 × 1024)."""
+        """On a CPU, leave transposed copies to PyTorch: in blocks 1.6 ms, a nest's tiles 2.0 (1024 × 1024)."""
         for node, region in list(self.region.items()):
             if operator_name(node.target) != "clone" or len(region.members) > 1:
                 continue
             made = self._lowered(region)
             if made.language == "c++" and made.lowered.nest.transposes:
                 del self.region[node]
-                self.impossible[node] = "PyTorch copies it in blocks, which read and write whole lines"
+                self.impossible[node] = "PyTorch copies it in blocks, which read and write whole cache lines"
 
     def _waits_for_gradients(self, node: fx.Node) -> bool:
         return any(self.reach.above[member] & self.gradients for member in self.region[node].members)
@@ -304,7 +306,7 @@ class _Fuser:
             verdict, reason = "impossible", blocked
         else:
             verdict, reason = self.reasons.get(
-                (producer, consumer), ("impossible", "an earlier merge put one loop nest between them")
+                (producer, consumer), ("impossible", "an earlier merge put another kernel between them")
             )
         return Decision(
             self.graph_name,
@@ -319,7 +321,7 @@ class _Fuser:
     def _saved(self, producer: fx.Node, consumer: fx.Node) -> tuple[int, bool]:
         """Bytes that a merged pair no longer moves, and whether the producer's value must be in memory all the same.
 
-        Each consumer saves what it read; what nobody writes any more counts with the first of them.
+        Each consumer saves the bytes it read; the bytes of a write that disappears count for the first consumer.
         """
         members = self.region[producer].members
         read = sum(nbytes(operand) for operand in consumer.all_input_nodes if behind_views(operand) is producer)

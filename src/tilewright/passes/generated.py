@@ -1,4 +1,4 @@
-"""The predicted time of operators grouped into kernels as fusion will group them, before fusion runs.
+"""Predicts, before fusion runs, how it will group operators into kernels and what time these take.
 
 Adjacent operators with a body become one kernel if both are in forward or both in backward; a library call is a launch
 of its own. A kernel reads each operand once and writes the values that have a reader outside.
@@ -29,7 +29,7 @@ from tilewright.passes.units import (
 from tilewright.records.program import Cost
 
 NEIGHBOURS = 3
-"""How many operators away a kernel's neighbours reach."""
+"""The largest distance, in operators, of a kernel's neighbours."""
 COLUMN_SUMS = {"aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"}
 TWO_REDUCTIONS = {f"aten.{name}.default" for name in ("native_layer_norm", "_softmax", "_log_softmax")}
 """The second one needs the result of the first."""
@@ -43,7 +43,7 @@ class Groups:
     def __init__(self, graph: fx.Graph) -> None:
         self.backward = gradients(graph)
         self.kernels_before: dict[fx.Node, int] = {}
-        """For each node, how many kernels at least must end before its own can start."""
+        """For each node, the least number of kernels that must end before its kernel can start."""
         for node in graph.nodes:
             above = (self.kernels_before[operand] + _ends_kernel(operand) for operand in node.all_input_nodes)
             self.kernels_before[node] = max(above, default=0)
@@ -63,7 +63,7 @@ class Groups:
                 yield other
 
     def _on_one_side(self, a: fx.Node, b: fx.Node) -> bool:
-        """Whether both run in forward, or in backward, behind as many calls."""
+        """Whether both run in forward, or both in backward, after the same number of kernels."""
         return (a in self.backward) == (b in self.backward) and self.kernels_before[a] == self.kernels_before[b]
 
     def predicted_us(self, nodes: set[fx.Node], profile: DeviceProfile) -> float:

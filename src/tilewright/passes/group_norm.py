@@ -1,11 +1,11 @@
-"""Group norm of channels-last tensors: an operator until the cut into forward and backward, then sums and pointwise.
+"""Group norm of channels-last tensors: one operator until the graph is partitioned, then sums and pointwise operators.
 
     y, mean, rstd = group_norm(x, G, w, b)   →   s = x.double(); Σ = sum(s); Σ² = sum(s · s)   over a channel's places
                                                  mean, rstd from those of the channels of a group
                                                  y = (x - mean) · (rstd · w) + b
 
-PyTorch's own copies a channels-last operand on a GPU. Here the sums over places are column sums, as channels lie side
-by side, and the rest is pointwise. Squares of 16-bit floats are exact in double, so that nothing is lost in the
+PyTorch's group norm copies a channels-last operand on a GPU. Here the sums over pixels are column sums, since channels
+are contiguous, and the rest is pointwise. Squares of 16-bit floats are exact in double, so that nothing is lost in the
 difference of Σ² / n and mean². The gradient is that of Wu and He, arXiv:1803.08494:
 
     dx = g · rstd · w - (x - mean) · rstd³ · Σ_group(Σ g·(x - mean) · w) / n - rstd · Σ_group(Σ g · w) / n

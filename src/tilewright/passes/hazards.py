@@ -1,8 +1,8 @@
-"""Which calls of a graph must run before another because one of the two writes to memory that the other reads.
+"""The order of calls in a graph that follows from writes to memory that another call reads or writes.
 
     y = sin(x); copy_(x, k); z = cos(x)      →   y before copy_, copy_ before z
 
-Operands alone do not say so: all three read x.
+Operands do not show this order: all three calls read x.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes to a part of an input stay in place, where no later call reads the input's old value.
+"""Writes to a part of an input happen in place if no later call reads the input's old value.
 
     c = index_put(cache, [None, None, i], k)                →   index_put_(cache, [None, None, i], k)
     y = attention(q, c, …); copy_(cache, c)                 →   y = attention(q, cache, …)
@@ -8,8 +8,8 @@
         →   copy_(slice(cache, 2, 3, 4), k); y = attention(q, cache, …)
 
 AOTAutograd makes a new tensor of each write, and copies the last one back at the end: twice the memory traffic of the
-whole cache where a token's keys change. What is written depends on nothing that the write destroys, so a call that is
-begun again writes the same.
+whole cache where a token's keys change. The written values do not depend on overwritten ones, so a call that is
+restarted writes the same.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def _check(copy: fx.Node, writes: Sequence[fx.Node]) -> None:
     assert isinstance(memory, fx.Node)
     old, new = memory.meta["val"], last.meta["val"]
     if (old.dtype, old.shape, strides_of(old)) != (new.dtype, new.shape, strides_of(new)) or 0 in strides_of(old):
-        raise Refusal("its new value lies otherwise in memory")
+        raise Refusal("its new value has another layout")
     parts = set(_parts(writes))
     if any(reader.op == "output" for reader in readers(last)):
-        raise Refusal("the caller is given the new value beside it")
+        raise Refusal("the caller also gets the new value")
     for version in (memory, *(parts - {last})):
         for reader in readers(version):
             if reader not in parts and reader is not copy:
@@ -132,7 +132,7 @@ def _check(copy: fx.Node, writes: Sequence[fx.Node]) -> None:
 
 
 def _values(part: fx.Node) -> list[fx.Node]:
-    """What a write reads beside the memory it writes to, and the values that this was given inside."""
+    """The operands of a write except the memory that it writes to."""
     if part.target in BY_VIEW:
         source = _plain_source(part)
         return [] if _inside(part) or not isinstance(source, fx.Node) else [source]

@@ -1,4 +1,5 @@
-"""Sums at indices that may repeat are tilewright's kernels on a GPU: rows in shared memory, sorted rows, or atomics.
+"""On a GPU, tilewright's kernels compute sums at indices that may repeat: in shared memory, by sorted rows, or by
+atomics.
 
     dx = index_put(zeros [n, m, …], [i, j], dy, accumulate)  →  dx = to_copy(index_sums(dy, i · m + j, n · m))
     dx = index_add(zeros, dim, i, dy)                        →  dx = to_copy(index_sums(dy, i, n))
@@ -11,9 +12,9 @@
 
 Sums with values that are not zeros are added to them. The fourth for rows of a result that shared memory holds. The
 fifth for many whole rows to many places, where the sort, which all sums at the same index share, is predicted to cost
-less than atomics: a graph's edges are sorted once for all layers, forward and backward. It is the same at every run.
-The last is the gradient of one element picked of each row, whose index `gather` has checked: it is computed where it
-is read.
+less than atomics: a graph's edges are sorted once for all layers, forward and backward. Its result is deterministic.
+The last is the gradient of a `gather` of one element per row, which has checked the index; its reader's kernel computes
+it.
 
 PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
 the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
@@ -56,7 +57,7 @@ COPIED = 3e6
 """Bytes of sorted rows that are summed in a microsecond: estimated from other sizes."""
 EXTREMES = ("amax", "amin")
 JOINED: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "amax": torch.maximum, "amin": torch.minimum}
-"""What joins the values that the call was given to add to."""
+"""The operator that combines the result with the tensor that the call adds to."""
 SMALL = 2
 """Sums are added to values that are not zeros, if there are at most so many times the values that are summed."""
 MARGIN = 1.2
@@ -83,9 +84,9 @@ class _Sums:
     wraps: bool = False
     """Whether a negative index counts from the end."""
     reduce: str = "sum"
-    """What is taken of the values: their sum, mean, or one of `EXTREMES`."""
+    """The reduction of the values: their sum, mean, or one of `EXTREMES`."""
     include: bool = True
-    """Whether what the call is given to add to takes part."""
+    """Whether the tensor that the call adds to is part of the result."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -167,7 +168,7 @@ class _Worth:
                 self._by_index.setdefault((index, sums.extent), []).append(sums)
 
     def __call__(self, sums: _Sums) -> bool:
-        """Whether sorted rows are predicted to be faster than atomics, or the same bits are wanted in every run."""
+        """Whether sorted rows are predicted to be faster than atomics, or deterministic algorithms are enabled."""
         if (index := sums.rows_by) is None:
             return False
         if torch.are_deterministic_algorithms_enabled():
@@ -263,7 +264,7 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
     if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in known[2:]):
         raise Refusal("its indices are a mask")
     if torch.are_deterministic_algorithms_enabled() and not (sums.picks or sums.in_rows or sums.rows_by):
-        raise Refusal("the same bits are wanted in every run")
+        raise Refusal("deterministic algorithms are enabled")
     return sums
 
 
@@ -282,11 +283,11 @@ def _along(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
     dim = given["dim"] % len(shape)
     if node.target in ADDS:
         if given.get("alpha", 1) != 1:
-            raise Refusal("what it adds is scaled")
+            raise Refusal("the added values are scaled")
         return _Sums(node, values, (index,), shape, dim)
     include, reduce = bool(given.get("include_self", True)), given.get("reduce", "sum")
     if (reduce == "mean" or not include) and not (reduce != "sum" and is_zeros(node.args[0])):
-        raise Refusal("it keeps what nothing is added to")
+        raise Refusal("elements without an addition keep their old value")
     sent, places = _shape(values), _shape(index)
     if sent != places or (*sent[:dim], *sent[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]):
         raise Refusal("the index does not cover all rows")
@@ -359,7 +360,7 @@ def _wide(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
 
 
 def _numbered(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:
-    """Places in the flattened dimensions; where an index is outside of its own, the place after the last."""
+    """Indices into the flattened dimensions; an index out of bounds becomes the index after the last."""
     places = [torch.where(index < 0, index + n, index) for index, n in zip(indices, extents, strict=True)]
     flat, inside = places[0], (places[0] >= 0) & (places[0] < extents[0])
     for place, extent in zip(places[1:], extents[1:], strict=True):

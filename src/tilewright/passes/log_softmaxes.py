@@ -1,4 +1,5 @@
-"""Log-softmax of long rows is computed from two numbers a row where it is read, and not written, on a GPU.
+"""On a GPU, each reader of a log-softmax of long rows computes it from two numbers per row; it is not written to
+memory.
 
     y = _log_softmax(x, -1)     [*, C]   →   top = amax(x, -1); total = log(sum(exp(x - top), -1))       [*, 1]
     p = gather(y, -1, i)        [*, K]   →   p = (gather(x, -1, i) - top) - total
@@ -26,7 +27,7 @@ from tilewright.passes.units import is_fusible, is_view, readers
 
 aten: Any = torch.ops.aten
 LEAST_COLUMNS, LEAST_ELEMENTS = 1024, 2**22
-"""Of rows that are not written. Shorter ones and fewer stay in caches, where one kernel is better than two."""
+"""Shorter rows, and fewer elements, stay in caches, where one kernel is better than two."""
 
 
 def compute_where_read(graph: fx.Graph, target: Target) -> None:

@@ -1,4 +1,4 @@
-"""Tensors [N, C, …] whose channels lie side by side: sequences, images and volumes."""
+"""Channels-last tensors [N, C, …], whose channels are contiguous: sequences, images and volumes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""What PyTorch calls it, by the number of dimensions. It has no name for sequences [N, C, L]."""
+"""PyTorch's memory format by the number of dimensions. It has none for sequences [N, C, L]."""
 
 
 def lies_channels_last(x: Tensor) -> bool:

@@ -1,4 +1,5 @@
-"""Sorts of indices that are known to be small run on narrow keys: a radix sort takes as many passes as a key has bits.
+"""Sorts of indices that are known to be small use narrow keys: the passes of a radix sort are proportional to a key's
+bits.
 
     values, order = sort(view(topk(p, k)[1]))       int64, below p's last size, 8
     →
@@ -54,7 +55,7 @@ def narrowest(extent: int) -> torch.dtype:
 
 
 def _extent(node: fx.Node) -> int | None:
-    """How many elements there were to choose from, where this is the place of the largest."""
+    """The number of elements from which `topk` chose these indices; None for any other value."""
     if node.target is not operator.getitem or node.args[1] != 1:
         return None
     call = node.all_input_nodes[0]

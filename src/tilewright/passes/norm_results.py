@@ -1,11 +1,11 @@
-"""What a batch or group norm gives is computed from its moments, so that backward can compute it again.
+"""The result of a batch or group norm is computed from its moments, so that backward can recompute it.
 
     y, mean, rstd = batch_norm(x, w, b)       →    _, mean, rstd = batch_norm(x, w, b)
     g = silu_backward(dy, y)                       y = (x - mean) · (rstd · w) + b
                                                    g = silu_backward(dy, y)
 
-The norm's own gradient reads x, mean and rstd. With them y costs backward arithmetic, and no memory: of an
-EfficientNet's four tensors a block, one for each norm is neither written nor kept.
+The norm's own gradient reads x, mean and rstd. From these backward recomputes y, which takes arithmetic but no memory:
+of the four tensors of an EfficientNet block, one for each norm is neither written nor kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _replace(norm: fx.Node, target: Target) -> None:
         return
     y, after = results[0], norm.next
     mean, rstd = (results.get(place) or insert_call(after, operator.getitem, norm, place) for place in (1, 2))
-    # Behind the moments, wherever they stand.
+    # After the moments, wherever they are in the graph.
     order = {node: place for place, node in enumerate(norm.graph.nodes)}
     after = max((mean, rstd), key=order.__getitem__).next
     x = norm.args[0]

@@ -1,11 +1,10 @@
-"""1-D convolutions of 16-bit floats on a GPU are 2-D ones of images with one row.
+"""On a GPU, 1-D convolutions of 16-bit floats become 2-D convolutions of images with one row.
 
     y = conv1d(x, w, b, 2, padding=1)   →   y = conv2d(x[:, :, None], w[:, :, None], b, (1, 2), (0, 1))[:, :, 0]
 
-PyTorch computes them so, but copies an operand that is not contiguous first, so that none lies channels-last: cuDNN
-then converts every operand and every result (34 % of a net of dilated convolutions on an H200). As 2-D ones they take
-the layout that `channels_last` gives a graph. Depthwise ones stay: cuDNN has no fast channels-last kernel for long
-windows of one row.
+PyTorch does the same, but first makes each operand contiguous, so that none is channels-last: cuDNN then converts every
+operand and every result (34 % of a net of dilated convolutions on an H200). As 2-D ones they take the layout that
+`channels_last` gives a graph. Depthwise ones stay: cuDNN has no fast channels-last kernel for long windows of one row.
 """
 
 from __future__ import annotations

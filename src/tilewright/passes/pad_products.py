@@ -4,11 +4,11 @@
     dx = mm(dy, w)        dy [M, 50257]   →   dx = mm(pad(dy), pad(w))
     dw = mm(t(dy), x)                     →   dw = slice(mm(t(pad(dy)), x), 0, 0, 50257)
 
-Padded are the extents that lie side by side in memory; what is padded of an operand is zero. The logits' gradient is
-written with its padding by cross entropy's kernel, anything else is copied. A caller gets the result with gaps between
-its rows, as from Inductor: its strides are in eager's order, and larger. Without gaps it is copied once more, where a
-view or a write needs that, where it is a gradient (autograd would copy it), or where the caller gets two tensors of its
-memory (AOTAutograd makes one of the other by eager's strides). Only where all of it is predicted to be clearly faster.
+The contiguous axes are padded, with zeros. The logits' gradient is written with its padding by cross entropy's kernel,
+anything else is copied. A caller gets the result with gaps between its rows, as from Inductor: its strides are in
+eager's order, and larger. Without gaps it is copied once more, where a view or a write needs that, where it is a
+gradient (autograd would copy it), or where the caller gets two tensors of its memory (AOTAutograd makes one of the
+other by eager's strides). Only where all of it is predicted to be clearly faster.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _unaligned(node: fx.Node) -> _Product | None:
 
 @dataclass
 class _Padder:
-    """Decides on one product after the other; what one has padded the next one finds."""
+    """Decides on one product after the other; an operand that one has padded is reused by the next."""
 
     profile: DeviceProfile
     gradients: set[fx.Node]
@@ -115,7 +115,7 @@ class _Padder:
     def decide(self, product: _Product) -> Decision:
         node, (m, k, n) = product.node, product.extents
         dtype = calls.dtype_name(calls.output(product.left).dtype)  # type: ignore[union-attr]
-        # The launch takes what it takes, aligned or not.
+        # The launch takes the same time, aligned or not.
         work, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, replace(self.profile, launch_us=0.0), "compute")
         aligned, plain = (max(us, self.profile.launch_us) for us in (work, work * product.slower))
         copies = sum(self._copy_us(*operand) for operand in product.operands())
@@ -133,7 +133,7 @@ class _Padder:
         )  # fmt: skip
 
     def _copy_us(self, operand: fx.Node, padding: tuple[int, int]) -> float:
-        """What it takes to pad an operand: zeros are written, and the operand is copied over them."""
+        """Predicted time to pad an operand: zeros are written, and the operand is copied over them."""
         base, axis, _ = _base(operand, padding)
         if (base, axis) in self.padded or (axis == 1 and _is_own_gradient(base)):
             return 0.0
@@ -167,7 +167,7 @@ class _Padder:
         node.graph.erase_node(node)
 
     def _needs_no_gaps(self, node: fx.Node) -> bool:
-        """Whether gaps between the rows of a product would cost its caller a copy, or be wrong."""
+        """Whether gaps between the rows of a product would require a copy, or give wrong results."""
         if any(node in map(behind_views, written(reader)) for reader in readers(node)):
             return True
         results: Sequence[Any] = node.graph.output_node().args[0]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Gradients of gathers by a permutation are gathers by its inverse: nothing is added up.
+"""The gradient of a gather by a permutation becomes a gather by the inverse permutation, without sums.
 
     p = sort(x)[1]; q = index_put(empty, [p], arange(n))                     q[p[i]] = i
 

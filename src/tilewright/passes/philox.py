@@ -1,4 +1,4 @@
-"""The operators that split a draw of PyTorch's GPU generator into its state and its numbers.
+"""Operators that split a random draw from PyTorch's GPU generator into the generator's state and the numbers.
 
     mask = native_dropout(x, p, True)[1]     →   state = draw_philox(x, advance)
                                                  mask = keep_philox(state, [N, M], order, 1 - p, …)

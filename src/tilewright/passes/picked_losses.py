@@ -1,4 +1,4 @@
-"""Cross entropy is computed from two numbers a row, and log_softmax is neither written nor kept.
+"""Cross entropy is computed from two numbers per row; log_softmax is neither written nor saved for backward.
 
     y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
     loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))

@@ -1,4 +1,4 @@
-"""Which forward values to keep for backward, and which to compute again there.
+"""Decides which forward values to save for backward, and which to recompute there.
 
 Keeping costs memory from forward to backward; computing again costs at most one pass over memory,
 and none where the pointwise chain fuses with its reader. A value is computed again, through as many
@@ -7,8 +7,8 @@ from its operand, a layer norm's from its input, a masked value from the mask. R
 reductions and matrix products are always kept; so are operands of convolutions, which on a GPU take
 about as long as a pass over them.
 
-Of equal bytes, the result of a library call is kept rather than a pointwise value of it: the former is in memory
-anyway, the latter may otherwise stay in registers. Mixtral's masked products were written twice.
+If a library call's result and a pointwise value of it have equal bytes, the result is saved: it is in memory anyway,
+while the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
     order = {node: i for i, node in enumerate(graph.nodes)}
     saved = {_stored(node) for node in needed}
     calls = {node: _library_calls(node, forward) for node in saved}
-    # What kernels alone read is computed in them, from what the others need, too.
+    # Values that only kernels read are computed in these kernels, from values that are saved anyway.
     for node in sorted(saved, key=lambda node: (not calls[node], order[node]), reverse=True):
         if node not in saved or node.op == "placeholder" or not _recomputable(node):
             continue
@@ -70,7 +70,7 @@ def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]
 
 
 def _is_laid_again(node: fx.Node, sources: set[fx.Node]) -> bool:
-    """Whether a copy in another layout is between a value and what it is computed of."""
+    """Whether a value is computed from a copy in another layout."""
     chain = closure([node], lambda x: [] if x in sources else x.all_input_nodes)
     copies = [x for x in chain if x.target is torch.ops.aten.clone.default and has_known_sizes(x)]
     return any(strides_of(x.meta["val"]) != strides_of(x.all_input_nodes[0].meta["val"]) for x in copies)
@@ -82,8 +82,7 @@ def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
 
 
 def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:
-    """What must be kept to compute `node` again: the chain is followed to what is saved, an input, or
-    cannot be computed again."""
+    """The values that must be saved to recompute `node`: saved values, inputs, and values that cannot be recomputed."""
 
     def is_kept(x: fx.Node) -> bool:
         return x is not node and (x in saved or x.op == "placeholder" or not _recomputable(x) or _ends_reduction(x))

@@ -1,4 +1,5 @@
-"""A pointwise value that several kernels read is computed in each where that moves fewer bytes than writing it.
+"""A pointwise value that several kernels read is computed in each of them if that moves fewer bytes than writing it
+once.
 
     dz = silu_backward(g, z)                           s = sum(silu_backward(g, z))
     s = sum(dz)                                →       ────────
@@ -25,7 +26,7 @@ from tilewright.passes.units import behind_views, is_view, live_out, readers, va
 MOST_OPERATORS = 24
 """The longest chain that is computed again."""
 LEAST_BYTES = 2**20
-"""Smaller values come back from a cache. A value that is made of nothing, as a constant is, may have any size."""
+"""Bytes below which a value is read from a cache. A value without operands, such as a constant, may have any size."""
 SMALL = 16
 """A reduction's result is an operand of the chain if it has this many times fewer bytes than the chain's."""
 

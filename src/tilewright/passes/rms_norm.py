@@ -1,12 +1,12 @@
-"""RMS norms that are written out become one operator, forward and backward, on a device with Triton.
+"""On a device with Triton, an RMS norm that the program spells out becomes one operator, forward and backward.
 
     f = x.float(); v = f.pow(2).mean(-1, keepdim=True)                 before autograd
     y = w * (f * rsqrt(v + eps)).to(x.dtype)            →   y = rms_norm(x, w, eps)
 
 Written out, autograd differentiates every step, with a pass over memory for most and sums over all rows that take 25
-times as long as their traffic (318 µs for 50 MB on an H200). `norm_as_one` writes tilewright's operator, which autograd
-knows how to differentiate; `as_aten` turns it and its gradient into PyTorch's fused form in the joint graph, where
-`candidates` decides who computes it.
+times as long as their traffic (318 µs for 50 MB on an H200). `norm_as_one` writes tilewright's operator, which has a
+gradient; in the joint graph `as_aten` converts both to PyTorch's fused operators, for which `candidates` then chooses a
+kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tilewright.records.program import Decision
 MARK = "tilewright_written_out"
 STEPS = frozenset({"cast", "pow", "square", "mul", "mean", "add", "rsqrt", "rms_norm"})
 SMALLEST = torch.finfo(torch.float32).eps
-"""What PyTorch adds where the caller says nothing."""
+"""PyTorch's eps if the caller gives none."""
 aten = torch.ops.aten
 
 
@@ -84,7 +84,7 @@ def _written_out(root: fx.Node) -> _Norm | None:
 
 
 def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
-    """The norm extended by the cast and the weight behind it, up to the last value of x's dtype."""
+    """The norm extended by the cast and the weight that follow, up to the last value of x's dtype."""
     best = None if _dtype(scaled) != _dtype(x) else _Norm(scaled, x, None, eps)
     node, weight = scaled, None
     while len(node.users) == 1:
@@ -135,7 +135,7 @@ def _dtype(node: object) -> torch.dtype | None:
 
 
 def _takes(x: object, weight: object) -> bool:
-    """Whether x [..., columns] and a weight [columns] can be the operator's."""
+    """Whether the operator accepts x [..., columns] and a weight [columns]."""
     value, vector = example(x), example(weight)
     if value is None or value.dtype not in DTYPES or value.dim() < 1 or not value.is_contiguous():
         return False
@@ -178,7 +178,7 @@ def _erase_unread(node: fx.Node) -> None:
 
 
 def as_aten(graph: fx.Graph) -> None:
-    """Turn the norms that `norm_as_one` wrote into PyTorch's fused form, in a joint or inference graph."""
+    """Convert the norms that `norm_as_one` wrote to PyTorch's fused form, in a joint or inference graph."""
     for node in list(graph.nodes):
         if str(node.target) == "tilewright.norm.default" and MARK in node.meta.get("custom", {}):
             _lower(node)

@@ -1,14 +1,14 @@
-"""On a GPU, sums over samples and places of values with moments of each sample add the places of a sample first.
+"""On a GPU, a sum over samples and pixels of values normalised per sample first sums over the pixels of each sample.
 
     dx = (g - level[n, c] - (x - mean[n, c]) · tilt[n, c]) · scale[n, c]     [N, C, …], channels-last
     db = Σ_(n, places) dx          →          db = Σ_n (Σ_places dx)
 
-The rows of one nest for both would be samples and places, its columns channels: each element loads the moments again,
-and programs that copy them ahead all read the same lines of L2. An instance norm's gradient with the bias gradient of
-the convolution before it, 2 × 32 × 64³ in bf16, took 900 us on an H200, where its traffic takes 32. With sample and
-channel as columns a program loads them once. The second sum is over [N, C].
+In one nest for both, rows are samples and pixels and columns are channels: each element loads the moments again, and
+programs that prefetch them all read the same lines of L2. An instance norm's gradient with the bias gradient of the
+convolution before it, 2 × 32 × 64³ in bf16, took 900 us on an H200, where its traffic takes 32. With sample and channel
+as columns a program loads them once. The second sum is over [N, C].
 
-After the cut into forward and backward, of norms that are formulas by then.
+Runs on the partitioned graphs, in which norms are formulas.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tilewright.passes.memory_formats import lies_channels_last
 
 aten = torch.ops.aten
 LEAST_BYTES = 2**20
-"""Smaller operands take hardly longer than the launch of the second sum."""
+"""Bytes; smaller operands take hardly longer than the launch of the second sum."""
 MOST_OPERATORS = 48
-"""How many operators of the kernel that computes the operand are looked at."""
+"""The number of operators of the producer's kernel that are examined."""
 
 
 def sum_samples_last(graph: fx.Graph, target: Target) -> None:
@@ -62,7 +62,7 @@ def _before_copies(x: fx.Node) -> fx.Node:
 
 
 def _reads_moments_of_samples(x: fx.Node) -> bool:
-    """Whether the pointwise operators behind `x` read a tensor with numbers of each sample, none of each place."""
+    """Whether the pointwise operators behind `x` read a tensor with numbers of each sample, none of each pixel."""
     samples, channels = x.meta["val"].shape[:2]
     todo, known = [x], {x}
     while todo and len(known) <= MOST_OPERATORS:

@@ -51,7 +51,8 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
 
 
 def _needed(graph: fx.Graph, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
-    """What must run: results, impure calls, and what these read. A kernel may not read all operands of its members."""
+    """The nodes that must run: results, impure calls, their operands. A kernel may not read all its members'
+    operands."""
 
     def units(nodes: Iterable[fx.Node]) -> list[Unit]:
         return [unit_of.get(n, n) for n in nodes if n.op != "placeholder"]
@@ -70,7 +71,7 @@ def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
 
 
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
-    """Units by rank, each after what it waits for; views, and what backward computes again, only when needed."""
+    """Units by rank, each after its dependencies; views and recomputed values as late as possible."""
 
     placed = _gradients_of_weights(units, order)
 
@@ -78,7 +79,7 @@ def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[f
         return placed[unit] if unit in placed else _last(unit, order)
 
     lazy = _computed_again(units, before, order)
-    # One of several results is taken at once: until then all of them are held.
+    # Take one of several results at once: until then all of them stay allocated.
     lazy |= {u for u in units if isinstance(u, fx.Node) and is_view(u) and u.target is not operator.getitem}
     done: dict[Unit, None] = {}
     for unit in sorted(units, key=lambda u: (u in lazy, rank(u))):
@@ -94,7 +95,7 @@ def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[f
 
 
 def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> set[Unit]:
-    """Units of a backward graph that do not wait for the incoming gradients."""
+    """Units of a backward graph that do not depend on the incoming gradients."""
     incoming = {n for n in order if is_tangent(n)}
     if not incoming:
         return set()
@@ -109,8 +110,8 @@ def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dic
 
 
 def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[Unit, int]:
-    """For each library call of a backward graph that only the caller reads: the place of the gradient it reads, or one
-    behind all others if it takes more memory than it can give back; the largest operands go first then."""
+    """For each library call of a backward graph whose result only the caller reads: the position of the gradient it
+    reads, or, if it takes more memory than it frees, a position after all others, largest operands first."""
     found: dict[Unit, int] = {}
     late: dict[fx.Node, int] = {}
     computed = gradients(next(iter(order)).graph)

@@ -1,4 +1,4 @@
-"""Zeros: which calls make them; and those in which programs of a kernel count each other, one tensor for a graph."""
+"""Tensors of zeros: which calls make them, and one tensor per graph for the counters of kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST = 4096
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 ONES = (aten.new_ones.default, aten.ones.default, aten.ones_like.default)
 FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
-"""By operator, the place of the number."""
+"""By operator, the index of the argument that is the fill value."""
 
 
 def is_zeros(node: object) -> bool:
@@ -34,7 +34,7 @@ def is_filled(node: object, number: int) -> bool:
 
 
 def shared_zeros(like: fx.Node, count: int) -> fx.Node:
-    """int32 zeros, `count` at least, at the begin of the graph of `like` and on its device."""
+    """At least `count` int32 zeros at the begin of the graph of `like`, on its device."""
     graph = like.graph
     for node in graph.nodes:
         if node.meta.get(MARK, 0) >= count:

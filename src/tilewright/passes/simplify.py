@@ -22,7 +22,7 @@ from tilewright.operators.table import row_of
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether dropping or repeating this call changes nothing anyone can see."""
+    """Whether dropping or repeating this call has no observable effect."""
     if node.op != "call_function":
         return False
     row = row_of(node.target)
@@ -35,7 +35,7 @@ def is_pure(node: fx.Node) -> bool:
 
 
 def simplify(graph: fx.Graph) -> int:
-    """Apply the rewrites in place; gives the number of nodes removed."""
+    """Apply the rewrites in place; returns the number of nodes removed."""
     before = len(graph.nodes)
     seen: dict[Any, fx.Node] = {}
     returned = set(graph.output_node().all_input_nodes)
@@ -47,7 +47,7 @@ def simplify(graph: fx.Graph) -> int:
         if original is None:
             key = _key(node)
             original = seen.setdefault(key, node) if key is not None else node
-        # Two results that a caller may write to stay two tensors, and in two places of memory.
+        # Two results that a caller may write to stay two tensors with separate memory.
         if node in returned and (original in returned or original.op == "placeholder"):
             continue
         if original is not node:
@@ -70,7 +70,7 @@ def drop_unread(graph: fx.Graph) -> None:
 
 
 def _stands_for(node: fx.Node) -> fx.Node | None:
-    """The node of which this one, through views, shows all elements in the same layout."""
+    """The node whose elements, all of them and in the same layout, this chain of views has."""
     found, source = None, node
     while is_relabelled(source) and isinstance(source.args[0], fx.Node):
         source = source.args[0]

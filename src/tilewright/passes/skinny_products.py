@@ -1,4 +1,4 @@
-"""Products of at most 64 rows with weights, as decoding has them, run at the bandwidth of the weights.
+"""Products of at most 64 rows with weights, which occur in decoding, run at the memory bandwidth of the weights.
 
     q = mm(x, t(wq)); k = mm(x, t(wk)); v = mm(x, t(wv))       →   q, k, v = skinny_linear(x, wq, wk, wv)
     y = mul(silu(mm(x, t(wg))), mm(x, t(wu)))                  →   y, … = skinny_linear(x, wg, wu, "swiglu")
@@ -6,8 +6,8 @@
     y = add(r, mm(x, t(w)))                                    →   y, … = skinny_linear(x, w, residual=r)
     with x = rms_norm(z, g) of one row, read by nothing else   →   … of z, the norm inside
 
-At inference alone: a backward needs the values between. Taken where the whole is predicted to be faster than the
-library's products.
+Only for inference, since a backward needs the intermediate values. Taken if the whole is predicted to be faster than
+the library's products.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST_WEIGHTS = 3
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
 SMALLEST = torch.finfo(torch.float32).eps
-"""What PyTorch's RMS norm adds where the caller says nothing."""
+"""Default eps of PyTorch's RMS norm."""
 LIBRARY_SHARE = 0.65
 """Share of the memory bandwidth that cuBLAS reaches in products of few rows (H200)."""
 
@@ -60,7 +60,7 @@ class _Product:
 
 @dataclass(frozen=True, eq=False)
 class _Match:
-    """Products that one launch computes, and what it computes with them."""
+    """Products that one launch computes, and the operators fused with them."""
 
     products: tuple[_Product, ...]
     result: fx.Node | None = None
@@ -152,7 +152,7 @@ def _is_aligned(value: torch.Tensor) -> bool:
 
 
 def _behind(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
-    """The product that `node` is, or views, if it has no other reader."""
+    """The product that `node` is, or is a view of, if it has no other reader."""
     if not isinstance(node, fx.Node):
         return None
     product = calls.through(node, lambda view: view.target in VIEWS and len(view.users) == 1)

@@ -1,4 +1,4 @@
-"""Rows that are summed, or of which the largest are taken, by an index that is sorted once for all of them.
+"""Sums and maxima of rows by an index; the index is sorted once for all of them.
 
     index_add(zeros, 0, i, dy)                                     →  embedding_sums(dy, keys, order, n)
     index_add(zeros, 0, i, x[j])                                   →  embedding_sums(x, keys, j[order], n)
@@ -130,7 +130,7 @@ class Orders:
         return known
 
     def _rows(self, before: fx.Node, rows: Rows, order: fx.Node) -> fx.Node:
-        """Which row of the table each sorted position takes; an index outside stops the device."""
+        """The row of the table for each sorted position; an index out of bounds stops the device."""
         if rows.index is None:
             return order
         if (known := self._taken.get((rows.index, order))) is None:
@@ -235,7 +235,7 @@ def _columns(to: RowTarget) -> int:
 
 
 def _keys(index: Tensor, to: RowTarget) -> Tensor:
-    """A radix sort takes as many passes as its keys have bits. An index outside stays outside."""
+    """Narrow keys: a radix sort's passes are proportional to their bits. An index out of bounds stays so."""
     index = torch.where(index < 0, index + to.extent, index) if to.wraps else index
     return index.clamp(-1, to.extent).to(narrowest(to.extent + 1)).view(-1)
 

@@ -1,19 +1,19 @@
-"""Norms of channels-last tensors, and those of few long rows on a GPU: sums in one kernel, what uses them in another.
+"""Splits norms of channels-last tensors, and of few long rows on a GPU, into kernels of sums and pointwise kernels.
 
     y, mean, rstd, … = batch_norm(x, w, b, …)      →   s = x.double(); Σ = sum(s); Σ² = sum(s · s)
                                                        mean = Σ / n; rstd = rsqrt(Σ² / n - mean² + eps)
                                                        y = (x - mean) · (rstd · w) + b
 
-The channels of such a tensor lie side by side, and one nest would walk each of them with a stride: 83 ms for a norm
-that takes 0.5. Cut in two, the sums are column sums over rows of channels, and the rest is pointwise, with a number
-for each column. One pass over memory gives both moments: squares of numbers of at most 24 bits are exact in double,
-so Σ² / n - mean² loses nothing that matters until mean² is 10⁸ times the variance. float64 has no wider type, and keeps
-its one nest. The gradient's sums, Σ g and Σ g·(x - mean), are cut off in the same way.
+The channels of such a tensor are contiguous, and one nest would read each of them with a stride: 83 ms for a norm that
+takes 0.5. Split, the sums are column sums over rows of channels, and the rest is pointwise, with a number for each
+column. One pass over memory gives both moments: squares of numbers of at most 24 bits are exact in double, so Σ² / n -
+mean² loses nothing that matters until mean² is 10⁸ times the variance. float64 has no wider type, and keeps one nest.
+The gradient's sums, Σ g and Σ g·(x - mean), are split off in the same way.
 
 The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each, which reads
 its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, the fewest of them in strips.
 
-After the cut into forward and backward; what a norm gives is computed from its moments before (`norm_results`).
+Runs on the partitioned graphs; before, `norm_results` computes a norm's result from its moments.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def split_norms(graph: fx.Graph, target: Target) -> None:
 
 
 def _rows(node: fx.Node) -> int:
-    """How many results a variance gives."""
+    """The number of rows whose variance is computed."""
     spread: Any = calls.outputs(node)[0]
     found: int = spread.numel()
     return found
@@ -132,7 +132,7 @@ def _forward(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """What the norm gives, its moments, and the running ones after this batch."""
+    """The result of the norm, its moments, and the running moments after this batch."""
     count = x.numel() // x.shape[1]
     mean, rstd, var = _moments(x, eps)
     whole = var * (count / (count - 1))
@@ -174,7 +174,7 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """dx = (g - Σg / n - (x - mean) · (dw · rstd / n)) · (rstd · w), dw = Σ g·(x - mean) · rstd, and db = Σg."""
     if lies_channels_last(x) and not lies_channels_last(g):
-        # A copy that its maker can write.
+        # A copy that the producer's kernel can write.
         g = laid_channels_last(g)
     mean, rstd = mean.float(), rstd.float()
     count = x.numel() // x.shape[1]

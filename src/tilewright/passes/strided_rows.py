@@ -1,4 +1,5 @@
-"""On a CPU, softmax, variance and extremes' places along an axis not the last are sums over columns and what uses them.
+"""On a CPU, softmax, variance, argmax and argmin along an axis that is not the last become column reductions and
+pointwise kernels.
 
     y = _softmax(x, 1)      [N, C, H, W]   →   top = amax(x, 1); total = sum(exp(x - top), 1)
                                                y = exp(x - top) / total
@@ -26,9 +27,9 @@ from tilewright.passes.fusion import STRIDED_BYTES
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Of float64, sums over columns would differ from eager's by more than the contract's four units in the last place."""
+"""Not float64: its column sums would differ from eager's by more than the contract's four ulp."""
 LEAST_BESIDE = 16
-"""Elements that lie beside each other across the rows: fewer fill no vector."""
+"""The least number of contiguous elements across the rows; fewer do not fill a vector."""
 
 
 def split_strided_rows(graph: fx.Graph, target: Target) -> None:
@@ -122,7 +123,7 @@ def _deviation(x: Tensor, dim: list[int], **options: Any) -> Tensor:
 
 
 def _place(x: Tensor, extreme: Tensor, dim: int, keepdim: bool) -> Tensor:
-    """The first place of the extreme [kept axes] along `dim`, or of NaN where that is the extreme."""
+    """The first index of the extreme [kept axes] along `dim`, or of NaN if there is one."""
     count = x.shape[dim]
     places = torch.arange(count, dtype=torch.int32, device=x.device).view(count, *[1] * (x.dim() - dim % x.dim() - 1))
     return torch.where((x == extreme) | x.isnan(), places, count).amin(dim, keepdim).long()

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
-    """Take the inputs at these places out of a backward graph, in place; False where it cannot do without them."""
+    """Remove the inputs with these indices from a backward graph, in place; False if it needs them."""
     inputs = graph.find_nodes(op="placeholder")
     absent = [inputs[place] for place in places]
     undefined = set(absent)

@@ -1,4 +1,4 @@
-"""What the fusion pass works on: the operators of a graph without the views between them."""
+"""The units of fusion: the operators of a graph without the views between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def gradients(graph: fx.Graph) -> set[fx.Node]:
-    """What a joint or backward graph computes from the incoming gradients, and these themselves."""
+    """The incoming gradients of a joint or backward graph, and all nodes that depend on them."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if is_tangent(node) or any(operand in found for operand in node.all_input_nodes):
@@ -78,7 +78,7 @@ def is_elementwise(node: fx.Node) -> bool:
 
 
 def whose_kernel(node: fx.Node, target: Target) -> str | None:
-    """What runs for one of tilewright's own operators; None for the others."""
+    """How one of tilewright's own operators runs; None for other operators."""
     row = row_of(node.target)
     if row is None or not row.own:
         return None

@@ -1,4 +1,4 @@
-"""Operands that PyTorch's fused attention accepts, in place of those that it leaves to products and a softmax.
+"""Converts operands that PyTorch's fused attention rejects, so that a call does not run as products and a softmax.
 
     y = sdpa(q, k, v, bias)              bias [1, H, S, S] with last stride H
     →   y = sdpa(q, k, v, bias.contiguous())
@@ -9,9 +9,9 @@
     y = sdpa(q, k, v, bias)              bias needs a gradient
     →   y = _scaled_dot_product_efficient_attention(q, k, v, bias.expand(B, H, S, S), …)[0]
 
-Which kernel PyTorch takes is PyTorch's to say: the call is made on the fake tensors, and the operator that it reaches
-is looked at. Its choice sends the memory-efficient kernel two kinds of call that raise there, and they are mended too:
-a mask with one number for all keys of a query, and a mask that alone needs a gradient.
+PyTorch chooses the kernel: the pass makes the call with fake tensors and reads which operator it reaches. PyTorch sends
+the memory-efficient kernel two kinds of call for which it raises; these are converted too: a mask with one number for
+all keys of a query, and a mask that alone needs a gradient.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def fused_kernel(write: Writer, call: SdpaCall) -> str | None:
                 q, k, v, mask, _number(call.dropout), call.causal, scale=_number(call.scale), enable_gqa=call.grouped
             )
         except RuntimeError as error:
-            raise Refusal(f"PyTorch takes no such call: {first_line(error)}") from error
+            raise Refusal(f"PyTorch refuses this call: {first_line(error)}") from error
     return reached.name
 
 
@@ -119,7 +119,7 @@ def _number(x: float | Node | None) -> Any:
 
 
 def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
-    """The changes in words that make a fused kernel take `call`, and its result; none where one takes it as it is."""
+    """The changes in words after which a fused kernel takes `call`, none if it takes it unchanged; the result."""
     if fused_kernel(write, call) is not None:
         return [], None
     _check(call)
@@ -142,7 +142,7 @@ def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
 
 
 def _check(call: SdpaCall) -> None:
-    """Refuse what no fused kernel of PyTorch computes on a GPU, and what would have to be padded for one."""
+    """Refuse calls that no fused kernel of PyTorch computes on a GPU, and those that would need padding for one."""
     operands = [tensor_of(x) for x in (call.q, call.k, call.v)]
     if call.dtype not in DTYPES:
         raise Refusal(f"products and a softmax: PyTorch has no fused attention in {call.dtype} on a GPU")
@@ -206,7 +206,8 @@ def _mask_by_rows(write: Writer, mask: Node, k: Node, step: int) -> Node:
 def _dense(write: Writer, x: Node, step: int, *, by_rows: bool) -> Node:
     """`x`, or a copy of it whose last stride is 1 and that begins, with `by_rows` in each row, at a multiple of `step`.
 
-    The fused kernels read whole vectors, and raise or fault elsewhere. Rows of a mask need not: PyTorch pads them.
+    The fused kernels read whole vectors, and raise or fault if the address is not aligned. Rows of a mask need not:
+    PyTorch pads them.
     """
     value = tensor_of(x)
     if str(value.stride(-1)) != "1":
@@ -231,7 +232,7 @@ def _efficient(write: Writer, call: SdpaCall) -> Node:
 
 
 def _bias(write: Writer, mask: Node, q: Node, k: Node) -> Node:
-    """`mask` as what is added to the scores [B, H, Sq, Sk], in q's dtype, its rows at multiples of 16 elements."""
+    """`mask` as a bias of the scores [B, H, Sq, Sk], in q's dtype, its rows at multiples of 16 elements."""
     if tensor_of(mask).dtype == torch.bool:
         mask = write.call(torch.where, mask, 0.0, float("-inf"))
     if tensor_of(mask).dtype != tensor_of(q).dtype:

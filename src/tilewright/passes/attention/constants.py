@@ -1,4 +1,4 @@
-"""The values in a graph that depend on no input, computed when the graph is compiled.
+"""Computes, at compile time, the values in a graph that depend on no input.
 
     i = arange(S)[:, None];  j = arange(S)[None, :]
     m = (j <= i) & (j > i - 8)          →   bool [S, S], known
@@ -49,10 +49,10 @@ class Constants:
         self._known: dict[Node, torch.Tensor | None] = dict(given or {})
         writes = (node.kwargs.get("out") or argument(node, 0, "input") for node in graph.nodes if mutates(node))
         self._written = {memory for written in writes if (memory := memory_of(written))}
-        """The storages that some call writes to: what lies there is not constant."""
+        """The storages that some call writes to; values in them are not constant."""
 
     def value(self, node: Node) -> torch.Tensor | None:
-        """The constant on the CPU; None for anything that is no constant, or too large to compute here."""
+        """The constant on the CPU; None if the value is not constant, or is too large to compute here."""
         if node not in self._known:
             self._known[node] = None
             with in_real_tensors():
@@ -112,7 +112,7 @@ def _repeating(value: torch.Tensor) -> torch.Tensor:
 
 
 def _run(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
-    """The call on the CPU; None where it gives no tensor or cannot view values that repeat."""
+    """The result of the call on the CPU; None if it is no tensor, or if the call cannot view repeated values."""
     cpu = torch.device("cpu")
     given: tuple[Any, ...] = map_arg(node.args, values.__getitem__)
     args: list[Any] = [cpu if isinstance(x, torch.device) or (isinstance(x, str) and "cuda" in x) else x for x in given]

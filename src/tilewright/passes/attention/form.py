@@ -1,4 +1,4 @@
-"""The fused form of one attention, written into the graph where the second product stood.
+"""Writes the fused form of one attention into the graph, at the position of the second product.
 
     out, lse = flash(q, k, v, attn_mask, is_causal, scale)          q, k, v [B, H, N, d]
     out      = out · (1 + (t - t)),  t = lse + Σ q + …              [B, H, Nq, 1]
@@ -13,8 +13,8 @@ What makes `t` infinite or NaN:
     first key    NaN in the one key that every row sees (in any key, where causality is added)
     max mask     -Inf where an added mask drops all keys of a row
 
-Rows dropped by `masked_fill` or `where` are told from the mask: their weights do not depend on q
-and k, so neither must their gradients.
+Rows dropped by `masked_fill` or `where` are found in the mask: their weights do not depend on q and k, so their
+gradients must not either.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.writer import Writer
 
 ABSORBING = -1e17
-"""Added to a score of ordinary size, less than this leaves nothing of it in float64."""
+"""A mask value below which a score of ordinary size is lost in the sum, even in float64."""
 
 
 def check_form(attention: Attention, masking: Masking, target: Target) -> None:
-    """Refuse what the fused kernels do not take. Raises before anything is written."""
+    """Refuse what the fused kernels do not support. Raises before the graph is changed."""
     if any(tensor_of(term.mask).requires_grad for term in masking.added):
         raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
     shapes = [tensor_of(x) for x in (attention.q.node, attention.k.node, attention.v.node, attention.result)]
@@ -74,7 +74,7 @@ def check_form(attention: Attention, masking: Masking, target: Target) -> None:
 
 
 def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
-    """Refuse what PyTorch's fused kernels for GPUs leave to its unfused one."""
+    """Refuse calls that PyTorch's fused kernels for GPUs do not take."""
     if result.dtype == torch.float64:
         raise Refusal("PyTorch has no fused attention in float64 on a GPU")
     for operand in (attention.q, attention.v):
@@ -238,7 +238,7 @@ def _added(write: Writer, masking: Masking, dropped: Node | None, lead: Shape, l
 
 
 def _shifted(write: Writer, q: Node, mask: Node) -> tuple[Node, Node, Node]:
-    """The mask with its row maxima [..., Nq, 1] taken off, which softmax does not see; q; those maxima.
+    """The mask less its row maxima [..., Nq, 1], to which softmax is invariant; q; those maxima.
 
     Backward recomputes weights as exp(s + mask - lse). In a row masked by -1e9 throughout, the
     lse would round to -1e9 and every weight to 1. Where the maximum is so low that adding it
