@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
@@ -234,6 +235,20 @@ def test_compiled_autograd_traces_the_backward() -> None:
     assert_same(x.grad, y.grad)
     (graph,) = graphs
     assert any("aten" in str(node.target) and "aot" in node.name for node in graph.graph.nodes), graph.graph
+
+
+def test_dynamo_does_not_trace_a_backward_that_a_compiled_step_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "0")
+    x = with_grad(40, 20)
+
+    def step(x: torch.Tensor) -> None:
+        chain(x).sum().backward()
+
+    run = compiled(step)
+    run(x)
+    traced = counters["frames"]["total"]
+    run(x)
+    assert counters["frames"]["total"] == traced > 0
 
 
 def test_backwards_in_several_threads() -> None:

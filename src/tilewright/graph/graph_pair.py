@@ -228,10 +228,17 @@ def _keep_saved_tensors() -> None:
 
 
 def _boxed(function: Boxed) -> Boxed:
-    """Mark a function that takes its arguments as a list and may empty it."""
+    """Mark a function that takes its arguments as a list and may empty it. Dynamo traces nothing of its calls.
+
+    The frame of a compiled training step may call backward.
+    """
+    from torch._C._dynamo import eval_frame
 
     def call(args: list[Any]) -> Sequence[Any]:
         return function(args)
 
+    skip = eval_frame._FrameAction.SKIP
+    # Of the frame itself, and of those that it calls.
+    eval_frame.set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
