@@ -171,9 +171,24 @@ def test_memory_is_taken_over(fake: FakeDriver, module: ModuleType) -> None:
     add = fake.kernel("add", 3, adder(12))
     made = recipe_of([layout(3, 4)], [0], Launch(add, (1, 1, 1), (Pointer(0), Pointer(0), Pointer(1))))
     step = RECIPE, "made", [], (native_recipe(module, made), [0], [(1, 0)], None)
-    x = torch.arange(12.0)
-    (y,) = module.run(program(module, 2, [(0, None)], [step], [1]), [x])
-    assert y.data_ptr() == x.data_ptr() and y.shape == (3, 4) and not y._is_view()
+    run = program(module, 2, [(0, None)], [step], [1])
+    given = [torch.arange(12.0)]
+    address = given[0].data_ptr()
+    (y,) = module.run(run, given)
+    assert y.data_ptr() == address and y.shape == (3, 4) and not y._is_view()
+
+
+@pytest.mark.parametrize("hold", [lambda x: x, lambda x: x[1:], lambda x: x.untyped_storage()])
+def test_memory_that_another_holds_is_not_taken_over(
+    hold: Callable[[torch.Tensor], object], fake: FakeDriver, module: ModuleType
+) -> None:
+    add = fake.kernel("add", 3, adder(12))
+    made = recipe_of([layout(3, 4)], [0], Launch(add, (1, 1, 1), (Pointer(0), Pointer(0), Pointer(1))))
+    step = RECIPE, "made", [], (native_recipe(module, made), [0], [(1, 0)], None)
+    given = [torch.arange(12.0)]
+    held, address = hold(given[0]), given[0].data_ptr()
+    (y,) = module.run(program(module, 2, [(0, None)], [step], [1]), given)
+    assert y.data_ptr() != address and held is not None
 
 
 def test_what_begins_elsewhere_goes_by_python(fake: FakeDriver, module: ModuleType) -> None:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from tests.backend.compiling import assert_same
 from tilewright.backend import backend, recording
+from tilewright.launch.executor import EXTENSION
 from tilewright.runtime.assemble import Scheduled, taken_over
 
 
@@ -74,3 +75,46 @@ def test_what_is_written_over(function: Callable[[Tensor, Tensor], Tensor]) -> N
     assert bool(over) == (function in TAKEN)
     assert_same(result, function(x, w))
     assert torch.equal(x, kept)
+
+
+def test_what_forward_saved_is_written_over_where_backward_runs_once() -> None:
+    """The gradient of gelu takes over its operand's memory, unless autograd holds that to run backward again."""
+
+    def function(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        return F.gelu(x @ w.T + b).sum()
+
+    def pack(saved: Tensor) -> Tensor:
+        addresses.append(saved.data_ptr())
+        return saved
+
+    b, x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8), torch.randn(8, 8)
+    (exact,) = torch.autograd.grad(function(b, x, w), b)
+    compiled, addresses, taken = torch.compile(function, backend=backend), list[int](), dict[bool, list[bool]]()
+    EXTENSION.module()
+    assert EXTENSION.wait()
+    # The first calls of a program are in Python, which cannot tell who holds what.
+    for call in range(8):
+        addresses.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            loss = compiled(b, x, w)
+        for retains in (True, False) if call % 2 else (False,):
+            (gradient,) = torch.autograd.grad(loss, b, retain_graph=retains)
+            assert_same(gradient, exact)
+            taken.setdefault(retains, []).append(gradient.data_ptr() in addresses)
+    assert not any(taken[True]) and taken[False][-1]
+
+
+def test_what_forward_gives_is_not_written_over() -> None:
+    """A caller may hold it by other means than a tensor: a stream that reads it."""
+
+    def function(b: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        z = x @ w.T + b
+        return F.gelu(z).sum(), z
+
+    with recording() as record:
+        torch.compile(function, backend=backend)(
+            torch.randn(8, 8, requires_grad=True), torch.randn(8, 8), torch.randn(8, 8)
+        )[0].backward()
+    backward = next(graph.plan for graph in record.graphs if graph.plan.name == "backward")
+    over = taken_over(Scheduled(backward.graph, backward.units))
+    assert all(node.op != "placeholder" for node in over.values())

@@ -12,6 +12,7 @@ from torch import fx
 
 from tilewright.graph.calls import closure
 from tilewright.graph.undefined import is_tangent
+from tilewright.graph.writes import maker
 
 Saver = Callable[[fx.Graph, Sequence[fx.Node], set[fx.Node]], Sequence[fx.Node]]
 
@@ -38,6 +39,11 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     needed_again = closure(set(backward_results) - set(kept), lambda n: set(n.all_input_nodes) - set(kept))
     # Sizes of the views that backward makes again.
     kept += [n for n in graph.nodes if n in forward & needed_again and isinstance(n.meta.get("val"), _SYMBOLS)]
+    shown = set(map(maker, forward_results))
+    for node in kept:
+        # Operators of others may give memory that they keep.
+        is_ours = str(maker(node).target).startswith(("aten.", "tilewright."))
+        node.meta[HIDDEN] = is_ours and maker(node) not in shown
     symbolic = [n for n in kept if isinstance(n.meta.get("val"), _SYMBOLS)]
     opaque = [n for n in kept if n not in symbolic and not isinstance(n.meta.get("val"), torch.Tensor)]
     values = [n for n in kept if n not in symbolic and n not in opaque]
@@ -58,6 +64,8 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 """Classes of a saved number."""
 
 
+HIDDEN = "hidden"
+"""Metadata key: whether forward allocates the memory of this value for backward alone."""
 OVERWRITTEN = "overwritten"
 """Metadata key: the forward call writes to this input, so backward cannot recompute from its old value."""
 

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 from tilewright.graph.calls import class_of, closure, through
 from tilewright.graph.capture import Boxed
+from tilewright.graph.partition import HIDDEN
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of
@@ -256,7 +257,9 @@ class _Assembler:
             (self._slot(node), layout_of(node.meta["val"]), None if over is None else self._slot(base_of(over)))
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
-        return kernel_step(region, self.sources[region.name], self.library, inputs, tuple(outputs))
+        step = kernel_step(region, self.sources[region.name], self.library, inputs, tuple(outputs))
+        step.given = frozenset(map(self._slot, self.graph.find_nodes(op="placeholder")))
+        return step
 
     def takeovers(self, position: int, region: Region) -> list[fx.Node | None]:
         """For each output of the region, the operand whose storage it overwrites."""
@@ -270,7 +273,7 @@ class _Assembler:
         return found
 
     def _takes_over(self, position: int, region: Region, number: int, taken: set[fx.Node]) -> fx.Node | None:
-        """An operand whose storage dies here, that this graph computed, and that output `number` can overwrite."""
+        """An operand whose storage dies here, of this graph or its forward, that output `number` can overwrite."""
         nest, in_order = region.lowered.nest, region.language == "c++"
         result = region.lowered.outputs[number].meta["val"]
         for index, node in enumerate(region.lowered.inputs):
@@ -284,8 +287,9 @@ class _Assembler:
         return None
 
     def _dies(self, storage: fx.Node, position: int) -> bool:
-        """Whether this graph made `storage`, and nothing reads it or a view of it after `position`."""
-        if storage not in self.kernel_results and not _is_computed(storage):
+        """Whether this graph or its forward made `storage`, and nothing reads it or a view of it after `position`."""
+        is_saved = storage.op == "placeholder" and storage.meta.get(HIDDEN, False)
+        if storage not in self.kernel_results and not _is_computed(storage) and not is_saved:
             # Other library calls may hand back an operand.
             return False
         shown = closure([storage], lambda node: filter(_shows_operand, node.users))

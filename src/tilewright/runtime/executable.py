@@ -133,6 +133,8 @@ class GeneratedStep(Step):
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, Layout, int | None], ...]
     """Slot, layout, and the slot whose storage it takes over (or None)."""
+    given: frozenset[int] = field(default=frozenset(), kw_only=True)
+    """Slots of the call's arguments: only the executor in C++ sees whether nobody else holds the storage of one."""
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -146,7 +148,8 @@ class GeneratedStep(Step):
         """Tensors to write to, which fill their slots."""
         found = []
         for slot, layout, taken in self.outputs:
-            slots[slot] = empty(layout) if taken is None else over(layout, slots[taken])
+            is_fresh = taken is None or taken in self.given
+            slots[slot] = empty(layout) if is_fresh else over(layout, slots[taken])  # type: ignore[index]
             found.append(slots[slot])
         return found
 

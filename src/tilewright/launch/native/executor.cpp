@@ -205,7 +205,7 @@ PyObject* make_program(PyObject*, PyObject* data) {
     HANDLE_TH_ERRORS
     py::tuple told = py::reinterpret_borrow<py::tuple>(data);
     auto made = std::make_unique<Program>(
-        Program{device_from(told[0]), std::nullopt, told[2].cast<size_t>(), {}, {}, {}, {}, {}, {}});
+        Program{device_from(told[0]), std::nullopt, told[2].cast<size_t>(), {}, {}, {}, {}, {}, {}, {}});
     if (!told[1].is_none()) made->driver = driver_from(told[1]);
     for (py::handle x : told[3]) {
         py::tuple input = py::reinterpret_borrow<py::tuple>(x);
@@ -213,7 +213,13 @@ PyObject* make_program(PyObject*, PyObject* data) {
         made->input_slots.push_back(input[0].cast<int>());
         made->inputs.push_back(input[1].is_none() ? std::nullopt : std::optional(layout_from(input[1])));
     }
-    for (py::handle x : told[4]) made->steps.push_back(step_from(py::reinterpret_borrow<py::tuple>(x)));
+    made->taken_over.resize(made->inputs.size());
+    for (py::handle x : told[4]) {
+        made->steps.push_back(step_from(py::reinterpret_borrow<py::tuple>(x)));
+        for (Output& output : made->steps.back().outputs)
+            for (size_t i = 0; i < made->input_slots.size(); ++i)
+                if (output.reuses == made->input_slots[i]) output.is_given = made->taken_over[i] = true;
+    }
     for (py::handle x : told[5]) {
         py::tuple output = py::reinterpret_borrow<py::tuple>(x);
         made->output_slots.push_back(output[0].cast<int>());

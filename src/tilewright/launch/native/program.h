@@ -51,7 +51,8 @@ struct Operand {
 };
 
 struct Output {
-    int slot, reuses;  // `reuses`: the slot whose memory the result takes over, or -1
+    int slot, reuses;       // `reuses`: the slot whose memory the result takes over, or -1
+    bool is_given = false;  // whether that is an argument of the call
 };
 
 using Kernel = int (*)(void** buffers, int threads);  // 1: an index was outside
@@ -84,6 +85,7 @@ struct Program {
     std::vector<std::optional<Layout>> inputs;
     std::vector<int> input_slots;
     std::vector<std::string> input_names;
+    std::vector<bool> taken_over;  // inputs whose memory a result may take over
     std::vector<Step> steps;
     std::vector<int> output_slots;  // -1: the constant at that place
     std::vector<py::object> output_constants;
@@ -158,15 +160,22 @@ inline Tensor allocated(const Fresh& fresh) {
 // Threads of OpenMP do not survive a fork: the child runs on the calling thread alone.
 inline bool is_forked = false;
 
+// The slot whose memory a result takes over, or -1: an argument's only if nobody else holds it. Autograd does where
+// backward runs again, and a caller may.
+inline int reused(const Output& output, const Slots& slots) {
+    bool is_held = output.is_given && slots[output.reuses].toTensor().storage().use_count() > 1;
+    return is_held ? -1 : output.reuses;
+}
+
 inline void run_kernel(const Step& step, Slots& slots) {
     c10::SmallVector<void*, 24> buffers;
     for (int slot : step.inputs) buffers.push_back(slots[slot].toTensor().data_ptr());
     for (size_t i = 0; i < step.outputs.size(); ++i) {
-        const auto& [slot, reuses] = step.outputs[i];
         const Fresh& fresh = step.results_of_kernel[i];
+        int reuses = reused(step.outputs[i], slots);
         Tensor made = reuses < 0 ? allocated(fresh) : restrided(slots[reuses].toTensor(), fresh.layout);
         buffers.push_back(made.data_ptr());
-        slots[slot] = std::move(made);
+        slots[step.outputs[i].slot] = std::move(made);
     }
     RECORD_USER_SCOPE(step.name);
     if (step.kernel(buffers.data(), is_forked ? 1 : at::get_num_threads())) throw IndexOutOfBounds(step.outside);
@@ -209,6 +218,10 @@ inline std::vector<IValue> recorded(const Step& step, const Slots& slots, const 
 
 inline void run_recipe(const Step& step, Slots& slots) {
     const Recipe& recipe = *step.recipe;
+    c10::SmallVector<int, 8> reuses;
+    for (const Output& output : step.outputs)
+        // Replays of a recording may run a backward again.
+        reuses.push_back(output.is_given && is_captured(recipe) ? -1 : reused(output, slots));
     Tensors tensors;
     for (int slot : step.inputs) {
         const Tensor& x = slots[slot].toTensor();
@@ -218,9 +231,8 @@ inline void run_recipe(const Step& step, Slots& slots) {
     size_t inputs = tensors.size(), result = 0;
     for (size_t i = 0; i < recipe.buffers.size(); ++i) {
         bool is_result = result < recipe.results.size() && recipe.results[result] == (int)i;
-        int reuses = is_result ? step.outputs[result].reuses : -1;
-        tensors.push_back(reuses < 0 ? empty(recipe.buffers[i])
-                                     : restrided(slots[reuses].toTensor(), recipe.buffers[i]));
+        int over = is_result ? reuses[result] : -1;
+        tensors.push_back(over < 0 ? empty(recipe.buffers[i]) : restrided(slots[over].toTensor(), recipe.buffers[i]));
         result += is_result;
     }
     {
@@ -283,13 +295,22 @@ inline bool is_plain(PyObject* const* arguments, size_t count) {
     return true;
 }
 
+// Whether the list of arguments alone holds this tensor; its memory may have other tensors.
+inline bool is_alone(PyObject* tensor) {
+    return Py_REFCNT(tensor) == 1 && THPVariable_Unpack(tensor).use_count() == 1;
+}
+
 // The results as a list; the list of arguments is emptied, so that memory is free after its last use.
 inline PyObject* run(const Program& program, PyObject* arguments) {
     size_t count = PyList_GET_SIZE(arguments);
     if (count != program.input_slots.size())
         fail("the program takes " + std::to_string(program.input_slots.size()) + " inputs, not " + std::to_string(count));
     Slots slots(program.slots);
+    std::vector<c10::Storage> held;
     for (size_t i = 0; i < count; ++i) {
+        PyObject* given = PyList_GET_ITEM(arguments, i);
+        if (program.taken_over[i] && THPVariable_Check(given) && !is_alone(given))
+            held.push_back(THPVariable_Unpack(given).storage());
         IValue value = from_python(PyList_GET_ITEM(arguments, i));
         if (program.inputs[i]) {
             if (!value.isTensor()) throw PlanMismatch(program.input_names[i] + " is no tensor");

@@ -216,9 +216,13 @@ inline void perform(const Recipe& recipe, const Tensors& tensors) {
 }
 
 // Whether each replay of a CUDA graph would have to draw anew what this recipe draws once.
-inline bool is_captured_draw(const Recipe& recipe) {
+inline bool is_captured(const Recipe& recipe) {
     int captured = 0;
-    return recipe.advance && (recipe.driver.is_capturing(stream_of(recipe), &captured) || captured);
+    return recipe.driver.is_capturing(stream_of(recipe), &captured) || captured;
+}
+
+inline bool is_captured_draw(const Recipe& recipe) {
+    return recipe.advance && is_captured(recipe);
 }
 
 }  // namespace tilewright
