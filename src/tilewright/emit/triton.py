@@ -88,7 +88,7 @@ class _Main(Printer):
         self._compute_and_store()
 
     def _compute_and_store(self) -> None:
-        for i in self.needed:
+        for i in self._in_order(self.needed):
             self.declare(i)
         for store in self.stores:
             self.store(store)
@@ -130,7 +130,7 @@ class _Main(Printer):
                 self._place_columns("")
             elif columns and self.nest.rows:
                 self.put("ok = row_ok & col_ok")
-            for i in self._loads_first(set(self.needed).difference(before)):
+            for i in self._in_order(set(self.needed).difference(before), loads_first=True):
                 self._step(i)
             for store in self.stores:
                 self.store(store)
@@ -157,9 +157,24 @@ class _Main(Printer):
         alike = (Level.COL, Level.SCALAR)
         return [i for i in self.needed if self.nest.steps[i].level in alike and i not in self.schedule.sums]
 
-    def _loads_first(self, steps: Iterable[int]) -> list[int]:
-        """Loads first, then the rest in order: the compiler does not hoist a load over a reduction's barrier."""
-        return sorted(steps, key=lambda i: (self.nest.steps[i].name != "load" or bool(self.nest.steps[i].args), i))
+    def _in_order(self, steps: Iterable[int], *, loads_first: bool = False) -> list[int]:
+        """Steps in order, after the loads whose layout nothing should be computed in.
+
+        Triton computes in the layout of the last load before it: of a value for each column that is a whole row for
+        every thread, whose sums go through shared memory. `loads_first`: the compiler does not hoist a load over a
+        reduction's barrier.
+        """
+
+        def rank(i: int) -> int:
+            step = self.nest.steps[i]
+            if step.name != "load" or step.args or step.access is None:
+                return 3
+            if step.level is not Level.FULL:
+                return 0
+            rows, cols = self.nest.split(step.access.strides)
+            return 1 if 1 in rows and 1 not in cols else 2 if loads_first else 3
+
+        return sorted(steps, key=lambda i: (rank(i), i))
 
     def _step(self, i: int) -> None:
         step = self.nest.steps[i]
@@ -221,7 +236,7 @@ class _Main(Printer):
         self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
         self._place_columns("start")
         # Row values are there already.
-        for i in self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL)):
+        for i in self._in_order(self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL))):
             self.declare(i)
         for i in ends:
             self.put(f"acc{i} = {combine(steps[i].kind or '', steps[i].dtype, f'acc{i}', self._bounded(steps[i], 1))}")
