@@ -289,9 +289,9 @@ def test_what_stays() -> None:
         "few values to many that are not zeros": lambda y, i: y.new_ones(50, 4).index_put((i,), y, accumulate=True),
         "not neighbours": lambda y, i: put(y.new_zeros(5, 2, 5), [i, None, i], y[:, :2], True),
         "a mask": lambda y, i: y.new_zeros(7, 4).index_put((i >= -9,), y, accumulate=True),
-        "is scaled": lambda y, i: y.new_zeros(5, 4).index_add(0, i % 5, y, alpha=2),
+        "are scaled": lambda y, i: y.new_zeros(5, 4).index_add(0, i % 5, y, alpha=2),
         "does not cover all rows": lambda y, i: y.new_zeros(5, 6).scatter_add(0, i.view(7, 1).expand(7, 4) % 5, y),
-        "nothing is added to": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
+        "without an addition": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
             0, i.view(7, 1).expand(7, 4) % 5, y, "sum", include_self=False
         ),
         "costs more than PyTorch's atomics": lambda y, i: y.new_zeros(5, 4).scatter_reduce(

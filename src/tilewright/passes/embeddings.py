@@ -123,7 +123,7 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
     replace(total, table)
     sums.graph.erase_node(sums)
-    reason = "is added to the looked-up rows of the product, in place"
+    reason = "is added to the product in place, at the rows that were looked up"
     return Decision(name, sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
 
 
