@@ -82,7 +82,15 @@ def _normal(x: tl.tensor, PRECISE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     TERMS: tl.constexpr = LONG if PRECISE else SHORT
     COUNT: tl.constexpr = 9 if PRECISE else 5
     C: tl.constexpr = LONG_C if PRECISE else SHORT_C
-    t = reciprocal(tl.abs(x) * C + 1.0)
+    s = tl.abs(x)
+    if PRECISE:
+        # From 16 on h is 0. Newton's step would make NaN of an infinity.
+        s = tl.minimum(s, 16.0)
+    d = s * C + 1.0
+    t = reciprocal(d)
+    if PRECISE and not INTERPRETED:
+        # The instruction may be an ulp off, and h errs by four times as many as t: a step of Newton's method.
+        t = tl.fma(t, tl.fma(-d, t, 1.0), t)
     p = t * TERMS[0] + TERMS[1]
     for k in tl.static_range(2, COUNT):
         p = p * t + TERMS[k]
