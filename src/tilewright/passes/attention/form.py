@@ -30,7 +30,7 @@ from torch.fx import Graph, Node
 from tilewright.hardware.target import Language, Target
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention, Shape
-from tilewright.passes.attention.own import capped, check_capped
+from tilewright.passes.attention.own import check_own, needs_own_kernel, write_own
 from tilewright.passes.attention.spelling import (
     Operand,
     Refusal,
@@ -60,8 +60,8 @@ def check_form(attention: Attention, masking: Masking, target: Target) -> None:
         raise Refusal("empty tensors")
     rank, wanted = len(attention.lead) + 2, shapes[3].dtype
     on_gpu = target.runs_on_gpu(shapes[3].device)
-    if attention.softcap:
-        check_capped(attention, target)
+    if needs_own_kernel(attention):
+        check_own(attention, target)
     if on_gpu:
         _check_aligned(shapes[3], attention)
     for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
@@ -101,10 +101,10 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
             q, mask, top = _shifted(write, q, mask)
             signs.append(write.method("squeeze", top, -1))
     elif dropped is not None:
-        keeps = attention.softcap > 0
+        keeps = needs_own_kernel(attention)
         mask = write.call(torch.logical_not, dropped) if keeps else write.call(torch.where, dropped, -math.inf, 0.0)
-    if attention.softcap:
-        out = capped(write, (q, k, v), mask, masking.band, attention)
+    if needs_own_kernel(attention):
+        out = write_own(write, (q, k, v), mask, masking.band, attention)
     else:
         out, signs = _fused(write, q, k, v, mask, signs, masking, attention.scale, language)
     if signs:

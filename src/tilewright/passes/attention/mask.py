@@ -58,8 +58,12 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
         return Masking()
     if band == Band(None, 0) and same_shape((queries,), (keys,)):
         return Masking(causal=True, band=band, leaks=bool(attention.added))
-    if attention.softcap and band is not None and found.leaves_a_key(queries, keys):
+    sinks = attention.softmax.sink is not None
+    if band is not None and (sinks or (attention.softcap and found.leaves_a_key(queries, keys))):
         return Masking(band=band)
+    if sinks:
+        # A query that sees no key gives all its weight to the sink, and zeros, as it does fused.
+        return Masking(added=tuple(attention.added), filled=tuple(attention.filled))
     fills = {fill.value for fill in attention.filled}
     if len(fills) > 1 or (fills and attention.added and fills != {-math.inf}):
         raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")

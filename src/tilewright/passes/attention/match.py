@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
+from tilewright.passes.attention.sinks import sink_at
 from tilewright.passes.attention.spelling import (
     PRODUCTS,
     Operand,
@@ -97,7 +98,7 @@ class Attention:
 
 def match_attention(root: Node, scalar: Scalar) -> Attention:
     """The attention whose softmax ends in `root`."""
-    attention = Attention(softmax_at(root))
+    attention = Attention(sink_at(root) or softmax_at(root))
     _above(attention, scalar)
     _below(attention)
     _fold_query_and_key(attention, scalar)

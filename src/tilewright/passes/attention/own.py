@@ -3,6 +3,9 @@
     s = 50 · tanh(q @ k.mT · scale / 50)                 [B, H, N, N]
     y = softmax(s.masked_fill(j > i, -inf), -1) @ v      →   y = attention(q, k, v, right=0, scale, softcap=50)[0]
 
+    c = cat([q @ k.mT · scale, sink], -1)                    out, lse = attention(q, k, v, scale)
+    y = softmax(c, -1)[..., :-1] @ v                     →   y = out · sigmoid(lse - sink)
+
 Heads of keys that were repeated for the heads of queries are read once.
 """
 
@@ -18,7 +21,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.prefix import unrepeated
-from tilewright.passes.attention.spelling import Refusal, static, tensor_of
+from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
 from tilewright.passes.attention.visible import Band
 from tilewright.passes.attention.writer import Writer
 
@@ -26,34 +29,50 @@ WIDEST = 256
 """Head size of the widest rows that the kernels take."""
 
 
-def check_capped(attention: Attention, target: Target) -> None:
-    """Refuse scores under a soft cap that tilewright's kernels do not take, or where they were not measured."""
+def needs_own_kernel(attention: Attention) -> bool:
+    """Whether PyTorch has no fused kernel for what was written out."""
+    return attention.softcap > 0 or attention.softmax.sink is not None
+
+
+def check_own(attention: Attention, target: Target) -> None:
+    """Refuse what tilewright's kernels do not take, or where they were not measured."""
     result = tensor_of(attention.result)
+    sink = attention.softmax.sink
+    what = "tanh between the first product and the softmax" if sink is None else "a softmax over an attention sink"
     if target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
-        raise Refusal("tanh between the first product and the softmax: fused attention on a CPU has no soft cap")
+        raise Refusal(f"{what}, which fused attention on a CPU does not know")
     if result.dtype not in NARROW:
-        raise Refusal(f"tanh between the first product and the softmax in {result.dtype}: a soft cap is for 16 bits")
+        raise Refusal(f"{what} in {result.dtype}, and tilewright's kernels were measured in 16 bits")
     for operand in (attention.q, attention.v):
         depth = tensor_of(operand.node).shape[-1 if operand.order is None else operand.order[-1]]
         if not isinstance(depth, int) or depth > WIDEST:
             raise Refusal(f"a head size of {depth}: tilewright's kernels take up to {WIDEST}")
+    lead, weights = attention.lead, attention.weights_lead
+    if sink is not None and not (len(lead) == 2 and same_shape(lead, weights) and tensor_of(sink).dim() == 4):
+        raise Refusal("an attention sink of scores that are not [B, H, Nq, Nk]")
 
 
-def capped(
+def write_own(
     write: Writer, operands: tuple[Node, Node, Node], mask: Node | None, band: Band, attention: Attention
 ) -> Node:
-    """out [B, H, Nq, dv] of q, k and v [B, H, N, d], with `mask` added to the capped scores."""
+    """out [B, H, Nq, dv] of q, k and v [B, H, N, d], with `mask` on the scores."""
     import tilewright.kernels.attention.registered  # noqa: F401, what defines the operator
 
     q, k, v = operands
     if mask is not None:
         sizes = (*tensor_of(q).shape[:3], tensor_of(k).shape[2])
         if not static(sizes):
-            raise Refusal("a mask of capped scores whose sizes are dynamic")
+            raise Refusal("a mask whose sizes are dynamic")
         mask = write.method("expand", mask, *sizes)
     shared = unrepeated(k), unrepeated(v)
     if shared[0] is not k and shared[1] is not v:
         k, v = shared
     deterministic = torch.are_deterministic_algorithms_enabled()
     options = (mask, None, None, None, attention.scale, *band, attention.softcap, 0.0, 0, 0, deterministic, "auto")
-    return write.call(operator.getitem, write.call(torch.ops.tilewright.attention.default, q, k, v, *options), 0)
+    results = write.call(torch.ops.tilewright.attention.default, q, k, v, *options)
+    out = write.call(operator.getitem, results, 0)
+    if attention.softmax.sink is None:
+        return out
+    lse = write.method("unsqueeze", write.call(operator.getitem, results, 1), -1)
+    share = write.method("sigmoid", write.call(torch.sub, lse, attention.softmax.sink))
+    return write.method("to", write.call(torch.mul, out, share), tensor_of(out).dtype)

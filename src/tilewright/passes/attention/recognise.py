@@ -26,6 +26,7 @@ from tilewright.passes.attention.constants import CONSTANT, Constants
 from tilewright.passes.attention.form import check_form, write_attention
 from tilewright.passes.attention.mask import Masking, settle_masks
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
+from tilewright.passes.attention.sinks import sink_at
 from tilewright.passes.attention.spelling import (
     MODES,
     PRODUCTS,
@@ -99,8 +100,9 @@ def _divides(user: Node, exp: Node) -> bool:
 
 
 def _products_around(root: Node) -> tuple[Node, Node] | None:
-    above = product_above(root)
-    below = product_below(root) if above is not None else None
+    softmax = sink_at(root)
+    above = product_above(root if softmax is None else softmax.source)
+    below = product_below(root if softmax is None else softmax.result) if above is not None else None
     return None if above is None or below is None else (above, below)
 
 
@@ -131,6 +133,7 @@ def _decide(
     how = "with its mask" if masking.added or masking.filled else "unmasked"
     how = "causal" if masking.causal else "in a band" if masking.band != EVERYWHERE else how
     where = " within windows" if within else " under a soft cap" if attention.softcap else ""
+    where = " beside a sink" if attention.softmax.sink is not None else where
     reason = f"fused attention{where}, {how}: no N² tensor is written or saved"
     return Decision(
         "forward", producer, consumer, "taken", reason, saved, predicted, source=source, passed_by="attention"
@@ -196,6 +199,8 @@ def _needless(attention: Attention, masking: Masking) -> set[Node]:
     inside = {*attention.inside, attention.result}
     kept = {attention.q.node, attention.k.node, attention.v.node, *(x for _, x in attention.factors)}
     kept |= {term.mask for term in masking.added} | {fill.mask for fill in masking.filled}
+    if attention.softmax.sink is not None:
+        kept.add(attention.softmax.sink)
     doomed = set(inside)
 
     def leads_inside(node: Node) -> bool:

@@ -277,6 +277,8 @@ class Softmax:
     result: Node
     source: Node
     inside: tuple[Node, ...]
+    sink: Node | None = None
+    """[*lead, Nq, 1]: one more score of each row, whose weight meets no value; `result` is without it."""
 
 
 def softmax_at(node: Node) -> Softmax:

@@ -22,6 +22,7 @@ from tilewright.hardware.target import Target
 from tilewright.passes.attention.form import at_lead, operands, restored
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention
+from tilewright.passes.attention.own import needs_own_kernel
 from tilewright.passes.attention.spelling import static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -37,13 +38,9 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
     if not static(sizes) or target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
         return False
-    if (
-        masking.causal
-        or masking.filled
-        or attention.softcap
-        or prod(attention.lead) < FEWEST
-        or len(attention.lead) not in (1, 2, 3)
-    ):
+    if needs_own_kernel(attention) or masking.causal or masking.filled:
+        return False
+    if prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
         return False
     from tilewright.kernels.attention.window.triton import refuses
 

@@ -1,0 +1,65 @@
+"""A softmax over scores and one more column, an attention sink, whose weight meets no value (gpt-oss).
+
+c = cat([scores, sink], -1)                          [B, H, Nq, Nk + 1]
+w = softmax(c - c.max(-1, keepdim=True).values, -1)[..., :-1]
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from tilewright.passes.attention.spelling import Softmax, argument, example, row_statistic, same_shape, spelled
+
+BUT_LAST = slice(None, -1, None)
+
+
+def sink_at(root: Node) -> Softmax | None:
+    """The softmax that `root` computes over scores and a sink; None where it is no such."""
+    source, value = argument(root, 0, "input"), example(root)
+    if spelled(root) != "softmax" or value is None or argument(root, 1, "dim") not in (-1, value.dim() - 1):
+        return None
+    inside, result = [root], root
+    while isinstance(source, Node) and spelled(source) != "cat":
+        above = _above(source)
+        if above is None:
+            return None
+        inside += above[1]
+        source = above[0]
+    parts, dim = argument(source, 0, "tensors"), argument(source, 1, "dim")
+    if not isinstance(source, Node) or dim not in (-1, value.dim() - 1) or len(parts) != 2:
+        return None
+    scores, sink = parts
+    whole, column = example(scores), example(sink)
+    if whole is None or column is None or str(column.shape[-1]) != "1" or str(whole.shape[-1]) == "1":
+        return None
+    while not _leaves_last_out(result):
+        if result is not root and spelled(result) not in ("cast", "contiguous"):
+            return None
+        if len(result.users) != 1:
+            return None
+        result = next(iter(result.users))
+        inside.append(result)
+    kept = example(result)
+    if kept is None or not same_shape(kept.shape, whole.shape):
+        return None
+    return Softmax(result, scores, (*inside, source), sink)
+
+
+def _above(node: Node) -> tuple[Node, list[Node]] | None:
+    """What `node` casts, or takes the maxima of rows off of; and the nodes that are stepped over."""
+    first = argument(node, 0, "input")
+    if spelled(node) == "cast" and isinstance(first, Node):
+        return first, [node]
+    if spelled(node) == "sub" and len(node.args) == 2:
+        top = row_statistic(node.args[1], "max")
+        if top is not None and top[0] is first:
+            return top[0], [node, *top[1]]
+    return None
+
+
+def _leaves_last_out(node: Node) -> bool:
+    """Whether `node` is `weights[..., :-1]`."""
+    value, index = example(node), node.args[1] if spelled(node) == "getitem" else None
+    if value is None or not isinstance(index, tuple) or not index or index[-1] != BUT_LAST:
+        return False
+    return index[:-1] in ((Ellipsis,), (slice(None),) * (value.dim() - 1))
