@@ -130,7 +130,7 @@ def capped_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     [
         (masked_inside, torch.bfloat16, "after they were masked"),
         (capped_twice, torch.bfloat16, "capped again"),
-        (plain, torch.float32, "for 16 bits"),
+        (plain, torch.float32, "measured in 16 bits"),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )

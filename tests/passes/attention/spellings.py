@@ -308,6 +308,17 @@ def added_in_place(q, k, v, mask):
     return scores.softmax(-1) @ v
 
 
+def filled_low_then_added(q, k, v, mask):
+    shown = torch.ones(N, N, dtype=torch.bool).tril()
+    scores = torch.where(shown, q @ k.mT, torch.finfo(q.dtype).min)
+    return (scores + mask).softmax(-1) @ v
+
+
+def added_then_filled_low(q, k, v, mask):
+    scores = q @ k.mT + mask
+    return scores.masked_fill(mask > 1, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+
 def filled_low(q, k, v, drop):
     return (q @ k.mT / math.sqrt(D)).masked_fill(drop, torch.finfo(q.dtype).min).softmax(-1) @ v
 
@@ -342,6 +353,11 @@ def filled_batch(q, k, v, drop):
     return (q[:, 0] @ k[:, 0].mT).masked_fill(drop, -1e9).softmax(-1) @ v[:, 0]
 
 
+def two_known_fills(q, k, v, _):
+    scores = (q @ k.mT).masked_fill(torch.ones(N, N).triu(2) == 1, -1e9)
+    return scores.masked_fill(torch.ones(N, N).tril(-3) == 1, -INF).softmax(-1) @ v
+
+
 def window(q, k, v, mask):
     i = torch.arange(N)
     near = (i[:, None] - i[None, :]).abs() <= 2
@@ -368,7 +384,9 @@ MASKED: list[tuple[Function, Tensor]] = [
     (filled_padding, NO_KEEP), (filled_causal_padding, LONG_KEEP), (filled_causal_padding, NO_KEEP),
     (filled_and_added, FLOAT_MASK), (added, LOW_ROWS), (added, LOW_ROWS * 1e5),
     (filled_batch, DROPPED_ROW), (filled_batch, DROPPED_ROW.expand(B, N, N)),
-    (window, FLOAT_MASK), (filled_in_place, DROPPED_ROW), (added_in_place, LOST_ROW),
+    (window, FLOAT_MASK), (two_known_fills, FLOAT_MASK),
+    (filled_in_place, DROPPED_ROW), (filled_low_then_added, FLOAT_MASK),
+    (added_then_filled_low, FLOAT_MASK), (added_in_place, LOST_ROW),
 ]  # fmt: skip
 
 
@@ -396,6 +414,15 @@ def causal_in_fp32(q, k, v):
     return scores.softmax(-1).to(v.dtype) @ v
 
 
+def gpt_neo(q, k, v):
+    """As transformers writes it, a mask of its own beside the causal one."""
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2))
+    lowest = torch.tensor(torch.finfo(scores.dtype).min, dtype=scores.dtype)
+    scores = torch.where(torch.ones(N, N, dtype=torch.bool).tril()[None, None], scores, lowest)
+    scores = scores + torch.full((N, N), torch.finfo(q.dtype).min, dtype=q.dtype).triu(1)
+    return torch.matmul(F.softmax(scores, dim=-1).to(v.dtype), v)
+
+
 def in_autocast(q, k, v):
     with torch.autocast("cpu", torch.bfloat16):
         return torch.softmax(q @ k.mT / math.sqrt(D), -1) @ v
@@ -407,6 +434,7 @@ IN_FP32 = [
     (scores_in_fp32, plain),
     (all_in_fp32, plain),
     (causal_in_fp32, causal_tril),
+    (gpt_neo, causal_tril),
 ]
 
 
@@ -482,7 +510,7 @@ def mask_of_scores(q, k, v):
 
 
 def two_fills(q, k, v):
-    scores = (q @ k.mT).masked_fill(torch.ones(N, N).triu(2) == 1, -1e9)
+    scores = (q @ k.mT).masked_fill(v[..., :1].mT > 1, -1e9)
     return scores.masked_fill(torch.ones(N, N).tril(-3) == 1, -INF).softmax(-1) @ v
 
 

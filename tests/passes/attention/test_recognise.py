@@ -30,6 +30,7 @@ from tests.passes.attention.spellings import (
     H,
     N,
     added,
+    added_then_filled_low,
     added_to_rows_and_views,
     causal_tril,
     causal_triu,
@@ -37,6 +38,7 @@ from tests.passes.attention.spellings import (
     einsum_sequence_first,
     filled,
     filled_low,
+    filled_low_then_added,
     filled_where,
     in_autocast,
     plain,
@@ -259,6 +261,21 @@ def test_row_masked_by_the_lowest_number() -> None:
     exact = value_and_gradients(added, inputs, torch.float64)
     assert compiled.taken()
     check_numbers(actual[::3], eager[::3], exact[::3])  # the output and the gradient of v
+
+
+def test_row_that_masks_hide_in_two_ways() -> None:
+    """What is hidden once has all the weight, as in eager."""
+    mask = torch.zeros(N, N)
+    mask[4, :4] = torch.finfo(torch.float32).min
+    mask[5, :6] = -INF
+    mask[6] = -INF
+    for fn in (filled_low_then_added, added_then_filled_low):
+        for shown in (mask, mask.masked_fill(torch.eye(N) > 0, 2.0)):
+            inputs = [*heads(), shown]
+            compiled = Compiled(fn)
+            actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
+            assert compiled.taken()
+            torch.testing.assert_close(actual, eager, equal_nan=True)
 
 
 @pytest.mark.parametrize(("fn", "reason"), REFUSED, ids=lambda x: getattr(x, "__name__", ""))

@@ -21,15 +21,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
-from math import prod
 
 import torch
 from torch.fx import Graph, Node
 
 from tilewright.hardware.target import Language, Target
+from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking
-from tilewright.passes.attention.match import Attention, Shape
+from tilewright.passes.attention.mask_tensors import added_mask, dropped_keys, mask_in_order, shifted
+from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.own import check_own, needs_own_kernel, write_own
 from tilewright.passes.attention.spelling import (
     Operand,
@@ -44,14 +44,9 @@ from tilewright.passes.attention.spelling import (
 from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.writer import Writer
 
-ABSORBING = -1e17
-"""A mask value below which a score of ordinary size is lost in the sum, even in float64."""
-
 
 def check_form(attention: Attention, masking: Masking, target: Target) -> None:
     """Refuse what the fused kernels do not support. Raises before the graph is changed."""
-    if any(tensor_of(term.mask).requires_grad for term in masking.added):
-        raise Refusal("the added mask needs a gradient, for which PyTorch has no fused attention")
     shapes = [tensor_of(x) for x in (attention.q.node, attention.k.node, attention.v.node, attention.result)]
     devices = {x.device.type for x in shapes}
     if devices not in ({"cpu"}, {"cuda"}):
@@ -60,17 +55,28 @@ def check_form(attention: Attention, masking: Masking, target: Target) -> None:
         raise Refusal("empty tensors")
     rank, wanted = len(attention.lead) + 2, shapes[3].dtype
     on_gpu = target.runs_on_gpu(shapes[3].device)
-    if needs_own_kernel(attention):
+    own = needs_own_kernel(attention, masking, target.language_of(shapes[3].device))
+    if own:
         check_own(attention, target)
+    if any(tensor_of(term.mask).requires_grad for term in masking.added):
+        _check_trained(attention, own, on_gpu)
     if on_gpu:
         _check_aligned(shapes[3], attention)
     for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
         value = tensor_of(mask)
         if value.dim() == 0 or value.dim() > rank or (rank > 4 and value.dim() > 2):
             raise Refusal(f"a mask of {value.dim()} axes for scores of {rank}")
-        widest = wanted if on_gpu else torch.promote_types(wanted, torch.float32)
+        widest = wanted if on_gpu and not own else torch.promote_types(wanted, torch.float32)
         if value.dtype != torch.bool and torch.promote_types(value.dtype, widest) != widest:
             raise Refusal(f"a mask in {value.dtype} for attention in {wanted}")
+
+
+def _check_trained(attention: Attention, own: bool, on_gpu: bool) -> None:
+    """Refuse an added mask whose gradient no fused kernel gives; PyTorch's memory-efficient one does (`acceptable`)."""
+    sizes = (*tensor_of(attention.scores).shape, *attention.lead)
+    is_narrow = tensor_of(attention.result).dtype in NARROW
+    if own or not on_gpu or not is_narrow or not static(sizes):
+        raise Refusal("the added mask needs a gradient, for which there is no fused attention")
 
 
 def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
@@ -89,21 +95,24 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
     q, k, v = operands(write, attention)
     value_depth = tensor_of(v).shape[-1]
     q, k, v = _of_one_depth(write, q, k, v)
-    dropped, mask = _dropped(write, masking, attention.lead), None
+    dropped, mask = None if masking.in_order else dropped_keys(write, masking, attention.lead), None
     signs: list[Node] = []
     language = target.language_of(tensor_of(q).device)
+    own = needs_own_kernel(attention, masking, language)
     if language == "c++" or not masking.steady:
         wide = torch.promote_types(tensor_of(q).dtype, torch.float32)
         signs.append(write.method("sum", write.method("detach", q), -1, dtype=wide))
-    if masking.added:
-        mask = _added(write, masking, dropped, attention.lead, language)
+    if masking.added or masking.in_order:
+        if masking.in_order:
+            mask = mask_in_order(write, masking, attention.lead)
+        else:
+            mask = added_mask(write, masking, dropped, attention.lead, language)
         if not masking.steady:
-            q, mask, top = _shifted(write, q, mask)
+            q, mask, top = shifted(write, q, mask)
             signs.append(write.method("squeeze", top, -1))
     elif dropped is not None:
-        keeps = needs_own_kernel(attention)
-        mask = write.call(torch.logical_not, dropped) if keeps else write.call(torch.where, dropped, -math.inf, 0.0)
-    if needs_own_kernel(attention):
+        mask = write.call(torch.logical_not, dropped) if own else write.call(torch.where, dropped, -math.inf, 0.0)
+    if own:
         out = write_own(write, (q, k, v), mask, masking.band, attention)
     else:
         out, signs = _fused(write, q, k, v, mask, signs, masking, attention.scale, language)
@@ -171,82 +180,6 @@ def _of_one_depth(write: Writer, q: Node, k: Node, v: Node) -> tuple[Node, Node,
             v = write.call(torch.nn.functional.pad, v, (0, -missing))
     q, k, v = (x if str(tensor_of(x).stride(-1)) == "1" else write.method("contiguous", x) for x in (q, k, v))
     return q, k, v
-
-
-def at_lead(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
-    """A mask that broadcasts against scores [*own, Nq, Nk] as one that does against the same viewed [*lead, Nq, Nk].
-
-    `lead` splits axes of `own`: [B H, 1, Nk] becomes [B, H, 1, Nk].
-    """
-    if same_shape(own, lead):
-        return mask
-    if not static((*own, *lead)) or prod(own) != prod(lead):
-        raise Refusal("masks are applied to scores of different shapes")
-    for _ in range(len(own) + 2 - tensor_of(mask).dim()):
-        mask = write.method("unsqueeze", mask, 0)
-    sizes, rest = list[int](), list(map(int, lead))
-    for size, held in zip(own, tensor_of(mask).shape, strict=False):
-        parts: list[int] = []
-        while prod(parts) < size:
-            parts.append(rest.pop(0))
-        if prod(parts) != size:
-            raise Refusal("masks are applied to scores of different shapes")
-        sizes += parts if held == size else [1] * len(parts)
-    sizes += rest  # ones
-    return write.method("reshape", mask, *sizes, *tensor_of(mask).shape[-2:])
-
-
-def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
-    """A mask that broadcasts against scores of `rank` axes as one of 2 or 4 axes."""
-    axes = tensor_of(mask).dim()
-    if axes == 1:
-        return write.method("unsqueeze", mask, 0)
-    return write.method("unsqueeze", mask, 1 if rank == 3 else 0) if axes == 3 else mask
-
-
-def _dropped(write: Writer, masking: Masking, lead: Shape) -> Node | None:
-    """Where keys are dropped by filling (True), [Nq, Nk] or [B, H, Nq, Nk]."""
-
-    def masks() -> Iterator[Node]:
-        for filled in masking.filled:
-            mask = _to_rank_four(write, at_lead(write, filled.mask, filled.lead, lead), len(lead) + 2)
-            yield write.call(torch.logical_not, mask) if filled.inverted else mask
-
-    return write.joined(torch.logical_or, masks()) if masking.filled else None
-
-
-def _added(write: Writer, masking: Masking, dropped: Node | None, lead: Shape, language: Language) -> Node:
-    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk].
-
-    In fp32 or wider, but for a GPU where it is no more than a sum: that rounds once to the dtype that kernels take, and
-    the kernels that read it find what is added and what is hidden (`visible`).
-    """
-    dtypes = {tensor_of(term.mask).dtype for term in masking.added}
-    is_sum = masking.steady and len(dtypes) == 1 and all(term.times == 1 for term in masking.added)
-    as_given = is_sum and language != "c++"
-
-    def masks() -> Iterator[Node]:
-        for term in masking.added:
-            mask = _to_rank_four(write, at_lead(write, term.mask, term.lead, lead), len(lead) + 2)
-            wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
-            if not as_given and tensor_of(mask).dtype != wide:
-                mask = write.method("to", mask, wide)
-            yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
-
-    added = write.joined(torch.add, masks())
-    return added if dropped is None else write.method("masked_fill", added, dropped, -math.inf)
-
-
-def _shifted(write: Writer, q: Node, mask: Node) -> tuple[Node, Node, Node]:
-    """The mask less its row maxima [..., Nq, 1], to which softmax is invariant; q; those maxima.
-
-    Backward recomputes weights as exp(s + mask - lse). In a row masked by -1e9 throughout, the
-    lse would round to -1e9 and every weight to 1. Where the maximum is so low that adding it
-    leaves nothing of the scores even in float64, the weights follow the mask alone: q becomes 0.
-    """
-    top = write.method("amax", mask, -1, keepdim=True)
-    absorbed = write.call(torch.logical_and, write.call(torch.le, top, ABSORBING), write.call(torch.isfinite, top))
-    return write.call(torch.where, absorbed, 0.0, q), write.call(torch.sub, mask, top), top
 
 
 def _fused(

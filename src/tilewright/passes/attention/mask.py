@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -19,6 +19,8 @@ from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Fill
 from tilewright.passes.attention.spelling import Refusal, same_shape, tensor_of
 from tilewright.passes.attention.visible import ALL, EVERYWHERE, Band, Visible, added, both, hidden, shown
 
+ABSORBING = -1e17
+"""A mask value below which a score of ordinary size is lost in the sum, even in float64."""
 STEADY = 32.0
 """Masks whose row maxima stay within this do not cost the log-sum-exp its last bits."""
 STEADY_NARROW = 2048.0
@@ -39,6 +41,8 @@ class Masking:
     filled: tuple[Filled, ...] = ()
     steady: bool = True
     """Whether what is added is known to leave every row a key, and that one near 0."""
+    in_order: tuple[Added | Filled, ...] = ()
+    """What `added` and `filled` have, from the first on, where a row may be left without a key in several ways."""
     some_row_dropped: bool = False
     """Whether `filled` may leave a row without any key."""
 
@@ -64,15 +68,21 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
     if sinks:
         # A query that sees no key gives all its weight to the sink, and zeros, as it does fused.
         return Masking(added=tuple(attention.added), filled=tuple(attention.filled))
-    fills = {fill.value for fill in attention.filled}
-    if len(fills) > 1 or (fills and attention.added and fills != {-math.inf}):
-        raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
-    return Masking(
+    several = attention.filled and (attention.added or len({fill.value for fill in attention.filled}) > 1)
+    steady = not attention.added or _is_bounded(attention, filled, constants)
+    leaves_keys = not filled.kept and filled.leaves_a_key(queries, keys)
+    masking = Masking(
         added=tuple(attention.added),
         filled=tuple(attention.filled),
-        steady=not attention.added or _is_bounded(attention, constants),
-        some_row_dropped=bool(filled.kept) or not filled.leaves_a_key(queries, keys),
+        steady=steady,
+        some_row_dropped=not leaves_keys,
     )
+    if several and not (leaves_keys and steady) and {fill.value for fill in attention.filled} != {-math.inf}:
+        if any(fill.value > ABSORBING for fill in attention.filled):
+            raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
+        ordered = sorted((*attention.added, *attention.filled), key=lambda term: -term.later)
+        return replace(masking, in_order=tuple(ordered), steady=False)
+    return masking
 
 
 def _all(parts: Iterable[Visible]) -> Visible:
@@ -90,13 +100,15 @@ def _unfilled(fill: Filled, constants: Constants) -> Visible:
     return hidden(fill.mask, constants) or Visible(ALL, kept=(fill.mask,))
 
 
-def _is_bounded(attention: Attention, constants: Constants) -> bool:
+def _is_bounded(attention: Attention, filled: Visible, constants: Constants) -> bool:
     """Whether constants that are added, alike for every head or not, leave every row a key and keep it near 0."""
     narrow = tensor_of(attention.result).itemsize == 2
-    most, hidden = 0.0, torch.zeros((), dtype=torch.bool)
+    if filled.kept or filled.places != EVERYWHERE:
+        return False
+    most, hidden = 0.0, ~filled.known if not filled.known.all() else torch.zeros((), dtype=torch.bool)
     for term in attention.added:
         value = constants.value(term.mask)
-        if value is None or attention.filled:
+        if value is None:
             return False
         value = once(value).float() * term.times
         shown = value > NEGLIGIBLE

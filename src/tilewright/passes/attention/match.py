@@ -49,6 +49,8 @@ class Added:
     times: float
     lead: Shape
     """The leading axes of the scores that it is added to."""
+    later: int
+    """How many masks follow it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Filled:
     inverted: bool
     value: float
     lead: Shape
-    """As of `Added`."""
+    later: int
+    """Both as of `Added`."""
 
 
 @dataclass
@@ -215,7 +218,7 @@ class _Walk:
     def add(self, mask: Node, times: float, node: Node) -> None:
         """`node` adds `times · mask` to the scores; `self.found.scale` is what multiplies the sum later."""
         lead = self._masked_at(node)
-        self.found.added.append(Added(mask, times * self.found.scale, lead))
+        self.found.added.append(Added(mask, times * self.found.scale, lead, self._later()))
 
     def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
         number = self.scalar(value)
@@ -228,7 +231,7 @@ class _Walk:
         if not (number <= NEGLIGIBLE or number <= lowest * self.found.scale):
             raise Refusal(f"scores filled with {number:g} keep some weight")
         lead = self._masked_at(node)
-        self.found.filled.append(Filled(mask, inverted, number, lead))
+        self.found.filled.append(Filled(mask, inverted, number, lead, self._later()))
         return x
 
     def _where(self, node: Node) -> Node:
@@ -238,6 +241,9 @@ class _Walk:
         if isinstance(x, Node) and self.scalar(x) is None:
             return self._fill(node, x, condition, True, other)
         return self._fill(node, other, condition, False, x)
+
+    def _later(self) -> int:
+        return len(self.found.added) + len(self.found.filled)
 
     def _masked_at(self, node: Node) -> Shape:
         if self.found.factors or self.found.softcap:

@@ -6,7 +6,8 @@
     c = cat([q @ k.mT · scale, sink], -1)                    out, lse = attention(q, k, v, scale)
     y = softmax(c, -1)[..., :-1] @ v                     →   y = out · sigmoid(lse - sink)
 
-Heads of keys that were repeated for the heads of queries are read once.
+A mask in fp32 for products of 16 bits is one of these: PyTorch's kernels would round it. Heads of keys
+that were repeated for the heads of queries are read once.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import operator
 import torch
 from torch.fx import Node
 
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
+from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
@@ -29,16 +31,20 @@ WIDEST = 256
 """Head size of the widest rows that the kernels take."""
 
 
-def needs_own_kernel(attention: Attention) -> bool:
-    """Whether PyTorch has no fused kernel for what was written out."""
-    return attention.softcap > 0 or attention.softmax.sink is not None
+def needs_own_kernel(attention: Attention, masking: Masking, language: Language) -> bool:
+    """Whether PyTorch's fused kernels do not compute what was written out, or would round its mask."""
+    if attention.softcap > 0 or attention.softmax.sink is not None:
+        return True
+    is_narrow = language == "triton" and tensor_of(attention.result).dtype in NARROW
+    return is_narrow and any(tensor_of(term.mask).dtype == torch.float32 for term in masking.added)
 
 
 def check_own(attention: Attention, target: Target) -> None:
     """Refuse what tilewright's kernels do not take, or where they were not measured."""
     result = tensor_of(attention.result)
     sink = attention.softmax.sink
-    what = "tanh between the first product and the softmax" if sink is None else "a softmax over an attention sink"
+    what = "a softmax over an attention sink" if sink is not None else "a mask in torch.float32"
+    what = "tanh between the first product and the softmax" if attention.softcap else what
     if target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
         raise Refusal(f"{what}, which fused attention on a CPU does not know")
     if result.dtype not in NARROW:

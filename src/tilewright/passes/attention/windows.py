@@ -19,10 +19,10 @@ import torch
 from torch.fx import Graph, Node
 
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.form import at_lead, operands, restored
+from tilewright.passes.attention.form import operands, restored
 from tilewright.passes.attention.mask import Masking
+from tilewright.passes.attention.mask_tensors import at_lead
 from tilewright.passes.attention.match import Attention
-from tilewright.passes.attention.own import needs_own_kernel
 from tilewright.passes.attention.spelling import static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -38,7 +38,7 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
     if not static(sizes) or target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
         return False
-    if needs_own_kernel(attention) or masking.causal or masking.filled:
+    if attention.softcap or attention.softmax.sink is not None or masking.causal or masking.filled:
         return False
     if prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
         return False

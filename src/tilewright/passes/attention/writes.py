@@ -14,26 +14,31 @@ from collections.abc import Callable
 from torch.fx import GraphModule, Node
 
 from tilewright.passes.attention.match import product_above, product_below
-from tilewright.passes.attention.spelling import MODES, memory_of, same_shape, spelled, tensor_of
+from tilewright.passes.attention.spelling import example, memory_of, same_shape, spelled, tensor_of
 from tilewright.passes.attention.writer import Writer
 
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "iadd": operator.add, "isub": operator.sub, "imul": operator.mul, "itruediv": operator.truediv,
 }  # fmt: skip
 METHODS = frozenset({"add_", "sub_", "mul_", "div_", "masked_fill_", "tanh_"})
-SWITCHES = MODES - {"_enter_autocast", "_exit_autocast"}
 
 
 def write_scores_apart(gm: GraphModule) -> None:
     """Rewrite `gm`, a torch-level graph from Dynamo, in place: in-place calls between two matrix products."""
     nodes = list(gm.graph.nodes)
-    # Where gradients are off a write keeps the gradient that the tensor has, and a new tensor has none.
-    if any(spelled(node) in SWITCHES for node in nodes):
+    if any(spelled(node) == "_enter_inference_mode" for node in nodes):
         return
     places = {node: place for place, node in enumerate(nodes)}
+    enabled = True
     for node in nodes:
+        if spelled(node) == "_set_grad_enabled":
+            enabled = node.args[0] is True
         written = node.args[0] if node.args and spelled(node) in (*FUNCTIONS, *METHODS) else None
-        if isinstance(written, Node) and _is_between_products(node, written) and _is_seen_alone(node, written, places):
+        # Where gradients are off a write keeps the gradient that the tensor has, and a new tensor has none.
+        value = example(written)
+        if not isinstance(written, Node) or value is None or (value.requires_grad and not enabled):
+            continue
+        if _is_between_products(node, written) and _is_seen_alone(node, written, places):
             _write_apart(node, written, places)
 
 

@@ -1,0 +1,111 @@
+"""The tensors that the fused form of an attention masks by, written into a torch-level graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from math import prod
+
+import torch
+from torch.fx import Node
+
+from tilewright.hardware.target import Language
+from tilewright.passes.attention.mask import ABSORBING, Masking
+from tilewright.passes.attention.match import Added, Shape
+from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
+from tilewright.passes.attention.writer import Writer
+
+
+def at_lead(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
+    """A mask that broadcasts against scores [*own, Nq, Nk] as one that does against the same viewed [*lead, Nq, Nk].
+
+    `lead` splits axes of `own`: [B H, 1, Nk] becomes [B, H, 1, Nk].
+    """
+    if same_shape(own, lead):
+        return mask
+    if not static((*own, *lead)) or prod(own) != prod(lead):
+        raise Refusal("masks are applied to scores of different shapes")
+    for _ in range(len(own) + 2 - tensor_of(mask).dim()):
+        mask = write.method("unsqueeze", mask, 0)
+    sizes, rest = list[int](), list(map(int, lead))
+    for size, held in zip(own, tensor_of(mask).shape, strict=False):
+        parts: list[int] = []
+        while prod(parts) < size:
+            parts.append(rest.pop(0))
+        if prod(parts) != size:
+            raise Refusal("masks are applied to scores of different shapes")
+        sizes += parts if held == size else [1] * len(parts)
+    sizes += rest  # ones
+    return write.method("reshape", mask, *sizes, *tensor_of(mask).shape[-2:])
+
+
+def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
+    """A mask that broadcasts against scores of `rank` axes as one of 2 or 4 axes."""
+    axes = tensor_of(mask).dim()
+    if axes == 1:
+        return write.method("unsqueeze", mask, 0)
+    return write.method("unsqueeze", mask, 1 if rank == 3 else 0) if axes == 3 else mask
+
+
+def dropped_keys(write: Writer, masking: Masking, lead: Shape) -> Node | None:
+    """Where keys are dropped by filling (True), [Nq, Nk] or [B, H, Nq, Nk]."""
+
+    def masks() -> Iterator[Node]:
+        for filled in masking.filled:
+            mask = _to_rank_four(write, at_lead(write, filled.mask, filled.lead, lead), len(lead) + 2)
+            yield write.call(torch.logical_not, mask) if filled.inverted else mask
+
+    return write.joined(torch.logical_or, masks()) if masking.filled else None
+
+
+def added_mask(write: Writer, masking: Masking, dropped: Node | None, lead: Shape, language: Language) -> Node:
+    """The mask to add, [Nq, Nk] or [B, H, Nq, Nk].
+
+    In fp32 or wider, but for a GPU where it is no more than a sum: that rounds once to the dtype that kernels take, and
+    the kernels that read it find what is added and what is hidden (`visible`).
+    """
+    dtypes = {tensor_of(term.mask).dtype for term in masking.added}
+    is_sum = masking.steady and len(dtypes) == 1 and all(term.times == 1 for term in masking.added)
+    as_given = is_sum and language != "c++"
+
+    def masks() -> Iterator[Node]:
+        for term in masking.added:
+            mask = _to_rank_four(write, at_lead(write, term.mask, term.lead, lead), len(lead) + 2)
+            wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
+            if not as_given and tensor_of(mask).dtype != wide:
+                mask = write.method("to", mask, wide)
+            yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+
+    added = write.joined(torch.add, masks())
+    return added if dropped is None else write.method("masked_fill", added, dropped, -math.inf)
+
+
+def mask_in_order(write: Writer, masking: Masking, lead: Shape) -> Node:
+    """What the masks make of scores 0, in fp32 or wider, [Nq, Nk] or [B, H, Nq, Nk].
+
+    Numbers that scores are filled with may be added: beside a score they are absorbing.
+    """
+    total: Node | float = 0.0
+    for term in masking.in_order:
+        mask = _to_rank_four(write, at_lead(write, term.mask, term.lead, lead), len(lead) + 2)
+        if isinstance(term, Added):
+            mask = write.method("to", mask, torch.promote_types(tensor_of(mask).dtype, torch.float32))
+            mask = mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+            total = mask if isinstance(total, float) else write.call(torch.add, total, mask)
+        else:
+            shown, hidden = (total, term.value) if not term.inverted else (term.value, total)
+            total = write.call(torch.where, mask, hidden, shown)
+    assert isinstance(total, Node)
+    return total
+
+
+def shifted(write: Writer, q: Node, mask: Node) -> tuple[Node, Node, Node]:
+    """The mask less its row maxima [..., Nq, 1], to which softmax is invariant; q; those maxima.
+
+    Backward recomputes weights as exp(s + mask - lse). In a row masked by -1e9 throughout, the
+    lse would round to -1e9 and every weight to 1. Where the maximum is so low that adding it
+    leaves nothing of the scores even in float64, the weights follow the mask alone: q becomes 0.
+    """
+    top = write.method("amax", write.method("detach", mask), -1, keepdim=True)
+    absorbed = write.call(torch.logical_and, write.call(torch.le, top, ABSORBING), write.call(torch.isfinite, top))
+    return write.call(torch.where, absorbed, 0.0, q), write.call(torch.sub, mask, top), top
