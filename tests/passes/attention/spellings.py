@@ -62,6 +62,17 @@ def einsum_sequence_first(q, k, v):
     return torch.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
+def einsum_one_key_head(q, k, v):
+    weights = torch.einsum("bhid,bjd->bhij", q, k[:, 0]).softmax(-1)
+    return torch.einsum("bhij,bjd->bhid", weights, v[:, 0])
+
+
+def einsum_grouped(q, k, v):
+    q = q.unflatten(1, (1, H))
+    weights = torch.einsum("bghqd,bgkd->bghqk", q, k[:, :1]).softmax(-1)
+    return torch.einsum("bghqk,bgkd->bqghd", weights, v[:, :1]).flatten(2)
+
+
 def einsum_reversed(q, k, v):
     weights = torch.einsum("bhkd,bhqd->bhqk", [k, q]).softmax(-1)
     return torch.einsum("bhkd, bhqk -> bqhd", v, weights).reshape(B, N, H * D)
@@ -189,7 +200,7 @@ def in_place_views(q, k, v):
 
 SPELLINGS: list[Function] = [
     plain, functional, methods, module_softmax, scaled_key, scaled_both, tensor_scale, number_first,
-    einsum_sequence_first, einsum_reversed, batched, baddbmm, one_head_mm,
+    einsum_sequence_first, einsum_one_key_head, einsum_grouped, einsum_reversed, batched, baddbmm, one_head_mm,
     three_axes, five_axes, given_transposed, half_depth_values, half_depth_keys, grouped_repeat,
     grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values,
     log_softmax, logsumexp, stabilised, dropout_off, value_written_first, merged_heads, viewed_scores,
@@ -353,7 +364,7 @@ def filled_batch(q, k, v, drop):
     return (q[:, 0] @ k[:, 0].mT).masked_fill(drop, -1e9).softmax(-1) @ v[:, 0]
 
 
-def two_known_fills(q, k, v, _):
+def two_known_fills(q, k, v):
     scores = (q @ k.mT).masked_fill(torch.ones(N, N).triu(2) == 1, -1e9)
     return scores.masked_fill(torch.ones(N, N).tril(-3) == 1, -INF).softmax(-1) @ v
 
@@ -384,7 +395,7 @@ MASKED: list[tuple[Function, Tensor]] = [
     (filled_padding, NO_KEEP), (filled_causal_padding, LONG_KEEP), (filled_causal_padding, NO_KEEP),
     (filled_and_added, FLOAT_MASK), (added, LOW_ROWS), (added, LOW_ROWS * 1e5),
     (filled_batch, DROPPED_ROW), (filled_batch, DROPPED_ROW.expand(B, N, N)),
-    (window, FLOAT_MASK), (two_known_fills, FLOAT_MASK),
+    (window, FLOAT_MASK),
     (filled_in_place, DROPPED_ROW), (filled_low_then_added, FLOAT_MASK),
     (added_then_filled_low, FLOAT_MASK), (added_in_place, LOST_ROW),
 ]  # fmt: skip

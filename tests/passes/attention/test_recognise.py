@@ -44,6 +44,7 @@ from tests.passes.attention.spellings import (
     plain,
     softmax_in_fp32,
     training_dropout,
+    two_known_fills,
     written_softmax,
 )
 from tilewright.hardware.target import target_named
@@ -261,6 +262,10 @@ def test_row_masked_by_the_lowest_number() -> None:
     exact = value_and_gradients(added, inputs, torch.float64)
     assert compiled.taken()
     check_numbers(actual[::3], eager[::3], exact[::3])  # the output and the gradient of v
+
+
+def test_masks_that_hide_in_two_ways_and_leave_every_row_a_key() -> None:
+    check_fused(two_known_fills, with_gradients(heads(torch.bfloat16)))
 
 
 def test_row_that_masks_hide_in_two_ways() -> None:

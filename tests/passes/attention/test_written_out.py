@@ -90,6 +90,17 @@ def in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.softmax(-1) @ v
 
 
+def one_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Einsum leaves the axis of heads out; the kernel reads one head for all."""
+    weights = torch.einsum("bhid,bjd->bhij", q * SCALE, k[:, 0]).softmax(-1)
+    return torch.einsum("bhij,bjd->bhid", weights, v[:, 0])
+
+
+def grouped_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q.unflatten(1, (4, 4))
+    return (((q * SCALE) @ k[:, :4, None].mT).softmax(-1) @ v[:, :4, None]).flatten(1, 2)
+
+
 OURS = ["tilewright.attention.default", "tilewright.attention_backward.default"]
 CUDNN, EFFICIENT = (
     [f"aten._scaled_dot_product_{name}_attention{way}.default" for way in ("", "_backward")]
@@ -106,6 +117,8 @@ CUDNN, EFFICIENT = (
         (alibi, OURS),
         (softcap, OURS),
         (in_place, OURS),
+        (one_key_head, OURS),
+        (grouped_heads, OURS),
     ],
     ids=lambda x: getattr(x, "__name__", type(x).__name__),
 )
@@ -115,6 +128,9 @@ def test_what_runs_on_an_h200(function: Function, kernels: list[str]) -> None:
     assert plan is not None
     calls = [what for _, _, what in plan.launches() if "attention" in what or "bmm" in what or "softmax" in what]
     assert calls == kernels
+    if function in (one_key_head, grouped_heads):
+        (call,) = (n for g in plan.graphs[:1] for n in g.graph.nodes if str(n.target) == OURS[0])
+        assert call.args[1].meta["val"].shape[:2] == ((B, 1) if function is one_key_head else (4 * B, 1))
 
 
 def test_a_trained_bias_of_written_out_attention_has_its_gradient() -> None:

@@ -141,7 +141,14 @@ def operands(write: Writer, attention: Attention) -> tuple[Node, Node, Node]:
 
 
 def _ordered(write: Writer, operand: Operand) -> Node:
-    return operand.node if operand.order is None else write.method("permute", operand.node, *operand.order)
+    x, order = operand.node, operand.order
+    if order is None:
+        return x
+    present = [axis for axis in order if axis >= 0]
+    x = x if present == sorted(present) else write.method("permute", x, *present)
+    for axis in (place for place, held in enumerate(order) if held < 0):
+        x = write.method("unsqueeze", x, axis)
+    return x
 
 
 def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
@@ -149,13 +156,17 @@ def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], atten
     wanted = tensor_of(attention.result).dtype
     if tensor_of(x).dtype != wanted:
         x = write.method("to", x, wanted)
-    matrix = tuple(tensor_of(x).shape[-2:])
+    *own, queries, depth = tensor_of(x).shape
+    matrix, rank = (queries, depth), len(attention.lead) + 2
+    if len(own) > 1 and own[-1] == 1 and same_shape((*own[:-1], lead[-1]), attention.lead) and static(lead):
+        # Heads that share this one are the last to be expanded, and can be told from others.
+        return write.method("expand", _of_four_axes(write, x, rank), -1, lead[-1], *matrix)
     for target, how in ((lead, "expand"), (attention.lead, "reshape")):
         if not same_shape(tensor_of(x).shape[:-2], target):
             if not static((*target, *matrix)):
                 raise Refusal("heads are broadcast or reshaped over dynamic sizes")
             x = write.method(how, x, *target, *matrix)
-    return _of_four_axes(write, x, len(attention.lead) + 2)
+    return _of_four_axes(write, x, rank)
 
 
 def _of_four_axes(write: Writer, x: Node, rank: int) -> Node:

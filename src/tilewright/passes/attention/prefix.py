@@ -97,14 +97,18 @@ def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
 def unrepeated(node: Node) -> Node:
     """x [B, H, S, D] of a tensor that has each of its heads several times in a row; else the node itself.
 
-    Such as `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)` or `repeat_interleave(x, n, 1)`, in either kind
-    of graph.
+    Such as `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)`, `repeat_interleave(x, n, 1)` or, of one head,
+    `x.expand(B, n, S, D)`, in either kind of graph.
     """
     whole, source = example(node), argument(node, 0, "input")
     if whole is None or whole.dim() != 4 or not isinstance(source, Node):
         return node
     if spelled(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
         return source if isinstance(argument(node, 1, "repeats"), int) else node
+    if spelled(node) == "expand":
+        one = example(source)
+        of_one_head = one is not None and one.dim() == 4 and one.shape[1] == 1 and static(whole.shape[1:2])
+        return source if of_one_head and same_shape(whole.shape[:1], one.shape[:1]) else node
     while spelled(source) == "contiguous" and isinstance(source.args[0], Node):
         source = source.args[0]
     new_axis = argument(source, 0, "input")

@@ -130,7 +130,7 @@ class Operand:
 
     node: Node
     order: tuple[int, ...] | None = None
-    """None: as it is."""
+    """None: as it is; an axis that is -1 is missing, and one for the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,11 @@ def _letters(node: Node) -> tuple[list[str], list[Node], str]:
     return subscripts, [x for x in operands if isinstance(x, Node)], out
 
 
-def _order(letters: str, wanted: str) -> tuple[int, ...] | None:
-    if sorted(letters) != sorted(wanted):
+def _order(letters: str, wanted: str, batch: str = "") -> tuple[int, ...] | None:
+    """The order of axes that makes `letters` `wanted`; those of `batch` may be missing."""
+    if not set(letters) <= set(wanted) or not set(wanted) <= set(letters + batch):
         raise Refusal(f"einsum operand {letters!r} is no batched matrix")
-    return None if letters == wanted else tuple(letters.index(x) for x in wanted)
+    return None if letters == wanted else tuple(letters.find(x) for x in wanted)
 
 
 def scores_at(node: Node) -> Scores:
@@ -194,8 +195,8 @@ def scores_at(node: Node) -> Scores:
         shared = "".join(x for x in left if x in right and x not in out)
         if len(shared) != 1:
             raise Refusal("einsum sums over more than one axis")
-        q = Operand(a, _order(left, batch + row + shared))
-        return Scores(q, Operand(b, _order(right, batch + column + shared)), k_transposed=False)
+        q = Operand(a, _order(left, batch + row + shared, batch))
+        return Scores(q, Operand(b, _order(right, batch + column + shared, batch)), k_transposed=False)
     a, b = _pair(node)
     if tensor_of(a).dim() < 2 or tensor_of(b).dim() < 2:
         raise Refusal(f"{node.name} is a product with a vector")
@@ -222,7 +223,7 @@ def weighted_at(node: Node, weights: Node) -> Weighted:
         if column in out or len(depth) != 1:
             raise Refusal("einsum does not sum over the keys")
         order = _order(batch + row + depth, out)
-        return Weighted(Operand(b, _order(right, batch + column + depth)), order)
+        return Weighted(Operand(b, _order(right, batch + column + depth, batch)), order)
     a, b = _pair(node)
     if a is not weights or b is weights:
         raise Refusal("the weights are not the left operand of the second product")
