@@ -101,6 +101,12 @@ def grouped_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (((q * SCALE) @ k[:, :4, None].mT).softmax(-1) @ v[:, :4, None]).flatten(1, 2)
 
 
+def over_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Restormer's: 48 channels, whose head size is the image."""
+    q, k, v = (x.flatten(1)[:, : 4 * 48 * 1024].reshape(B, 4, 48, 1024) for x in (q, k, v))
+    return ((q @ k.mT) * 0.3).softmax(-1) @ v
+
+
 OURS = ["tilewright.attention.default", "tilewright.attention_backward.default"]
 CUDNN, EFFICIENT = (
     [f"aten._scaled_dot_product_{name}_attention{way}.default" for way in ("", "_backward")]
@@ -119,6 +125,7 @@ CUDNN, EFFICIENT = (
         (in_place, OURS),
         (one_key_head, OURS),
         (grouped_heads, OURS),
+        (over_channels, ["aten.bmm.default"] * 6),
     ],
     ids=lambda x: getattr(x, "__name__", type(x).__name__),
 )

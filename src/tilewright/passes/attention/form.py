@@ -30,7 +30,7 @@ from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.mask_tensors import added_mask, dropped_keys, mask_in_order, shifted
 from tilewright.passes.attention.match import Attention
-from tilewright.passes.attention.own import check_own, needs_own_kernel, write_own
+from tilewright.passes.attention.own import WIDEST, check_own, needs_own_kernel, write_own
 from tilewright.passes.attention.spelling import (
     Operand,
     Refusal,
@@ -60,7 +60,7 @@ def check_form(attention: Attention, masking: Masking, target: Target) -> None:
         check_own(attention, target)
     if any(tensor_of(term.mask).requires_grad for term in masking.added):
         _check_trained(attention, own, on_gpu)
-    if on_gpu:
+    if on_gpu or own:
         _check_aligned(shapes[3], attention)
     for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
         value = tensor_of(mask)
@@ -87,6 +87,9 @@ def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
         depth = tensor_of(operand.node).shape[-1 if operand.order is None else operand.order[-1]]
         if not isinstance(depth, int) or depth * result.element_size() % 16:
             raise Refusal(f"a head size of {depth}: fused attention on a GPU takes multiples of 16 bytes")
+        if depth > WIDEST:
+            # Attention over channels, whose head size is an image: scores are smaller than its operands.
+            raise Refusal(f"a head size of {depth}: fast fused kernels hold rows of up to {WIDEST}")
 
 
 def write_attention(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:

@@ -49,10 +49,6 @@ def check_own(attention: Attention, target: Target) -> None:
         raise Refusal(f"{what}, which fused attention on a CPU does not know")
     if result.dtype not in NARROW:
         raise Refusal(f"{what} in {result.dtype}, and tilewright's kernels were measured in 16 bits")
-    for operand in (attention.q, attention.v):
-        depth = tensor_of(operand.node).shape[-1 if operand.order is None else operand.order[-1]]
-        if not isinstance(depth, int) or depth > WIDEST:
-            raise Refusal(f"a head size of {depth}: tilewright's kernels take up to {WIDEST}")
     lead, weights = attention.lead, attention.weights_lead
     if sink is not None and not (len(lead) == 2 and same_shape(lead, weights) and tensor_of(sink).dim() == 4):
         raise Refusal("an attention sink of scores that are not [B, H, Nq, Nk]")
