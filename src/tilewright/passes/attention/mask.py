@@ -80,8 +80,9 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
     if several and not (leaves_keys and steady) and {fill.value for fill in attention.filled} != {-math.inf}:
         if any(fill.value > ABSORBING for fill in attention.filled):
             raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
-        ordered = sorted((*attention.added, *attention.filled), key=lambda term: -term.later)
-        return replace(masking, in_order=tuple(ordered), steady=False)
+        terms: list[Added | Filled] = [*attention.added, *attention.filled]
+        terms.sort(key=lambda term: -term.later)
+        return replace(masking, in_order=tuple(terms), steady=False)
     return masking
 
 

@@ -107,8 +107,9 @@ def unrepeated(node: Node) -> Node:
         return source if isinstance(argument(node, 1, "repeats"), int) else node
     if spelled(node) == "expand":
         one = example(source)
-        of_one_head = one is not None and one.dim() == 4 and one.shape[1] == 1 and static(whole.shape[1:2])
-        return source if of_one_head and same_shape(whole.shape[:1], one.shape[:1]) else node
+        if one is None or one.dim() != 4 or one.shape[1] != 1 or not static(whole.shape[1:2]):
+            return node
+        return source if same_shape(whole.shape[:1], one.shape[:1]) else node
     while spelled(source) == "contiguous" and isinstance(source.args[0], Node):
         source = source.args[0]
     new_axis = argument(source, 0, "input")
