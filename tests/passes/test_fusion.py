@@ -187,6 +187,20 @@ def test_what_a_cpu_reads_in_tiles_is_summed_by_another_kernel(function: Callabl
     assert sorted(region.lowered.nest.transposes for region in fusion.regions) == [False, True]
 
 
+@pytest.mark.parametrize(("image", "together"), [(8, True), (128, False)])
+def test_long_rows_are_not_written_across_sectors(image: int, together: bool) -> None:
+    """Beside the sums of a channel a GPU's program writes it channels last if it has its neighbours' values, too."""
+
+    def program(x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + shift
+        return y.permute(0, 2, 3, 1).contiguous(), y / y.square().sum((2, 3), keepdim=True)
+
+    graph = aten(program, torch.empty(16, 256, image, image), torch.empty(256, 1, 1))
+    nests = [region.lowered.nest for region in fuse(graph, "forward", target_named("h200")).regions]
+    sums = [nest for nest in nests if any(step.name == "reduce_cols" for step in nest.steps)]
+    assert [nest.transposes for nest in sums] == [together]
+
+
 def test_a_library_call_is_no_part_of_a_region() -> None:
     graph, fusion = fused(lambda x, w: F.gelu(x @ w).sum(1), X, torch.zeros(10, 3))
     assert members(fusion) == [["gelu", "sum_1"]]
