@@ -69,10 +69,10 @@ def test_findings_say_the_figures() -> None:
         said,
         (
             "(50.0 %): together 100.0 % of the 0.16 ms of device time",
-            "of the 0.20 ms of outer on the host, 0.08 ms are its own and the rest is in inner 0.12 ms",
+            "of the 0.20 ms of outer on the host, 0.08 ms are self time and the rest is in inner 0.12 ms",
             "6 launches take 6.00 µs of host time, 0.6 % of it and 1.00 µs each",
             "cudaGetDeviceProperties (0.10 ms)",
-            "The device is at work for 10.7 %",
+            "The device is busy for 10.7 %",
         ),
         strict=True,
     ):

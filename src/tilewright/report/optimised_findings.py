@@ -1,4 +1,4 @@
-"""What is still slow in an optimised case, why, and what to do: a sentence each."""
+"""Sentences on an optimised case: what is still slow, why, and what to do."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _mispredicted(launches: Sequence[Operator]) -> list[str]:
 
 def _advice(op: Operator) -> str:
     if op.bound == "launch-bound":
-        return "A launch is all that it takes: replay the graph (`mode='reduce-overhead'`), or give it a larger batch."
+        return "Only its launch takes time: replay the graph (`mode='reduce-overhead'`), or give it a larger batch."
     if op.region is not None:
         return f"It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits {op.name}."
     return (
-        f"PyTorch's library runs it: {op.name} gains by a lower precision or other sizes (multiples of 8), which "
-        "`tilewright bench` compares."
+        f"PyTorch's library runs {op.name}: a lower precision or other sizes (multiples of 8) may be faster; "
+        "`tilewright bench` compares them."
     )
 
 

@@ -51,7 +51,7 @@ SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, sha
        CASE WHEN decided IS NOT NULL THEN decided
             WHEN is_view THEN 'a view: it moves nothing, and takes only the host'
             WHEN floor_us IS NULL THEN 'its work is not known to the operator table'
-            WHEN bound = 'launch-bound' THEN 'a launch is all that it takes'
+            WHEN bound = 'launch-bound' THEN 'only its launch takes time'
             WHEN off > 2 THEN 'the model of times is not fitted to such a kernel on this device'
             WHEN measured_us <= 1.3 * predicted_us THEN 'as kernels of its kind take on this device'
        END AS why,

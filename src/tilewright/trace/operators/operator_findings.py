@@ -93,7 +93,7 @@ def _self_and_total(table: OperatorTable) -> str:
     parts = ", ".join(f"{short_name(inside.name)} {_ms(inside.dur)}" for inside in called)
     sentence = (
         f"Total counts what an operator calls, self does not: of the {_ms(row.cpu_total)} of {short_name(row.name)} "
-        f"on the host, {_ms(row.cpu_self)} are its own and the rest is in {parts}."
+        f"on the host, {_ms(row.cpu_self)} are self time and the rest is in {parts}."
     )
     if table.on_device:
         sentence += " Host time of an operator that runs on a device is the time to launch it, not to compute it."
@@ -110,7 +110,7 @@ def _launching(table: OperatorTable) -> str:
     at_work, step = table.timed_device_ns / table.timed_steps, table.timed_ns / table.timed_steps
     return (
         f"{count:,} launches take {_ms(spent)} of host time, {_percent(spent, table.cpu_ns)} of it and "
-        f"{spent / count / 1e3:.2f} µs each. The device is at work for {_ms(at_work)} of the {_ms(step)} that a step "
+        f"{spent / count / 1e3:.2f} µs each. The device is busy for {_ms(at_work)} of the {_ms(step)} that a step "
         f"takes ({_timed_steps(table)})."
     )
 
@@ -125,7 +125,7 @@ def _one_off(table: OperatorTable) -> str:
     if spent < table.cpu_ns / 1000:
         return ""
     return (
-        f"Once, and of no weight in a long run: {named}{more}; "
+        f"Once, so irrelevant in a long run: {named}{more}; "
         f"{_ms(spent)} in all, {_percent(spent, table.cpu_ns)} of the host time."
     )
 
@@ -136,7 +136,7 @@ def _advice(table: OperatorTable) -> list[str]:
         compiled = any(row.name.startswith("Torch-Compiled Region") for row in table.rows)
         fewer = "" if compiled else "torch.compile with backend='tilewright', "
         advice.append(
-            f"The device is at work for {_percent(table.timed_device_ns, table.timed_ns)} of the "
+            f"The device is busy for {_percent(table.timed_device_ns, table.timed_ns)} of the "
             f"{_timed_steps(table)}: the host is what limits them. Fewer launches help ({fewer}a CUDA graph, larger "
             "batches); faster kernels would not."
         )
