@@ -53,11 +53,11 @@ def capture(
 ) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
-    With a planner they are rewritten and planned for its target; else they are those that eager runs, on `target` where
-    one is given and on a CPU else. `instead` of the
-    whole program, with equal iterations left out, is captured where it is given; `eager`, what eager runs of that, is
-    planned without another trace where it can be. Raises CaptureError where the program
-    is not one graph, or one whose sizes depend on the data, and InputError where the model refuses its inputs.
+    With a planner they are rewritten and planned for its target; without one they are the graphs that eager runs, on
+    `target` (default: a CPU). If given, `instead`, the program with equal iterations left out, is captured in place of
+    the whole program, and `eager`, its graphs as eager runs them, is planned without a second trace if possible. Raises
+    CaptureError if the program is not one graph, or if its sizes depend on data, and InputError if the model rejects
+    its inputs.
     """
     captured = Captured()
     target = planner.target if planner is not None else target
@@ -99,9 +99,8 @@ def capture(
 
 
 def _planned_from(eager: Captured, planner: Planner, instead: Folded, captured: Captured) -> bool:
-    """Whether a trace with `planner` would give the graph that eager runs; then `captured` has a copy, rewritten.
-
-    It would where the planner rewrites nothing before the trace, and no backward decides what is saved.
+    """Whether a trace with `planner` would give the graph that eager runs; then `captured` gets a rewritten copy. It
+    does if the planner rewrites nothing before the trace and there is no backward.
     """
     traced = eager.graphs["forward"].owning_module
     if traced is None or "backward" in eager.graphs:
@@ -146,7 +145,7 @@ class _Seen(BaseException):
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """What goes wrong while tensors are faked becomes an error of ours; PyTorch logs it as its own, too."""
+    """Suppress PyTorch's log of errors on fake tensors, which are raised as tilewright's."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True

@@ -1,4 +1,4 @@
-"""Operators, launches and regions of a graph as records: cost, floor, what bounds it, predicted time."""
+"""Operators, launches and regions of a graph as records: cost, floor, bound, predicted time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _predicted_us(work: Work, distances: Distances, profile: DeviceProfile) -> f
 
 
 def _distances(units: Sequence[Unit]) -> list[Distances]:
-    """For each unit those of the tensors that it reads, in the order of the program."""
+    """For each unit the reuse distances of the tensors that it reads, in the order of the program."""
     return reuse_distances([
         (unit.lowered.inputs, unit.lowered.outputs)
         if isinstance(unit, Region)
@@ -157,7 +157,7 @@ def _region(
 
 
 def works(plan: GraphPlan) -> Iterator[tuple[Unit, Work | None]]:
-    """Each launch of a planned graph, and what it has to do; None where that is unknown."""
+    """Each launch of a planned graph with its work; None if that is unknown."""
     shapes = symbolic_shapes(plan.graph, {}, {})
     for unit, distances in zip(plan.units, _distances(plan.units), strict=True):
         if isinstance(unit, Region):
@@ -173,7 +173,7 @@ def with_predictions(
 ) -> Iterator[Decision]:
     """The decisions with the predicted time of the kernel that each pair was proposed to be part of.
 
-    Where a race refuted the proposal, its measured time stands beside this prediction.
+    If a race refuted the proposal, the decision has the measured time too.
     """
     priced = [
         ({n.name for n in r.members}, predicted_us(region_work(r.lowered), profile))

@@ -16,7 +16,7 @@ from tilewright.records.program import GraphName
 from tilewright.runtime.assemble import Scheduled, taken_over
 
 HELD_NAME = re.compile(r"(primals|tangents)_\d+$|arg\d+_\d+$")
-"""Placeholders that are the caller's: parameters, inputs and gradients of results."""
+"""Placeholders that the caller owns: parameters, inputs and gradients of results."""
 
 
 def eager_steps(graph: fx.Graph) -> list[MemoryStep]:
@@ -47,11 +47,11 @@ def planned_steps(graph: fx.Graph, units: Sequence[Unit]) -> list[MemoryStep]:
 def memory(
     name: GraphName, stage: records.Stage, graphs: Mapping[GraphName, fx.Graph], steps: Sequence[MemoryStep]
 ) -> list[records.MemoryPoint]:
-    """Live bytes beyond what the caller holds anyway: saved tensors count, parameters and inputs do not."""
+    """Live bytes without tensors that the caller owns: saved tensors count, parameters and inputs do not."""
     graph = graphs[name]
     forward = {n.name: n for n in graphs["forward"].nodes}
     saved = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
-    # Backward is handed views, too; they share what forward made, or what the caller holds.
+    # Backward also gets views, which share memory with results of forward or with the caller's tensors.
     made = {node: storage(forward.get(node.name, node)) for node in saved}
     standing = {storage: node for node, storage in reversed(made.items())}
     same = {node: standing[storage] for node, storage in made.items()}

@@ -45,7 +45,7 @@ class GraphPlan:
         return replace(self, fusion=fusion, units=schedule(self.graph, regions))
 
     def launches(self) -> Iterator[tuple[str, str]]:
-        """What runs, in order: the unit's name, and the generated kernel (`kernel`) or the operator called."""
+        """The launches in order: the unit's name, and the generated kernel (`kernel`) or the operator called."""
         for unit in self.units:
             if isinstance(unit, Region):
                 yield unit.name, "kernel"
@@ -62,11 +62,11 @@ class Plan:
     decisions: list[Decision] = field(default_factory=list)
 
     def launches(self) -> list[tuple[GraphName, str, str]]:
-        """What runs: graph, unit and kernel or operator, in order."""
+        """The launches in order: graph, unit, and kernel or operator."""
         return [(graph.name, *launch) for graph in self.graphs for launch in graph.launches()]
 
     def memory(self) -> list[MemoryPoint]:
-        """Live bytes at each launch, beyond what the caller holds anyway."""
+        """Live bytes at each launch, without tensors that the caller owns."""
         graphs = {graph.name: graph.graph for graph in self.graphs}
         return [
             point
@@ -76,5 +76,5 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that lives at once, in any of the graphs."""
+        """The largest number of live bytes in any of the graphs."""
         return max((point.live_bytes for point in self.memory()), default=0)

@@ -1,4 +1,4 @@
-"""The one way from a captured program to its plan; explaining, measuring and compiling all take it.
+"""Plans a captured program; explaining, measuring and compiling all use this planner.
 
 torch-level graph → attention recognised
 joint graph       → copies, simplification, attention's kernels, dropout
@@ -45,8 +45,9 @@ from tilewright.tune.settle import settle
 class Planner(Rewriter):
     """Plans one program for one target: called by AOTAutograd at each step of a capture, in this order.
 
-    `measure` races what prediction cannot settle, and keeps the outcomes; else those kept are followed. Without
-    `hand_written` the plan has generated kernels and library calls alone. What is decided goes to `decisions`.
+    With `measure`, choices that prediction cannot settle are raced and the outcomes kept; without it, outcomes kept
+    earlier are used. Without `hand_written` the plan has only generated kernels and library calls. `decisions` collects
+    the decisions.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Planner(Rewriter):
         self.decisions = [] if decisions is None else decisions
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
-        """Rewrite what Dynamo captured, a graph of torch functions; what was decided."""
+        """Rewrite Dynamo's graph of torch functions."""
         return self._noted(optimise_module(module, self.target, self._price))
 
     def joint(self, graph: fx.Graph) -> list[Decision]:

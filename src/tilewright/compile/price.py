@@ -107,7 +107,7 @@ def _with_chosen(decisions: Iterable[Decision], launches: Iterable[records.Opera
 
 def tree_of(case: Case) -> Group:
     """The forward graph of `case` as eager runs it, as an annotated tree."""
-    # Captured for inference, where views that only backward needs do not stand behind the result.
+    # Captured for inference, so that there are no views that only backward needs.
     case = replace(case, training=False)
     part = repeated_part(case)
     captured = capture(case, instead=part)

@@ -33,7 +33,7 @@ class Irregular(CaptureError):
 
 @dataclass(frozen=True)
 class _Repeat:
-    """Rows `start` to `end`, which stand `times` more often."""
+    """Rows `start` to `end`, which are repeated `times` more."""
 
     start: int
     end: int
@@ -45,7 +45,7 @@ class _Repeat:
 
 
 def iterations(units: Iterable[Unit]) -> Iterations:
-    """The iteration in which each unit begins, of those that stand in one."""
+    """The iteration in which each unit begins, for units within an iteration."""
     found: dict[str, int] = {}
     for unit in units:
         nodes = [unit] if isinstance(unit, fx.Node) else unit.members
@@ -109,7 +109,7 @@ def _repeats(kinds: Sequence[Hashable], places: Sequence[int | None], left_out: 
         return []
     kept = max(place for place in places if place is not None)
     found: list[_Repeat] = []
-    # What stands before or behind the iterations may repeat too, and is not meant.
+    # Calls before or after the iterations may repeat too; they are not part of it.
     segments = [(standing[0], standing[-1] + 1)]
     while segments:
         first, end = segments.pop()

@@ -8,7 +8,7 @@ from tilewright.records.program import Cost
 
 
 def floor_of(cost: Cost, dtype: str, kind: str, profile: DeviceProfile) -> tuple[float | None, str | None]:
-    """The least time of one kernel in microseconds and what sets it; nothing where its cost is unknown."""
+    """The least time of one kernel in microseconds and its bound; None for both if its cost is unknown."""
     if cost.provenance == "unknown":
         return None, None
     return floor_us(

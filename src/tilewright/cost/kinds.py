@@ -87,7 +87,7 @@ def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool
 
 
 def region_work(lowered: Lowered) -> Work:
-    """What the kernel of a nest has to do."""
+    """The work of the kernel of a nest."""
     nest = lowered.nest
     flops, transcendentals = nest_arithmetic(nest)
     value = calls.outputs(lowered.outputs[-1])[0]
@@ -184,7 +184,7 @@ def call_kind(node: Node) -> str:
 
 
 def call_work(node: Node, cost: Cost) -> Work:
-    """What a call has to do, of which the cost is known."""
+    """The work of a call whose cost is known."""
     dtype = _dtype(next((v for v in calls.outputs(node) if v is not None), None))
     moved = cost.bytes_read, cost.bytes_written
     programs, combined = _sums_by_index(node)

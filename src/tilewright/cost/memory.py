@@ -32,9 +32,8 @@ def live_bytes(
 ) -> list[int]:
     """Bytes alive while each step runs, the step's own results and what it works in included.
 
-    `inputs` that die inside (saved tensors of a backward graph) are alive from the start; `results`
-    live to the end. Views live in the storage they show; `same` gives inputs that share one storage
-    the input that stands for it.
+    `inputs` that die inside (saved tensors of a backward graph) are alive from the start; `results` stay alive to the
+    end. Views share their base's storage; `same` maps inputs that share one storage to the input that represents it.
     """
 
     def home(node: Node) -> Node:

@@ -1,9 +1,8 @@
 """What one operator costs when PyTorch runs it by itself, as one kernel launch.
 
 By the definitions in the README: each distinct element of each operand is read once (a broadcast or
-expanded operand has only its own elements), each element of each result is written once, and a result
-that nobody takes is counted as unused. Views cost nothing. What tilewright's own operators move between
-several kernels counts, too.
+expanded operand has only its own elements), each element of each result is written once, and a result without a reader
+is counted as unused. Views cost nothing. What tilewright's own operators move between several kernels counts, too.
 """
 
 from __future__ import annotations

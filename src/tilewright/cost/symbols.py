@@ -27,7 +27,7 @@ def parse(text: str) -> sympy.Expr:
 
     Not `sympy.sympify`, which evaluates what it is given and takes `N`, `S`, `E`, `I`, `O`, `Q` for its
     own objects. Raises `ValueError` for anything but sums, products and small powers of names and
-    integers: a formula may come from somebody's file.
+    integers: a formula may come from an untrusted file.
 
     >>> parse("5*N*M + 2*N") == parse("N*(2 + 5*M)")
     True

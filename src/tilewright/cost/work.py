@@ -1,4 +1,4 @@
-"""What a kernel has to do, by kind, and how long that is predicted to take on a device."""
+"""The work of a kernel, by kind, and its predicted time on a device."""
 
 from __future__ import annotations
 

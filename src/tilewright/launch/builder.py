@@ -1,4 +1,4 @@
-"""How a kernel's Python writes a recipe: it sees operands in place of tensors, and says what to allocate and launch.
+"""Builds recipes: a kernel's Python function gets operands instead of tensors, and says what to allocate and launch.
 
     def softmax_recipe(call: RecipeBuilder, x: Operand, log: bool) -> Recipe:
         y = call.empty(x.shape, x.dtype)
@@ -111,7 +111,7 @@ class RecipeBuilder:
     """Collects one recipe, for a call whose tensors are `inputs`.
 
     `compiled`: Triton's kernels are compiled now, and launched by the driver; else Triton launches them itself, which
-    only the Python twin can do: in its interpreter, and where somebody watches what it launches.
+    only the Python twin can do: in its interpreter, and where launches are recorded.
     """
 
     def __init__(self, name: str, inputs: Sequence[Operand], *, compiled: bool) -> None:
@@ -136,7 +136,7 @@ class RecipeBuilder:
         return Operand(len(self.inputs) + len(self._buffers) - 1, layout.shape, layout.strides, dtype, self.device)
 
     def empty_like(self, x: Operand) -> Operand:
-        """Memory that lies as `torch.empty_like(x)` does."""
+        """Memory with the layout of `torch.empty_like(x)`."""
         meta = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta")
         return self.empty(x.shape, x.dtype, torch.empty_like(meta).stride())
 
@@ -145,7 +145,7 @@ class RecipeBuilder:
         return x if x.is_contiguous() else self.copy(x)
 
     def copy(self, source: Operand, strides: Sequence[int] | None = None) -> Operand:
-        """A copy that lies as `empty` says, for kernels that cannot read `source` where it lies."""
+        """A copy with the layout of `empty`, for kernels that cannot read `source` in its layout."""
         made = self.empty(source.shape, source.dtype, strides)
         self._actions.append(Copy(made.index, source.index))
         return made
@@ -163,7 +163,7 @@ class RecipeBuilder:
         return Seed(), Offset()
 
     def keep(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor that lives as long as the recipe: a table on the device."""
+        """The address of a tensor that is kept as long as the recipe: a table on the device."""
         self._keep.append(tensor)
         return tensor.data_ptr()
 

@@ -1,9 +1,9 @@
 """Own operators called eagerly: recipes performed without PyTorch's dispatcher, which costs the host more than most
 kernels cost the GPU.
 
-Where nothing but autograd would see the operator, `native/operator.h` finds the recipe of the call's kind and performs
-it; a kind that is new has its recipe built first. Everybody else sees the operator: `torch.compile` and every tracer,
-modes, transforms, tensors of a class of their own. The dispatcher then ends at the same recipe.
+If only autograd observes the call, `native/operator.h` finds the recipe of the call's kind and performs it; for a new
+kind the recipe is built first. `torch.compile`, other tracers, modes, transforms and tensor subclasses observe the
+operator through the dispatcher, which ends at the same recipe.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EagerOperator:
         found = native.call(*arguments) if native else self._answer(arguments)
         if type(found) is not int:
             return found
-        # Of what goes on in Python only the dispatcher tells a profiler.
+        # In Python only the dispatcher reports a call to a profiler.
         if found == DISPATCH or profiled():
             return self.operator(*arguments)
         if found == RECORD:

@@ -1,7 +1,7 @@
 """C++ against PyTorch's headers, built by the machine's own compiler once for all processes, as an extension module.
 
-That takes 3 to 25 s, so it happens in the background, from the first call on that could use it; whoever waits for
-nothing goes on in Python.
+That takes 3 to 25 s, so it happens in the background, from the first call on that could use it; until then calls run in
+Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Extension:
         return self.found
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether what `module` has begun to build is there, once that has ended or after so long."""
+        """Wait for the build that `module` began, at most so long; whether it has succeeded."""
         if self._building is not None:
             self._building.join(seconds)
         return self.found is not None
@@ -70,7 +70,7 @@ class Extension:
         try:
             self.found = self.load(self.built())
         except (CacheError, CompilerError, ImportError, OSError) as error:
-            # A compiler that is stopped because the program ends is no news.
+            # No warning if the compiler is stopped because the program ends.
             if threading.main_thread().is_alive():
                 warn_once(f"{self._without}: {error}")
 

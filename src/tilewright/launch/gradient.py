@@ -15,7 +15,7 @@ class Grad:
 
     result: int
     is_optional: bool = False
-    """Whether None stands for one that did not come; else zeros do, and the result is kept too."""
+    """Whether an undefined gradient is passed as None; otherwise as zeros, for which the result is saved too."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Gradient:
     """How many results of the forward have a gradient; they come first."""
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep what `takes` asks for."""
+        """Save the tensors that `takes` names."""
         results = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*results[self.differentiable :])
         ctx.set_materialize_grads(False)

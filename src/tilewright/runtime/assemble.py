@@ -151,8 +151,8 @@ class _Assembler:
         return [u for u in units if isinstance(u, Region) or not self._is_restrided(u) or u in asked]
 
     def _is_restrided(self, unit: fx.Node) -> bool:
-        """Whether a view is taken by its strides; one that leaves the graph or is written to stays the operator it was:
-        PyTorch counts the versions of what it shows."""
+        """Whether a view is made by its strides; one that is returned or written to stays an operator: PyTorch counts
+        versions."""
         if unit not in self.restrided:
             if unit.target in PIECES:
                 found = all(map(self._is_restrided, unit.users))
@@ -171,7 +171,7 @@ class _Assembler:
         return [part_of(unit).base] if self._is_restrided(unit) else unit.all_input_nodes
 
     def _awaited(self, unit: Unit) -> Sequence[fx.Node]:
-        """The operands of the collective whose end this call awaits: until then its stream reads them."""
+        """The operands of the collective that this call waits for; until then its stream reads them."""
         if not isinstance(unit, fx.Node) or str(unit.target) != WAIT:
             return ()
         return self._reads(through(unit.all_input_nodes[0], lambda result: result.target is operator.getitem))
@@ -290,13 +290,13 @@ class _Assembler:
         """Whether this graph or its forward made `storage`, and nothing reads it or a view of it after `position`."""
         is_saved = storage.op == "placeholder" and storage.meta.get(HIDDEN, False)
         if storage not in self.kernel_results and not _is_computed(storage) and not is_saved:
-            # Other library calls may hand back an operand.
+            # Other library calls may return an operand.
             return False
         shown = closure([storage], lambda node: filter(_shows_operand, node.users))
         return all(self.last_use.get(node, -1) <= position for node in shown)
 
     def _storage(self, node: fx.Node) -> fx.Node:
-        """The kernel result or library result that `node` shows."""
+        """The kernel result or library result whose storage `node` shares."""
         return through(node, lambda view: view not in self.kernel_results and is_view(view))
 
 
@@ -324,13 +324,13 @@ def interpreted(graph: fx.Graph) -> Boxed:
 
 
 def _shows_operand(node: fx.Node) -> bool:
-    """Whether a call may give its operand's own storage, known to the table as a view or not."""
+    """Whether a call may return its operand's storage, whether or not the table calls it a view."""
     schema = getattr(node.target, "_schema", None)
     return is_view(node) or (schema is not None and any(r.alias_info is not None for r in schema.returns))
 
 
 def _is_computed(node: fx.Node) -> bool:
-    """Whether a call gives memory of its own: products, convolutions, attention; not what writes to an operand."""
+    """Whether a call allocates its result: products, convolutions, attention; not calls that write to an operand."""
     return class_of(node) == "compute" and not _shows_operand(node)
 
 

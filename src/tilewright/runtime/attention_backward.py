@@ -1,11 +1,10 @@
 """The backward of PyTorch's fused attention for CPUs, as exact as the backward of attention written out.
 
 PyTorch's kernel computes the weights again as exp(s - lse) and takes the row sums of dO ∘ O for those of
-P ∘ dP. Both lean on values of forward that were rounded: an lse of 30 is off by 2e-6 in fp32, and O in bf16
-by 2⁻⁹, so that gradients which nearly cancel (a peaked row; the sum over all keys) have several times the
-error that eager has. `attention_backward.h` computes both from whole rows instead: the same five matrix
-products, done by the BLAS that PyTorch brings, without the online softmax that whole rows do not need. Operands
-of 16 bits are computed with in fp32.
+P ∘ dP. Both depend on rounded values of forward: an lse of 30 is off by 2e-6 in fp32, and O in bf16 by 2⁻⁹, so that
+gradients which nearly cancel (a peaked row; the sum over all keys) have several times the error that eager has.
+`attention_backward.h` computes both from whole rows instead: the same five matrix products, done by the BLAS that
+PyTorch brings, without the online softmax that whole rows do not need. Operands of 16 bits are computed with in fp32.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ class AttentionArguments(ctypes.Structure):
 
 
 def attention_backward() -> Callable[..., Any]:
-    """What runs in place of `OPERATOR`, with its arguments and results.
-
-    That operator itself, where PyTorch's library does not export its BLAS. Raises CompilerError.
+    """The function that replaces `OPERATOR`, with its arguments and results; that operator itself if PyTorch's library
+    does not export its BLAS. Raises CompilerError.
     """
     gemm = _gemm()
     if gemm is None:

@@ -14,9 +14,9 @@ from tilewright.loops.nest import Access, Level, Nest
 TILE = 1024
 """Elements of a block on a GPU: eight for each thread of four warps."""
 INTERPRETED_TILE = 16384
-"""The interpreter's time goes by programs and operations, hardly by elements."""
+"""The interpreter's time depends on the number of programs and operations, hardly on elements."""
 PER_PROCESSOR = 16
-"""Programs for each multiprocessor, from which fewer and larger ones are as well spread."""
+"""Programs per multiprocessor above which fewer, larger programs are balanced as well."""
 SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "sigmoid"})
 """Functions that take many times what a multiplication does."""
 MANY_COLUMN_VALUES = 3
@@ -29,13 +29,13 @@ LONG_BLOCK = 2048
 WAVES = 2
 """Programs for each multiprocessor where each owns a strip of rows."""
 MOST_AHEAD = 2
-"""Tiles of a strip on their way while a program is at one, if shared memory holds them; one if registers are few."""
+"""Tiles of a strip that are prefetched, if shared memory holds them; one if registers are few."""
 SHARED_BYTES = 100 * 1024
 """Shared memory of a program: a little less than half of an H200's, so that a multiprocessor holds two."""
 LEAST_SHARED_BYTES = 48 * 1024
-"""What every program may have; PyTorch does not tell for AMD's."""
+"""Shared memory that every program may use; PyTorch does not report it for AMD GPUs."""
 REDUCTION_BYTES = 32 * 1024
-"""Part of a program's shared memory that reductions and changes of layout may take beside its tiles."""
+"""Share of a program's shared memory for reductions and layout conversions."""
 MOST_PARTS = 512
 """Partial sums of a column that a program loads at once: one round trip to memory and one reduction for all of them."""
 MANY_LOADS = 6
@@ -92,7 +92,7 @@ def _rows_of_sectors(schedule: TritonSchedule, block_cols: int) -> int:
 
 
 def _rows_that_share(nest: Nest, fewest: int) -> int:
-    """How many times a block's rows are taken where columns have values of their own, and `fewest` elements there are.
+    """The factor for a block's rows if values vary with columns alone and there are at least `fewest` elements.
 
     A thread loads and computes them once for its rows. Batch norm at inference with a SiLU, 802,816 rows of 96 columns
     in bf16, where a copy takes 73 us: with one row for each thread 258 us, two 158, four 127. In training, where the
@@ -116,7 +116,7 @@ def _repeats(nest: Nest, access: Access) -> bool:
 
 
 def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
-    """Column sums: each program walks a strip of rows, the next tiles on their way while it is at one.
+    """Column sums: each program loops over a strip of rows and prefetches the next tiles.
 
     H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 223 us (192 at the bandwidth of copies),
     by whole rows one at a time 361; that of layer norm, 2048 columns, 86 us (64), in tiles of one row 110, one at a

@@ -1,4 +1,4 @@
-"""Programs whose sizes change from call to call: compiled for sizes that come again, else run as eager runs them."""
+"""Programs whose sizes change between calls: compiled for sizes that recur, run eagerly for others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tilewright.graph.capture import Boxed
 from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 
 AT_ONCE = 4
-"""For so many sizes a program is compiled when they first come; for others when they come a second time."""
+"""The number of sizes for which a program is compiled at the first call; for others at the second."""
 MOST_SIZES = 16
-"""A program is compiled for so many different sizes; with further ones it runs as PyTorch runs it."""
+"""The largest number of sizes for which a program is compiled; with others PyTorch runs it."""
 MOST_SEEN = 4096
-"""Sizes that are remembered as seen once."""
+"""The number of sizes that are remembered after one call."""
 
 
 class CompiledBySize:

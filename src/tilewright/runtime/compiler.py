@@ -40,10 +40,9 @@ _loaded: dict[str, ctypes.CDLL] = {}
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library compiled from `source`: this process's, else the cache's, else made now.
-
-    A damaged cache entry is built again; where the cache cannot be used, that is said and the library
-    is made for this process alone. Raises CompilerError (no compiler, one that fails, one that hangs).
+    """The library compiled from `source`: this process's, else the cache's, else compiled now. A damaged cache entry is
+    rebuilt; if the cache cannot be used, a warning says so and the library is compiled for this process alone. Raises
+    CompilerError (no compiler, one that fails, one that hangs).
     """
     key = cache.key_of(source)
     if key not in _loaded:

@@ -1,4 +1,4 @@
-"""Numbers taken from PyTorch's CPU generator all at once, for kernels that draw them from its saved state."""
+"""Advances PyTorch's CPU generator by a whole draw, for kernels that compute the numbers from its saved state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _free_the_lock() -> None:
     _one_at_a_time = threading.Lock()
 
 
-# A thread that drew while the process forked does not live on in the child.
+# A thread that drew while the process forked does not exist in the child.
 os.register_at_fork(after_in_child=_free_the_lock)
 
 Taker = Callable[[int, int, int], None]
@@ -65,7 +65,7 @@ def _take(take: Taker, elements: int, stream: torch.Tensor) -> None:
         before = generator.get_state()
         after = before.clone()
         take(after.data_ptr(), elements, stream.data_ptr())
-        # PyTorch's own draws take no lock of ours: what another thread drew meanwhile is taken.
+        # PyTorch's own draws do not take this lock, so another thread may have drawn meanwhile.
         if torch.equal(generator.get_state(), before):
             generator.set_state(after)
             return

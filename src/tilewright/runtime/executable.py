@@ -43,7 +43,7 @@ def threads() -> int:
 
 
 class PlanMismatch(RuntimeError):
-    """What a call was given, or what an operator returned, is not what the graph says."""
+    """A call's argument or an operator's result differs from its metadata in the graph."""
 
 
 class IndexOutOfBounds(IndexError, RuntimeError):
@@ -103,13 +103,13 @@ Slots = list[Any]
 
 @dataclass
 class Step:
-    """What an executable runs one after another."""
+    """One step of an executable."""
 
     generated: ClassVar[bool] = False
     """Whether it launches a kernel that tilewright wrote."""
     name: str
     frees: tuple[int, ...] = field(default=(), kw_only=True)
-    """Slots whose last use this step is."""
+    """Slots whose last use is this step."""
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from tilewright.runtime.blocking import (
 from tilewright.runtime.executable import GeneratedStep, Slots
 
 ALIGNED = 16
-"""Bytes; Triton compiles a kernel anew for pointers that are no multiples of it."""
+"""Bytes; Triton compiles a kernel again for pointers that are not multiples of it."""
 COMPILING = min(16, os.cpu_count() or 1)
 """Kernels that are compiled at a time."""
 
@@ -60,7 +60,7 @@ class TritonKernel:
         self.allows_fma = TritonSchedule(nest).allows_fma
         self._plans: dict[torch.device, Blocking] = {}
         self._compiled: dict[torch.device, list[tuple[Any, int]]] = {}
-        """What Triton made for a device, and how many programs run."""
+        """The compiled kernels for a device, and the number of programs."""
         self._submitted: dict[torch.device, list[tuple[Any, int]]] = {}
 
     def plan(self, device: torch.device) -> Blocking:
@@ -143,7 +143,7 @@ class TritonKernel:
     def _run(
         self, chosen: Blocking, arguments: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
     ) -> list[tuple[Any, int]]:
-        """Hand each kernel its arguments through `on`; what comes back is the kernel that fits them."""
+        """Pass each kernel its arguments through `on`, which returns the kernel compiled for them."""
         calls = [(self.main, chosen.programs, chosen.sizes, chosen.warps)]
         if self.after is not None and chosen.after_sizes is not None:
             calls.append((self.after, chosen.after_programs, chosen.after_sizes, 4))
@@ -201,7 +201,7 @@ class TritonStep(GeneratedStep):
     """What the launch gives beside the buffers (`Lowered.numbers`)."""
 
     def recipe(self) -> Recipe | None:
-        """What the executor does for this step; None where Triton must launch."""
+        """The recipe by which the executor runs this step; None if Triton must launch it."""
         return self.kernel.recipe(self.device, [layout for _, layout, _ in self.outputs], self.numbers)
 
     def run(self, slots: Slots) -> None:

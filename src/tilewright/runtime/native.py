@@ -64,7 +64,7 @@ class Native:
         if self._run is None and not self._failed and (module := EXTENSION.module()) is not None:
             try:
                 self._run = _program(module, executable, self.device)
-            # Whatever the executor has no form for runs in Python.
+            # Programs that the executor does not support run in Python.
             except (CompilerError, RuntimeError, TypeError) as error:
                 self._failed = True
                 warn_once(f"compiled models cost the host more in Python: {error}")
