@@ -31,6 +31,13 @@ def test_losses_keep_the_contract(name: str, dtype: torch.dtype) -> None:
     assert len(written) == 1
 
 
+def test_a_sum_over_rows_too_long_to_hold_keeps_the_contract() -> None:
+    """More of them than programs."""
+    generator = torch.Generator(GPU).manual_seed(3)
+    x, other = (3 * torch.randn(2200, 20000, generator=generator, device=GPU).bfloat16() for _ in "ab")
+    assert keeps_contract(LOSSES["distilled"], [x.requires_grad_(), other]).fallbacks == []
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_losses_of_pairs_keep_the_contract(dtype: torch.dtype) -> None:
     generator = torch.Generator(GPU).manual_seed(3)

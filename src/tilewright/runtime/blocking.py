@@ -126,7 +126,11 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
     accesses = [s.access for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     loads, repeats = [access.buffer for access in accesses], any(_repeats(nest, access) for access in accesses)
-    if schedule.splits_columns:
+    # Of rows too long to hold, and of which a number alone is kept: as many programs as without a sum.
+    is_number = not schedule.whole_row and all(nest.steps[i].level is Level.SCALAR for i in schedule.sums)
+    if is_number:
+        block_rows, block_cols, elements, warps = 1, wide, wide, max(wide // 512, 4)
+    elif schedule.splits_columns:
         # Each element has an accumulator for each sum, and a register or two for each load.
         many = len(schedule.sums) > 2 or len(loads) > MANY_LOADS
         each = 4 if repeats else 8 if many else 16
@@ -148,7 +152,8 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
         )
     across = -(-columns // block_cols) if schedule.splits_columns else 1
     tiles = -(-rows // block_rows)
-    most = 1 if schedule.one_strip else max(WAVES * processors // across, 1)
+    waves = PER_PROCESSOR if is_number else WAVES
+    most = 1 if schedule.one_strip else max(waves * processors // across, 1)
     strip = -(-tiles // min(tiles, most))
     strips = -(-tiles // strip)
     on_their_way = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)
