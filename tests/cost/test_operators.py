@@ -488,7 +488,7 @@ def test_groups_of_rows_are_products_of_equal_groups(
     assert found["product, grouped"].products == (product,)
 
 
-def test_sums_by_index_have_a_program_for_each_row() -> None:
+def test_sums_by_index_have_a_program_for_each_row_or_several_short_ones() -> None:
     import tilewright.kernels.embedding
     import tilewright.kernels.scatter_sums  # noqa: F401 (they define the operators)
 
@@ -502,4 +502,4 @@ def test_sums_by_index_have_a_program_for_each_row() -> None:
     calls = [node for node in graph.nodes if node.op == "call_function" and "sums" in str(node.target)]
     found = {work.kind: work for work in (call_work(node, operator_cost(node, shapes)) for node in calls)}
     assert (found["tilewright.scatter_sums"].programs, found["tilewright.scatter_sums"].combined) == (128, 64)
-    assert (found["tilewright.embedding_sums"].programs, found["tilewright.embedding_sums"].combined) == (5000, 1)
+    assert (found["tilewright.embedding_sums"].programs, found["tilewright.embedding_sums"].combined) == (157, 1)

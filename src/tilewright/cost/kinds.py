@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ELEMENTS_PER_PROGRAM = 1024
 """Elements that a program of a generated kernel without reductions takes; of column sums it has four times as many."""
+ELEMENTS_SUMMED = 2048
+"""Elements of a result that a program of sums by index takes."""
 THREADS = 256
 """Of a program of column sums. More columns than these share fewer rows."""
 NARROW_BLOCK = 64
@@ -204,14 +206,17 @@ def call_work(node: Node, cost: Cost) -> Work:
 def _sums_by_index(node: Node) -> tuple[int | None, int]:
     """Programs of an operator that sums by index, and words that each combines; None and 0 of the others.
 
-    Sums of rows have a program for each row of the result, which first looks up its positions between bounds; sums
-    within rows compare the places of all elements.
+    Sums of rows have a program for each row of the result, or for several short ones, which first looks up its positions
+    between bounds; sums within rows compare the places of all elements.
     """
     if calls.operator_name(node.target) == "tilewright.scatter_sums":
         *rows, columns = shape_of(node.args[0])
         return prod(rows), columns
     bounds = calls.arguments(node).get("bounds")
-    return (None, 0) if bounds is None else (shape_of(bounds)[0] - 1, 1)
+    if bounds is None:
+        return None, 0
+    entries, columns = shape_of(bounds)[0] - 1, shape_of(node.args[0])[-1]
+    return -(-entries * power_of_two(columns) // ELEMENTS_SUMMED), 1
 
 
 def _drops(node: Node) -> bool:

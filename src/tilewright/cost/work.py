@@ -59,7 +59,7 @@ class Work:
     draws: int = 0
     """Random numbers that are drawn."""
     combined: int = 0
-    """Words that threads of one program exchange for its sums."""
+    """Words that threads of one program exchange for its sums, or places that they look up or compare."""
     distances: Distances = ()
     """Empty if the program is not known; every read then counts as touched just before."""
 

@@ -21,9 +21,9 @@ KernelTimes = Mapping[str, Coefficients]
 UNFITTED: Coefficients = (1.0, 0.3, 1.6, 1.0, 1.1, 1.0, 1.0, 1.0, 0.0, 0.0)
 """For kinds of kernels that were not timed."""
 
-# Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: launches of seven models,
-# timed in place; generated kernels also to those of twelve others, by name. Kinds that none of them has keep an older
-# fit: `benchmarks/models.py --launches` of eleven models and `tilewright doctor --kernels`.
+# Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: launches of 13 models, timed
+# in place, and our kernels over sizes. Kinds that none of them has keep an older fit: `benchmarks/models.py --launches` of
+# eleven models and `tilewright doctor --kernels`.
 H200: KernelTimes = {
     "attention": (6.67, 0.0, 3.23, 1.31, 0.887, 1.0, 1.0, 1.0, 0.0, 0.0),
     "attention backward": (13.2, 0.0, 1.6, 2.74, 1.19, 1.0, 1.0, 1.0, 0.0, 0.0),
@@ -61,28 +61,29 @@ H200: KernelTimes = {
     "pointwise": (0.734, 0.312, 1.51, 1.0, 1.46, 6.24, 1.08, 0.45, 0.122, 4.28),
     "pointwise, narrow": (3.24, 0.0, 2.67, 1.0, 0.0, 1.0, 1.0, 1.0, 2.24, 0.0),
     "pointwise, transposed": (1.16, 0.0, 1.85, 1.19, 4.0, 1.0, 0.0, 0.382, 0.229, 128.0),
-    "product": (2.23, 0.0, 0.847, 0.584, 0.857, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "product, grouped": (6.0, 0.0, 3.07, 0.631, 1.04, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "product": (2.22, 0.0, 0.86, 0.603, 0.854, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "product, grouped": (5.57, 0.0, 3.99, 0.78, 0.884, 1.0, 1.0, 1.0, 0.0, 0.0),
     "rows, three passes": (1.2, 0.0, 2.24, 1.0, 0.0, 7.98, 1.59, 2.93, 0.428, 2.54),
     "rows, three passes, transposed": (2.54, 0.0, 7.9, 9.55, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "rows, two passes": (1.13, 0.0, 1.52, 1.0, 0.863, 0.0, 0.0, 5.0, 0.451, 0.0),
     "rows, two passes, transposed": (2.43, 0.0, 4.24, 2.0, 0.0, 1.0, 1.0, 1.0, 1.43, 0.735),
     "scatter": (7.15, 0.0, 1.6, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "tilewright.add_embedding_sums_": (4.45, 0.0, 4.19, 2.0, 0.0, 1.0, 1.0, 1.0, 3.45, 15.0),
+    "tilewright.add_embedding_sums_": (1.45, 0.0, 5.54, 1.14, 0.0, 1.0, 1.0, 1.0, 0.451, 43.0),
     "tilewright.add_norm": (1.0, 0.0, 1.37, 1.14, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "tilewright.attention": (2.83, 0.0, 0.3, 0.446, 0.918, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "tilewright.attention_backward": (6.26, 0.0, 7.82, 0.498, 1.26, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.attention": (2.87, 0.0, 0.3, 0.571, 0.9, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.attention_backward": (2.56, 0.0, 5.39, 1.12, 1.27, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.cross_entropy": (4.47, 0.0, 1.6, 1.09, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.cross_entropy_backward": (2.05, 0.0, 1.99, 1.01, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.draw_philox": (0.733, 0.3, 1.6, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "tilewright.embedding_sums": (3.05, 0.0, 1.18, 2.0, 0.0, 1.0, 1.0, 1.77, 1.73, 2.1),
+    "tilewright.embedding_sums": (2.11, 0.0, 1.72, 1.52, 0.0, 1.0, 1.0, 1.0, 1.11, 20.3),
     "tilewright.linear_gelu": (0.5, 0.0, 2.11, 0.889, 0.878, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "tilewright.norm": (1.44, 0.0, 1.91, 1.06, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.norm": (1.45, 0.0, 1.89, 1.07, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.norm_backward": (6.29, 0.0, 4.09, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
-    "tilewright.scatter_sums": (15.0, 0.0, 1.6, 1.92, 0.0, 1.0, 1.0, 1.0, 5.0, 0.0235),
+    "tilewright.scatter_sums": (1.8, 0.0, 2.86, 2.0, 0.0, 1.0, 1.0, 1.0, 0.797, 0.0486),
     # Of 33 launches a token in a decoder of width 2048, 1 and 32 rows: 349 and 449 µs.
     "tilewright.skinny_linear": (3.5, 0.0, 1.3, 1.15, 1.1, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.softmax": (0.5, 0.0, 1.6, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.softmax_backward": (1.91, 0.0, 2.82, 0.984, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.sorted_bounds": (2.26, 0.0, 6.72, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
 }
 """Of the datasheets of all GPUs, since they are shares of a device's own ceilings."""
