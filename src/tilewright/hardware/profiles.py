@@ -324,7 +324,8 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
         origin="measured",
         capability=gpu.capability if gpu else None,
-        kernel_times=kept_kernel_times(name) or (kernel_times.H200 if gpu else {}),
+        # Kinds of kernels that were not timed here keep an H200's shares of the ceilings.
+        kernel_times={**(kernel_times.H200 if gpu else {}), **kept_kernel_times(name)},
     )
 
 
