@@ -3,6 +3,7 @@
 python -m benchmarks.models --device cuda --entrants tilewright --launches launches.jsonl
 python -m benchmarks.model_launches launches.jsonl       # the tables of rows that were kept
 python -m benchmarks.model_launches launches.jsonl --fit # coefficients for `hardware/kernel_times.py`, and their errors
+python -m benchmarks.model_launches launches.jsonl --keep # the same for this machine's GPU, kept beside its ceilings
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
 from tilewright.cost.fit import Timed, fit
 from tilewright.cost.work import Work, predicted_us
-from tilewright.hardware.profiles import DeviceProfile, profile_for
+from tilewright.hardware.ceilings import keep_kernel_times
+from tilewright.hardware.kernel_times import KernelTimes
+from tilewright.hardware.profiles import DeviceProfile, local_profile, profile_for
 from tilewright.hardware.target import absent
 from tilewright.passes.fusion import Region
 from tilewright.records.case import Case, InputSpec
@@ -250,34 +253,46 @@ def work_of(row: LaunchRow) -> Work:
     return Work(**{**row.work, **pairs})
 
 
+def coefficients(rows: Iterable[LaunchRow], profile: DeviceProfile) -> KernelTimes:
+    """Those of the rows' kinds on the device of `profile`."""
+    return fit((Timed(row.what, work_of(row), row.measured_us) for row in rows if row.work is not None), profile)
+
+
 def fitted(rows: list[LaunchRow], profile: DeviceProfile) -> str:
-    """Coefficients fitted to all rows; before them the errors on each half of the models by a fit of the other half."""
+    """Coefficients fitted to all rows; before them the errors on each model by a fit of all others."""
     known = [row for row in rows if row.work is not None]
     models = sorted({row.model for row in known})
 
-    def times(some: Iterable[LaunchRow]) -> DeviceProfile:
-        found = fit((Timed(row.what, work_of(row), row.measured_us) for row in some), profile)
-        return replace(profile, kernel_times={**profile.kernel_times, **found})
-
-    def line(name: str, some: list[LaunchRow], by: DeviceProfile) -> str:
-        return _line(name, [replace(row, predicted_us=predicted_us(work_of(row), by)) for row in some], total)
+    def predicted(some: Iterable[LaunchRow], times: KernelTimes) -> list[LaunchRow]:
+        by = replace(profile, kernel_times={**profile.kernel_times, **times})
+        return [replace(row, predicted_us=predicted_us(work_of(row), by)) for row in some]
 
     total = sum(row.measured_us for row in known) or 1.0
-    lines = []
-    for half in (set(models[::2]), set(models[1::2])):
-        inside = [row for row in known if row.model in half]
-        others = times(row for row in known if row.model not in half)
-        lines.append(line(f"of a fit of others: {', '.join(sorted(half))}", inside, others))
-    of_all = times(known)
-    lines.append(line("ALL, fitted", known, of_all))
-    lines += [f'    "{kind}": {found},' for kind, found in sorted(of_all.kernel_times.items())]
+    lines, held_out = [], []
+    for model in models:
+        times = coefficients((row for row in known if row.model != model), profile)
+        found = predicted((row for row in known if row.model == model), times)
+        held_out += found
+        lines.append(_line(f"{model}, by a fit of the others", found, total))
+    lines.append(_line("ALL, each by a fit of the others", held_out, total))
+    times = coefficients(known, profile)
+    lines.append(_line("ALL, fitted", predicted(known, times), total))
+    lines += [f'    "{kind}": {found},' for kind, found in sorted({**profile.kernel_times, **times}.items())]
     return "\n".join(lines)
+
+
+def _kept(rows: list[LaunchRow]) -> str:
+    """Fit and keep for the GPU of this machine, on which the rows were timed."""
+    profile = local_profile(device="cuda")
+    place = keep_kernel_times(profile.name, {**profile.kernel_times, **coefficients(rows, profile)}, [])
+    return f"{fitted(rows, profile)}\nkept in {place}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--fit", action="store_true", help="fit coefficients; of an H200")
+    parser.add_argument("--keep", action="store_true", help="fit those of this machine's GPU, and keep them for it")
     given = parser.parse_args()
     kept = [row for path in given.rows for row in read(path)]
-    print(fitted(kept, profile_for("h200")) if given.fit else table(kept))
+    print(_kept(kept) if given.keep else fitted(kept, profile_for("h200")) if given.fit else table(kept))
