@@ -206,8 +206,8 @@ def call_work(node: Node, cost: Cost) -> Work:
 def _sums_by_index(node: Node) -> tuple[int | None, int]:
     """Programs of an operator that sums by index, and words that each combines; None and 0 of the others.
 
-    Sums of rows have a program for each row of the result, or for several short ones, which first looks up its positions
-    between bounds; sums within rows compare the places of all elements.
+    Sums of rows have a program for each row of the result, or for several short ones, which first looks up its
+    positions between bounds; sums within rows compare the places of all elements.
     """
     if calls.operator_name(node.target) == "tilewright.scatter_sums":
         *rows, columns = shape_of(node.args[0])
