@@ -124,7 +124,7 @@ def test_rows_end_with_their_block_forward(dtype: torch.dtype) -> None:
     """Up to 128 KiB, at any alignment."""
     columns = 131072 // dtype.itemsize
     layouts = (RowLayout(0, 9, columns), RowLayout(2 * dtype.itemsize, 9, columns))
-    for inputs, alignment in (((layouts[0],), "ALIGNED"), (layouts, "SCALAR")):
+    for inputs, alignment in (((layouts[0],), "ALIGNED"), (layouts, "SHIFTED")):
         found = schedule_of(NormCall("forward", columns, dtype, inputs, dtype, True, True), H200)
         assert isinstance(found, Schedule) and (found.storage, found.alignment) == ("registers", alignment)
     assert "no kernel holds rows" in str(schedule_of(call("forward", columns + 1, dtype), H200))

@@ -1,11 +1,12 @@
 // Rows of a matrix in 16-byte vectors, and reductions over lanes, block and cluster. NVRTC compiles what includes this:
 // no other header is needed.
 //
-//   ALIGNED, PEELED, SCALAR   how rows lie in memory, a constant of the build:
+//   ALIGNED, PEELED, SHIFTED   how rows lie in memory, a constant of the build:
 //       ALIGNED  every row starts on LINE bytes and is a whole number of vectors;
 //       PEELED   rows of all tensors are alike modulo 16 bytes. Vectors are counted from a multiple of LINE bytes,
 //                `head` lanes before the first column; lanes outside of the row are read and masked, never written;
-//       SCALAR   tensors differ: element by element, in vectors counted from the first column.
+//       SHIFTED  as PEELED, but for tensors that are only read: two of their vectors are loaded and shifted. The row that
+//                is made first, from which the others take their vectors, must be one that is written.
 //   LINE      16 unless defined, or 128: the vectors of a warp lie in whole cache lines.
 //   State     what is reduced: a struct of 4-byte words; identity() and combine(State), associative and commutative.
 #pragma once
@@ -22,7 +23,7 @@ constexpr float LOWEST = -3.402823466e38f;  // finite, so that -inf minus it is 
 #ifndef LINE
 #define LINE 16
 #endif
-constexpr int ALIGNED = 0, PEELED = 1, SCALAR = 2;
+constexpr int ALIGNED = 0, PEELED = 1, SHIFTED = 2;
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
@@ -167,6 +168,21 @@ __device__ __forceinline__ uint4 load_vector_once(const void *address) {
         : "l"(address), "l"(evict_last_policy()));
     return v;
 }
+// 16 bytes from any address that is a multiple of their elements' size.
+__device__ __forceinline__ uint4 load_shifted(const void *address) {
+    const unsigned shift = (unsigned long long)address % 16;
+    const char *start = (const char *)address - shift;
+    // The next vector is read where it has some of these bytes: otherwise it may lie outside of the tensor.
+    const uint4 a = load_vector(start), b = load_vector(start + (shift ? 16 : 0));
+    unsigned words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int i = 0; i < 6; i++) words[i] = shift & 8 ? words[i + 2] : words[i];
+#pragma unroll
+    for (int i = 0; i < 5; i++) words[i] = shift & 4 ? words[i + 1] : words[i];
+    const unsigned bits = 8 * (shift & 3);
+    return {__funnelshift_r(words[0], words[1], bits), __funnelshift_r(words[1], words[2], bits),
+            __funnelshift_r(words[2], words[3], bits), __funnelshift_r(words[3], words[4], bits)};
+}
 __device__ __forceinline__ void store_vector(void *address, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
@@ -182,8 +198,8 @@ struct Row {
 
     // `start` points at column 0.
     __device__ __forceinline__ Row(const T *start, int columns_)
-        : Row(start, columns_, Alignment == PEELED ? int((unsigned long long)start % LINE / sizeof(T)) : 0) {}
-    // With the vectors of `other`, which lies alike modulo 16 bytes.
+        : Row(start, columns_, Alignment == ALIGNED ? 0 : int((unsigned long long)start % LINE / sizeof(T))) {}
+    // With the vectors of `other`, which lies alike modulo 16 bytes; to be read alone if SHIFTED.
     __device__ __forceinline__ Row(const T *start, const Row &other) : Row(start, other.columns, other.head) {}
     __device__ __forceinline__ Row(const T *start, int columns_, int head_)
         : base(const_cast<T *>(start) - head_), head(head_), columns(columns_) {
@@ -191,11 +207,11 @@ struct Row {
     }
     // Of any row of so many columns.
     static __device__ __forceinline__ int most_vectors(int columns) {
-        return (columns + (Alignment == PEELED ? LINE / int(sizeof(T)) - 1 : 0) + Lanes - 1) / Lanes;
+        return (columns + (Alignment == ALIGNED ? 0 : LINE / int(sizeof(T)) - 1) + Lanes - 1) / Lanes;
     }
     __device__ __forceinline__ int column(int vector) const { return vector * Lanes - head; }
     __device__ __forceinline__ bool holds(int vector) const {
-        return vector < vectors && (Alignment != PEELED || vector >= head / Lanes);
+        return vector < vectors && (Alignment == ALIGNED || vector >= head / Lanes);
     }
     __device__ __forceinline__ bool is_partial(int vector) const {
         if constexpr (Alignment == ALIGNED) return false;
@@ -204,18 +220,16 @@ struct Row {
     // Lanes outside of a peeled row are read too: an aligned 16-byte piece of memory is readable if one byte of it is.
     __device__ __forceinline__ uint4 load(int vector) const {
         const T *address = base + (long long)vector * Lanes;
-        if constexpr (Alignment != SCALAR) {
-            return load_vector(address);
-        } else {
-            float x[Lanes];
+        if constexpr (Alignment != SHIFTED) return load_vector(address);
+        if (!is_partial(vector)) return load_shifted(address);
+        float x[Lanes];
 #pragma unroll
-            for (int i = 0; i < Lanes; i++) x[i] = column(vector) + i < columns ? widen(address[i]) : 0.f;
-            return pack<T>(x);
-        }
+        for (int i = 0; i < Lanes; i++) x[i] = unsigned(column(vector) + i) < unsigned(columns) ? widen(address[i]) : 0.f;
+        return pack<T>(x);
     }
     // load() of what a kernel reads once while it writes as much.
     __device__ __forceinline__ uint4 load_once(int vector) const {
-        if constexpr (Alignment == SCALAR)
+        if constexpr (Alignment == SHIFTED)
             return load(vector);
         else
             return load_vector_once(base + (long long)vector * Lanes);
@@ -238,7 +252,7 @@ struct Row {
     }
     __device__ __forceinline__ void store(int vector, uint4 packed) const {
         T *address = base + (long long)vector * Lanes;
-        if (Alignment != SCALAR && !is_partial(vector)) {
+        if (!is_partial(vector)) {
             store_vector(address, packed);
         } else if constexpr (Alignment != ALIGNED) {
 #pragma unroll

@@ -10,7 +10,7 @@ import torch
 
 from tilewright.launch.builder import Operand, RecipeBuilder
 
-Alignment = Literal["ALIGNED", "PEELED", "SCALAR"]
+Alignment = Literal["ALIGNED", "PEELED", "SHIFTED"]
 """How rows are read in vectors; the names are those of `row.cuh`."""
 VECTOR = 16
 """Bytes that a thread loads at once."""
@@ -68,15 +68,18 @@ def line_of(columns: int, itemsize: int) -> int:
 
 
 def alignment_of(columns: int, itemsize: int, layouts: Sequence[RowLayout], line: int | None = None) -> Alignment:
-    """How the rows of tensors of one dtype lie, together; `line` is `line_of`'s where it is not given."""
+    """How the rows of tensors of one dtype lie, together; the first layout is of what the kernel writes.
+
+    `line` is `line_of`'s where it is not given.
+    """
     line = line or line_of(columns, itemsize)
     first = layouts[0]
     for other in layouts[1:]:
         if (other.address - first.address) % VECTOR:
-            return "SCALAR"
+            return "SHIFTED"
         # One row has no next one, whatever its stride says.
         if first.rows > 1 and (other.stride - first.stride) * itemsize % VECTOR:
-            return "SCALAR"
+            return "SHIFTED"
     step = first.stride * itemsize if first.rows > 1 else 0
     aligned = first.address % line == 0 and step % line == 0 and columns * itemsize % VECTOR == 0
     return "ALIGNED" if aligned else "PEELED"
@@ -84,5 +87,5 @@ def alignment_of(columns: int, itemsize: int, layouts: Sequence[RowLayout], line
 
 def vectors_of(columns: int, itemsize: int, alignment: Alignment) -> int:
     """The most vectors that a row of so many columns takes, counted from its line's beginning."""
-    before = line_of(columns, itemsize) // itemsize - 1 if alignment == "PEELED" else 0
+    before = 0 if alignment == "ALIGNED" else line_of(columns, itemsize) // itemsize - 1
     return -(-(columns + before) * itemsize // VECTOR)

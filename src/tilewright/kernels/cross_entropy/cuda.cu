@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long row = (long long)(blockIdx.x / pieces) * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
     if (row >= rows) return;
     const int first = blockIdx.x % pieces * VECTORS * ROW_THREADS + threadIdx.x % ROW_THREADS;
-    const Elements in(logits + row * stride, columns), result(out + row * out_stride, in);
+    const Elements result(out + row * out_stride, columns), in(logits + row * stride, result);
     const long long label = target[row];
     uint4 loaded[VECTORS];
 #pragma unroll

@@ -119,7 +119,7 @@ def backward(
     """The gradient of the logits [N, C] into `out`, from that of the loss, [] or [N]."""
     rows, columns = logits.shape
     size, layouts = logits.itemsize, (layout_of(logits), layout_of(out))
-    alignment = alignment_of(columns, size, layouts)
+    alignment = alignment_of(columns, size, layouts[::-1])
     schedule = backward_schedule(columns, size, alignment)
     pieces = -(-vectors_of(columns, size, alignment) // (schedule.row_threads * schedule.vectors))
     call.launch(

@@ -90,9 +90,10 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     size, (first, *_) = call.dtype.itemsize, call.inputs
     result = RowLayout(0, first.rows, call.columns)
     line = line_of(call.columns, size) if call.direction == "forward" else VECTOR
-    alignment = alignment_of(call.columns, size, (*call.inputs, result), line)
+    alignment = alignment_of(call.columns, size, (result, *call.inputs), line)
     if call.direction == "forward":
-        found = _registers(vectors_of(call.columns, size, alignment))
+        # Vectors are those of the rows that are written.
+        found = _registers(vectors_of(call.columns, size, alignment_of(call.columns, size, (result,), line)))
     elif alignment != "ALIGNED":
         return "rows are not whole vectors of 16 bytes"
     elif size == 2 and _registers(call.columns * size // VECTOR) is None:

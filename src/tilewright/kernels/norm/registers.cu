@@ -63,11 +63,11 @@ norm_registers(const ELEMENT *x, const ELEMENT *residual, ELEMENT *y, ELEMENT *s
     __shared__ RowReduce<THREADS, 1, Sum> row_reduce;
     const int first = threadIdx.x % ROW_THREADS;
     const long long row = (long long)blockIdx.x * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
-    const Elements in(x + row * x_stride, row < rows ? columns : 0), out(y + row * columns, in);
+    const Elements out(y + row * columns, row < rows ? columns : 0), in(x + row * x_stride, out);
     uint4 vectors[VECTORS];
     load(in, first, vectors);
     if constexpr (RESIDUAL) {
-        const Elements other(residual + row * residual_stride, in), total(sum + row * columns, in);
+        const Elements other(residual + row * residual_stride, out), total(sum + row * columns, out);
         uint4 more[VECTORS];
         load(other, first, more);
 #pragma unroll

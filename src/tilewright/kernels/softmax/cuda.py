@@ -61,7 +61,7 @@ def schedule_of(
     log: bool,
     limits: DeviceLimits,
 ) -> Schedule:
-    """The schedule for tensors of these layouts; `log` for log-softmax."""
+    """The schedule for tensors of these layouts, the written one first; `log` for log-softmax."""
     size = dtype.itemsize
     alignment = alignment_of(columns, size, layouts)
     found = _registers(direction, vectors_of(columns, size, alignment), log, limits)
@@ -121,7 +121,7 @@ def backward(call: RecipeBuilder, y: Operand, dy: Operand, dx: Operand, log: boo
 def _launch(call: RecipeBuilder, direction: Direction, tensors: tuple[Operand, ...], log: bool) -> None:
     first, layouts = tensors[0], tuple(map(layout_of, tensors))
     rows, columns = first.shape
-    schedule = schedule_of(direction, columns, first.dtype, layouts, log, limits_of(first.device))
+    schedule = schedule_of(direction, columns, first.dtype, layouts[::-1], log, limits_of(first.device))
     kernel = _kernel(direction, first.device.index, first.dtype, log, schedule)
     strides = (layout.stride for layout in layouts)
     call.launch(kernel, (schedule.programs(rows) * schedule.cluster,), *tensors, rows, columns, *strides)

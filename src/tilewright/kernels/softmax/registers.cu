@@ -101,7 +101,7 @@ forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_s
     row_reduce.start();
     const long long row = row_number();
     const int here = row < rows ? columns : 0;
-    const Elements in(x + row * x_stride, here), out(y + row * y_stride, in);
+    const Elements out(y + row * y_stride, here), in(x + row * x_stride, out);
     uint4 loaded[VECTORS];
     load<true>(in, minus_infinity(), loaded);
     mask_edges(in, minus_infinity(), loaded);
@@ -151,8 +151,8 @@ backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int c
     row_reduce.start();
     const long long row = row_number();
     const int here = row < rows ? columns : 0;
-    const Elements result(y + row * y_stride, here), gradient(dy + row * dy_stride, result);
-    const Elements out(dx + row * dx_stride, result);
+    const Elements out(dx + row * dx_stride, here);
+    const Elements result(y + row * y_stride, out), gradient(dy + row * dy_stride, out);
     uint4 results[VECTORS], gradients[VECTORS];
     load(gradient, 0.f, gradients);
     load(result, 0.f, results);
