@@ -6,6 +6,7 @@ from torch import fx
 
 from tilewright.hardware.target import Target
 from tilewright.passes.added_biases import add_biases_in_products
+from tilewright.passes.attention.flex import call_for_bands
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
 from tilewright.passes.attention.lay_masks import lay_masks
 from tilewright.passes.attention.pinned import mark_pinned
@@ -47,7 +48,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     `price` predicts the time of an attention.
     """
     mark_pinned(module)
-    decisions = leave_weights_out(module, target)
+    decisions = leave_weights_out(module, target) + call_for_bands(module, target)
     decisions += recognise_attention(module, target, price) + settle_calls(module, target)
     settle_shifts(module)
     gather_gradients(module)

@@ -87,7 +87,7 @@ class Constants:
                 return None
         elif name not in REPEATING and fake.numel() * fake.itemsize > MOST_BYTES:
             return None
-        result = _run(node, known)
+        result = computed(node, known)
         return None if result is None else _repeating(result.expand(fake.shape))
 
 
@@ -111,7 +111,7 @@ def _repeating(value: torch.Tensor) -> torch.Tensor:
     return small.expand(shape)
 
 
-def _run(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
+def computed(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | None:
     """The result of the call on the CPU; None if it is no tensor, or if the call cannot view repeated values."""
     cpu = torch.device("cpu")
     given: tuple[Any, ...] = map_arg(node.args, values.__getitem__)

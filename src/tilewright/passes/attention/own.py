@@ -58,8 +58,6 @@ def write_own(
     write: Writer, operands: tuple[Node, Node, Node], mask: Node | None, band: Band, attention: Attention
 ) -> Node:
     """out [B, H, Nq, dv] of q, k and v [B, H, N, d], with `mask` on the scores."""
-    import tilewright.kernels.attention.registered  # noqa: F401, what defines the operator
-
     q, k, v = operands
     if mask is not None:
         sizes = (*tensor_of(q).shape[:3], tensor_of(k).shape[2])
@@ -69,12 +67,22 @@ def write_own(
     shared = unrepeated(k), unrepeated(v)
     if shared[0] is not k and shared[1] is not v:
         k, v = shared
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    options = (mask, None, None, None, attention.scale, *band, attention.softcap, 0.0, 0, 0, deterministic, "auto")
-    results = write.call(torch.ops.tilewright.attention.default, q, k, v, *options)
-    out = write.call(operator.getitem, results, 0)
+    out, lse = call_attention(write, (q, k, v), mask, band, attention.scale, attention.softcap)
     if attention.softmax.sink is None:
         return out
-    lse = write.method("unsqueeze", write.call(operator.getitem, results, 1), -1)
-    share = write.method("sigmoid", write.call(torch.sub, lse, attention.softmax.sink))
+    share = write.call(torch.sub, write.method("unsqueeze", lse, -1), attention.softmax.sink)
+    share = write.method("sigmoid", share)
     return write.method("to", write.call(torch.mul, out, share), tensor_of(out).dtype)
+
+
+def call_attention(
+    write: Writer, operands: tuple[Node, Node, Node], mask: Node | None, band: Band, scale: float, softcap: float
+) -> tuple[Node, Node]:
+    """A call of tilewright's attention: out [B, H, Nq, dv] and the log-sum-exp [B, H, Nq]."""
+    import tilewright.kernels.attention.registered  # noqa: F401, what defines the operator
+
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options = (mask, None, None, None, scale, *band, softcap, 0.0, 0, 0, deterministic, "auto")
+    results = write.call(torch.ops.tilewright.attention.default, *operands, *options)
+    out, lse = (write.call(operator.getitem, results, index) for index in (0, 1))
+    return out, lse
