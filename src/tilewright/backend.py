@@ -261,10 +261,10 @@ class _Compiler(Compiler):
             except Exception as error:
                 self.leave_to_pytorch(_fallback({name: module}, error), error)
                 return interpreted(module.graph)
-            with outcomes.asked() as asked:
+            with outcomes.looked_up() as looked_up:
                 (run,), graphs = self._try({name: fixed})
             if key is not None and (planned := _bare(graphs)) is not None:
-                program_cache.keep_plan(key, *planned, asked)
+                program_cache.keep_plan(key, *planned, looked_up)
             return run
 
         past_limit, run_eagerly = cache(partial(self.past_limit, _place(module.graph))), interpreted(module.graph)

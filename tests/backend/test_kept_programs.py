@@ -227,8 +227,8 @@ def test_another_outcome_of_a_race_plans_anew(kept_programs: Path) -> None:
     run(two_readers, x)
     (path,) = programs(kept_programs)
     program = program_cache.load(path.stem)
-    assert program is not None and program.asked and set(program.asked.values()) == {None}
-    races = list(program.asked)
+    assert program is not None and program.looked_up and set(program.looked_up.values()) == {None}
+    races = list(program.looked_up)
     again()
     run(two_readers, x)
     assert program_cache.counts == {"loaded": 1}

@@ -44,7 +44,7 @@ def copies(request: pytest.FixtureRequest) -> Call:
         call = RecipeBuilder("tested::copies", operands, compiled=True)
         return native_recipe(module, call.finish(*(call.copy(operands[0]) for _ in range(3))))
 
-    known = module.operator(False, build, GRADIENT.told("TestedCopies"))
+    known = module.operator(False, build, GRADIENT.as_data("TestedCopies"))
     return lambda *arguments: module.call(known, *arguments)
 
 

@@ -86,7 +86,7 @@ def many(count: int) -> Program:
     return Program(operators, [], decisions)
 
 
-def test_a_summary_has_the_dearest_and_one_row_for_each_reason() -> None:
+def test_a_summary_has_the_most_expensive_and_one_row_for_each_reason() -> None:
     text = shown(many(31))
     assert [f"op_{at} " in text for at in (20, 21, 30)] == [False, True, True]
     assert "and 21 operators with lower floors; --all has them" in text

@@ -115,10 +115,10 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
         key = program_cache.key_of(identity, module, inputs) if identity is not None and is_flat else None
         if key is not None and (loaded := _loaded(compiler, key, inputs)) is not None:
             return loaded
-        with outcomes.asked() as asked:
+        with outcomes.looked_up() as looked_up:
             compiler.rewriter.before_autograd(module)
             if is_flat:
-                return _traced(compiler, module, inputs, key, asked)
+                return _traced(compiler, module, inputs, key, looked_up)
             through = partial(_traced, compiler)
             flat: Callable[..., Any] = flatten_graph_inputs(module, inputs, through)
             return flat
@@ -133,7 +133,7 @@ def _traced(
     module: Any,
     inputs: Sequence[Any],
     key: str | None = None,
-    asked: Mapping[str, Outcome | None] | None = None,
+    looked_up: Mapping[str, Outcome | None] | None = None,
 ) -> Callable[..., Any]:
     """The module compiled through AOTAutograd; with a key it is also kept for other processes."""
     # torch._dynamo.backends.common.aot_autograd would import Inductor's scheduler.
@@ -168,7 +168,7 @@ def _traced(
         return _traced(compiler, module, inputs)
     if key is not None:
         try:
-            if (program := pairs.program(compiled, asked or {})) is not None:
+            if (program := pairs.program(compiled, looked_up or {})) is not None:
                 program_cache.keep(key, program)
                 compiler.keep_sizes(key)
         # The program is compiled all the same.

@@ -173,7 +173,7 @@ class GraphPair:
             )
         )
 
-    def program(self, compiled: Any, asked: Mapping[str, Outcome | None]) -> KeptProgram | None:
+    def program(self, compiled: Any, looked_up: Mapping[str, Outcome | None]) -> KeptProgram | None:
         """The compiled program as data; None if the compiler or AOTAutograd cannot describe it. Raises CaptureError."""
         from tilewright.graph import aot_entry, packed
         from tilewright.graph.program_cache import KeptProgram
@@ -187,7 +187,7 @@ class GraphPair:
             raise CaptureError("its backward cannot be packed")
         state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents, self.plain
         content = packed.pack(state, graphs, symbolic=self.is_symbolic)
-        return KeptProgram(entry, content, self.packed, dict(asked), guards if self.is_symbolic else None)
+        return KeptProgram(entry, content, self.packed, dict(looked_up), guards if self.is_symbolic else None)
 
     def restored(self, state: Any) -> dict[Kind, Boxed]:
         """The functions of a program, from what `program` packed."""

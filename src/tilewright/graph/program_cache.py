@@ -40,7 +40,7 @@ class KeptProgram:
     """What was planned, packed."""
     backward: bytes | None
     """Packed: the backward graph with all its incoming gradients, as it was before it was planned."""
-    asked: Mapping[str, Outcome | None] = field(default_factory=dict)
+    looked_up: Mapping[str, Outcome | None] = field(default_factory=dict)
     guards: str | None = None
     """Conditions on symbolic sizes."""
 
@@ -70,7 +70,7 @@ def load(key: str) -> KeptProgram | None:
     except Exception:
         discard(key)
         return None
-    if any(outcomes.kept(race) != outcome for race, outcome in program.asked.items()):
+    if any(outcomes.kept(race) != outcome for race, outcome in program.looked_up.items()):
         discard(key)
         return None
     return program
@@ -89,7 +89,7 @@ def load_plan(key: str) -> Any | None:
     return plan
 
 
-def keep_plan(key: str, plan: Any, graphs: Sequence[fx.Graph], asked: Mapping[str, Outcome | None]) -> None:
+def keep_plan(key: str, plan: Any, graphs: Sequence[fx.Graph], looked_up: Mapping[str, Outcome | None]) -> None:
     """Write the plan for the sizes of a call, which refers to these graphs."""
     from tilewright.graph.packed import Unpackable, pack
 
@@ -98,7 +98,7 @@ def keep_plan(key: str, plan: Any, graphs: Sequence[fx.Graph], asked: Mapping[st
     except Unpackable as error:
         counts[f"not kept: {error}"] += 1
         return
-    keep(key, KeptProgram(b"", content, None, dict(asked)), "sizes kept")
+    keep(key, KeptProgram(b"", content, None, dict(looked_up)), "sizes kept")
 
 
 def keep(key: str, program: KeptProgram, what: str = "kept") -> None:

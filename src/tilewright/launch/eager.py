@@ -123,8 +123,8 @@ class EagerOperator:
             recipe = self.build(*arguments)
             return None if recipe is None else native_recipe(module, recipe)
 
-        told = self.gradient and self.gradient.told(_node_name(self.name))
-        known = module.operator(self.has_one_result, build, told)
+        gradient = self.gradient and self.gradient.as_data(_node_name(self.name))
+        known = module.operator(self.has_one_result, build, gradient)
         self._native = _Native(*(functools.partial(call, known) for call in (module.call, module.known, module.below)))
         return self._native
 

@@ -79,9 +79,9 @@ class Gradient:
         pairs = zip(self.gives, ctx.are_tensors, strict=True)
         return tuple(results[place] if place is not None and is_tensor else None for place, is_tensor in pairs)
 
-    def told(self, name: str) -> tuple[Any, ...]:
+    def as_data(self, name: str) -> tuple[Any, ...]:
         """The same for the executor, with the name of the node in autograd's graph."""
-        takes = [_told(taken) for taken in self.takes]
+        takes = [_as_data(taken) for taken in self.takes]
         gives = [-1 if place is None else place for place in self.gives]
         return name, self.operator, takes, gives, self.differentiable
 
@@ -90,7 +90,7 @@ GRAD, GIVEN, IS_GIVEN, KEPT, CONSTANT = range(5)
 """Kinds of arguments, as in native/gradient.h."""
 
 
-def _told(taken: Any) -> tuple[int, int, Any]:
+def _as_data(taken: Any) -> tuple[int, int, Any]:
     match taken:
         case Grad(result, is_optional):
             return GRAD, result, is_optional

@@ -20,7 +20,7 @@ _unsaved: dict[str, Outcome] = {}
 """Outcomes that could not be written: this process follows them, the next one will race again."""
 
 
-_asked: ContextVar[dict[str, Outcome | None] | None] = ContextVar("tilewright_outcomes_asked", default=None)
+_looked_up: ContextVar[dict[str, Outcome | None] | None] = ContextVar("tilewright_outcomes_looked_up", default=None)
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ def every() -> dict[str, Outcome]:
 
 
 @contextmanager
-def asked() -> Iterator[dict[str, Outcome | None]]:
+def looked_up() -> Iterator[dict[str, Outcome | None]]:
     """Collect, by key, the outcomes looked up in this block: decisions made there are valid as long as these are."""
     found: dict[str, Outcome | None] = {}
-    token = _asked.set(found)
+    token = _looked_up.set(found)
     try:
         yield found
     finally:
-        _asked.reset(token)
+        _looked_up.reset(token)
 
 
 def kept(key: str) -> Outcome | None:
     """The outcome of an earlier race, in this process or another; None where there was none, or its file is damaged."""
     outcome = _read(key)
-    if (found := _asked.get()) is not None:
+    if (found := _looked_up.get()) is not None:
         found[key] = outcome
     return outcome
 

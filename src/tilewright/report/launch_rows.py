@@ -25,7 +25,7 @@ CLASS_STYLE: Mapping[OperatorClass, str] = {
     "unknown": "red",
 }
 _WITH_INDICES = ("max", "min", "median", "nanmedian", "mode", "cummax", "cummin", "sort", "topk", "kthvalue")
-_DEAREST = 10
+_MOST_KINDS = 10
 """Rows of a summary."""
 _FEW_MEMBERS = 16
 """A summary names the operators of a region up to this many."""
@@ -48,10 +48,10 @@ class Alike(Generic[Priced]):
 
 
 def operator_rows(operators: Sequence[Operator], names: Sequence[str], everything: bool) -> RenderableType:
-    """A row for each operator that moves or computes anything; unless `everything`, for the dearest kinds of them."""
+    """A row for each operator that moves or computes anything; unless `everything`, for the most expensive kinds."""
     costly = [op for op in operators if not _is_free(op)]
     kinds = _kinds(costly, _kind_of_operator, everything)
-    shown = kinds if everything else _dearest(kinds)
+    shown = kinds if everything else _most_expensive(kinds)
     parts: list[RenderableType] = [_operator_table(shown, names), _rest(shown, costly, "operators")]
     if free := len(operators) - len(costly):
         parts.append(Text(f"and {free:,} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
@@ -59,9 +59,9 @@ def operator_rows(operators: Sequence[Operator], names: Sequence[str], everythin
 
 
 def region_rows(regions: Sequence[Region], names: Sequence[str], everything: bool) -> RenderableType:
-    """A row for each region; unless `everything`, for the dearest kinds of them."""
+    """A row for each region; unless `everything`, for the most expensive kinds of them."""
     kinds = _kinds(regions, _kind_of_region, everything)
-    shown = kinds if everything else _dearest(kinds)
+    shown = kinds if everything else _most_expensive(kinds)
     return Group(_region_table(shown, names, everything), _rest(shown, regions, "regions"))
 
 
@@ -96,10 +96,10 @@ def word(name: str) -> str:
     return base if base and number.isdigit() else name
 
 
-def _dearest(kinds: Sequence[Alike[Priced]]) -> Sequence[Alike[Priced]]:
+def _most_expensive(kinds: Sequence[Alike[Priced]]) -> Sequence[Alike[Priced]]:
     """Those with the highest floors, in the order of the program."""
-    dearest = sorted(kinds, key=lambda kind: -kind.floor_us)[:_DEAREST]
-    kept = set(map(id, dearest))
+    most_expensive = sorted(kinds, key=lambda kind: -kind.floor_us)[:_MOST_KINDS]
+    kept = set(map(id, most_expensive))
     return [kind for kind in kinds if id(kind) in kept]
 
 

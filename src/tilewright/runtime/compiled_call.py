@@ -24,7 +24,7 @@ def compiled_call(called: Called) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         nonlocal native, was_called
         if native is None and was_called and (module := EXTENSION.found) is not None:
-            native = partial(module.call_compiled, module.compiled(_told(called)))
+            native = partial(module.call_compiled, module.compiled(_as_data(called)))
         if native is not None:
             return native(*args)
         results = otherwise(*args)
@@ -34,7 +34,7 @@ def compiled_call(called: Called) -> Callable[..., Any]:
     return call
 
 
-def _told(called: Called) -> tuple[Any, ...]:
+def _as_data(called: Called) -> tuple[Any, ...]:
     """As native/executor.cpp reads it."""
     plain, autograd = called.plain, called.plain.autograd
     functions = called.forward, called.backward, called.otherwise, called.stand_in, called.mark

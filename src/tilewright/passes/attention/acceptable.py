@@ -123,22 +123,22 @@ def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
     if fused_kernel(write, call) is not None:
         return [], None
     _check(call)
-    told: list[str] = []
+    changes: list[str] = []
     if one_head := tensor_of(call.q).dim() == 3:
-        told.append("3 axes as 4")
+        changes.append("3 axes as 4")
         q, k, v = (write.method("unsqueeze", x, 1) for x in (call.q, call.k, call.v))
         call = call._replace(q=q, k=k, v=v)
         if call.mask is not None and tensor_of(call.mask).dim() == 3:
             call = call._replace(mask=write.method("unsqueeze", call.mask, 1))
-    call = _by_rows(write, call, told)
+    call = _by_rows(write, call, changes)
     if fused_kernel(write, call) is not None:
         new = call.write(write)
     else:
-        told.append("PyTorch's memory-efficient kernel" + _because(call))
+        changes.append("PyTorch's memory-efficient kernel" + _because(call))
         new = _efficient(write, call)
     if one_head:
         new = write.method("squeeze", new, 1)
-    return [f"fused in place of products and a softmax: {', '.join(told)}"], new
+    return [f"fused in place of products and a softmax: {', '.join(changes)}"], new
 
 
 def _check(call: SdpaCall) -> None:
@@ -166,16 +166,16 @@ def _because(call: SdpaCall) -> str:
     return ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
 
 
-def _by_rows(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
+def _by_rows(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall:
     """Operands whose rows lie at multiples of 16 bytes, a mask of 4 axes with a row of its own for the keys, a key head
     for each query head."""
     step = ALIGNMENT_BYTES // call.dtype.itemsize
     q, k, v = (_dense(write, x, step, by_rows=True) for x in (call.q, call.k, call.v))
     mask = None if call.mask is None else _mask_by_rows(write, call.mask, k, step)
     if (q, k, v) != (call.q, call.k, call.v):
-        told.append("operands copied by rows")
+        changes.append("operands copied by rows")
     if mask is not call.mask:
-        told.append("the mask copied by rows")
+        changes.append("the mask copied by rows")
     call = call._replace(q=q, k=k, v=v, mask=mask)
     heads = tensor_of(q).shape[1], tensor_of(k).shape[1]
     times, rest = divmod(int(heads[0]), int(heads[1])) if static(heads) else (1, 0)
@@ -183,10 +183,10 @@ def _by_rows(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
         raise Refusal("products and a softmax: heads that do not share keys evenly")
     shared = call._replace(grouped=True)
     if times > 1 and not call.grouped and fused_kernel(write, shared) is not None:
-        told.append("heads that share keys read them once")
+        changes.append("heads that share keys read them once")
         return shared
     if times > 1 and fused_kernel(write, call) is None:
-        told.append("keys and values repeated for each head")
+        changes.append("keys and values repeated for each head")
         k, v = (write.method("repeat_interleave", x, times, 1) for x in (k, v))
         call = call._replace(k=k, v=v, grouped=False)
     return call

@@ -162,7 +162,7 @@ def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], atten
     *own, queries, depth = tensor_of(x).shape
     matrix, rank = (queries, depth), len(attention.lead) + 2
     if len(own) > 1 and own[-1] == 1 and same_shape((*own[:-1], lead[-1]), attention.lead) and static(lead):
-        # Heads that share this one are the last to be expanded, and can be told from others.
+        # Heads that share this one are the last to be expanded, and can be distinguished from others.
         return write.method("expand", _of_four_axes(write, x, rank), -1, lead[-1], *matrix)
     for target, how in ((lead, "expand"), (attention.lead, "reshape")):
         if not same_shape(tensor_of(x).shape[:-2], target):

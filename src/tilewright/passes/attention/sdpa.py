@@ -88,17 +88,17 @@ def _settle(node: Node, constants: Constants) -> Decision | None:
     try:
         call = _read(node)
         write = Writer(node.graph, node)
-        told, call = _masked(write, call, constants)
+        changes, call = _masked(write, call, constants)
         uncopied = call._replace(q=_uncopied(call.q, node), k=_uncopied(call.k, node), v=_uncopied(call.v, node))
         if uncopied != call:
-            told, call = [*told, "its operands are read where they lie, and not copied before"], uncopied
-        call = _in_one_dtype(write, call, told)
+            changes, call = [*changes, "its operands are read where they lie, and not copied before"], uncopied
+        call = _in_one_dtype(write, call, changes)
         grouped = _grouped(write, call)
         if grouped is not None:
-            told, call = [*told, "heads that share keys read them once"], grouped
+            changes, call = [*changes, "heads that share keys read them once"], grouped
         changed, new = accepted(write, call)
-        told += changed
-        if not told:
+        changes += changed
+        if not changes:
             return None
         if new is None:
             new = call.write(write)
@@ -108,7 +108,7 @@ def _settle(node: Node, constants: Constants) -> Decision | None:
                 raise Refusal("readers of its result need the layout that it has")
         node.replace_all_uses_with(new)
         node.graph.erase_node(node)
-        consumer, reason = new.name, "; ".join(told)
+        consumer, reason = new.name, "; ".join(changes)
     except Refusal as refusal:
         verdict, consumer, reason = "refused", node.name, str(refusal)
     producer = node.args[0].name if node.args and isinstance(node.args[0], Node) else node.name
@@ -149,7 +149,7 @@ def _masked(write: Writer, call: SdpaCall, constants: Constants) -> tuple[list[s
     return _smaller(write, call, found)
 
 
-def _in_one_dtype(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
+def _in_one_dtype(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall:
     """The call with an added mask in the dtype of q: PyTorch's fused kernels read its memory as of that dtype.
 
     cuDNN takes the bytes of an fp32 mask for bf16 (PyTorch's pull request 191612).
@@ -159,7 +159,7 @@ def _in_one_dtype(write: Writer, call: SdpaCall, told: list[str]) -> SdpaCall:
         return call
     if tensor_of(call.q).dtype != call.dtype:
         return call  # autocast casts
-    told.append(f"the mask in {call.dtype}".replace("torch.", ""))
+    changes.append(f"the mask in {call.dtype}".replace("torch.", ""))
     return call._replace(mask=write.method("to", call.mask, call.dtype))
 
 
@@ -178,10 +178,10 @@ def _smaller(write: Writer, call: SdpaCall, found: Visible) -> tuple[list[str], 
     dtype = torch.bool if found.kept else before.dtype
     if tensor_of(mask).dtype != dtype:
         mask = write.method("to", mask, dtype)
-    told = "its mask as it was before it was expanded"
+    changes = "its mask as it was before it was expanded"
     if static(before.shape):
-        told = f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"
-    return [told], call._replace(mask=mask)
+        changes = f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"
+    return [changes], call._replace(mask=mask)
 
 
 def _stored(value: torch.Tensor) -> int:
