@@ -113,3 +113,15 @@ def test_extremes_of_rows_and_their_gradients(monkeypatch: pytest.MonkeyPatch, d
     indices = torch.tensor([3, 0, 3, 5] + [2] * 9 + [3] * 14 + [7] * 30)
     indices = indices[torch.randperm(len(indices), generator=generator)]
     assert_extremes(table, torch.randint(11, (len(indices),), generator=generator), indices, 9)
+
+
+@pytest.mark.parametrize("columns", [7, 300])
+def test_a_program_takes_several_entries_of_few_positions(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Of none, one and three positions, and of thirteen, which is a long run beside them."""
+    monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
+    monkeypatch.setattr(embedding_kernels, "PROGRAMS", 1)
+    indices = torch.tensor([30, 2, 30, 5, 30, 9, 11, 12] + [17] * 13)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_sums(torch.randn(len(indices), columns).to(dtype), indices, 43)
+        taken = torch.arange(len(indices)) % 5
+        assert_extremes(torch.arange(5 * columns).view(5, columns).to(dtype) % 3, taken, indices, 43)

@@ -212,19 +212,29 @@ def _sum_short(
     total = tl.full([ENTRIES, COLUMNS], _neutral(HOW), tl.float32)
     steps = tl.max(length, 0)
     inside = (column < columns)[None, :]
-    row0, row1, row2, row3 = _rows_of(order, start, 0, length)
     step = 0
-    while step < steps:
-        # Four rows are loaded at once, and the numbers of the next four beside them; they are added in their order.
-        next0, next1, next2, next3 = _rows_of(order, start, step + 4, length)
-        left = (length - step)[:, None]
-        x0 = _elements(dout, other, own, row0, column, inside & (left > 0), columns, stride, HOW, MATCH)
-        x1 = _elements(dout, other, own, row1, column, inside & (left > 1), columns, stride, HOW, MATCH)
-        x2 = _elements(dout, other, own, row2, column, inside & (left > 2), columns, stride, HOW, MATCH)
-        x3 = _elements(dout, other, own, row3, column, inside & (left > 3), columns, stride, HOW, MATCH)
-        total = _combined(_combined(_combined(_combined(total, x0, HOW), x1, HOW), x2, HOW), x3, HOW)
-        row0, row1, row2, row3 = next0, next1, next2, next3
-        step += 4
+    if ENTRIES == 1:
+        row0, row1, row2, row3 = _rows_of(order, start, 0, length)
+        while step < steps:
+            # Four rows are loaded at once, and the numbers of the next four beside them; they are added in their order.
+            next0, next1, next2, next3 = _rows_of(order, start, step + 4, length)
+            left = (length - step)[:, None]
+            x0 = _elements(dout, other, own, row0, column, inside & (left > 0), columns, stride, HOW, MATCH)
+            x1 = _elements(dout, other, own, row1, column, inside & (left > 1), columns, stride, HOW, MATCH)
+            x2 = _elements(dout, other, own, row2, column, inside & (left > 2), columns, stride, HOW, MATCH)
+            x3 = _elements(dout, other, own, row3, column, inside & (left > 3), columns, stride, HOW, MATCH)
+            total = _combined(_combined(_combined(_combined(total, x0, HOW), x1, HOW), x2, HOW), x3, HOW)
+            row0, row1, row2, row3 = next0, next1, next2, next3
+            step += 4
+    else:
+        # Few positions each, and shared memory between a position and its row.
+        row = tl.load(order + start, mask=length > 0, other=0).to(tl.int64)
+        while step < steps:
+            following = tl.load(order + start + step + 1, mask=step + 1 < length, other=0).to(tl.int64)
+            x = _elements(dout, other, own, row, column, inside & (step < length)[:, None], columns, stride, HOW, MATCH)
+            total = _combined(total, x, HOW)
+            row = following
+            step += 1
     return total
 
 
