@@ -40,7 +40,7 @@ def attention(**options: Any) -> nn.MultiheadAttention:
 
 def self_attention(module: nn.MultiheadAttention, **options: Any) -> Function:
     def function(x: Tensor) -> Tensor:
-        out: Tensor = module.to(x.dtype)(x, x, x, **options)[0]
+        out: Tensor = module(x, x, x, **options)[0]
         return out
 
     return function
