@@ -162,6 +162,17 @@ def test_leaky_residuals_keep_the_operands_of_convolutions_alone() -> None:
     assert [str(n.target) for n in ours.kept] == ["aten.leaky_relu.default"] * 2 + ["aten.add.Tensor"]
 
 
+@pytest.mark.parametrize("zeros", [1, 8])
+def test_operands_of_convolutions_with_much_padding_are_padded_again(zeros: int) -> None:
+    def program(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        return F.conv1d(F.pad(F.conv1d(x, v).relu(), (0, zeros)), w).sum()
+
+    ours = partitions(program, draw(2, 4, 16), draw(4, 4, 1), draw(4, 4, 3), min_cut=False)["ours"]
+    kept_targets = [str(n.target) for n in ours.kept]
+    assert "aten.relu.default" in kept_targets
+    assert ("aten.constant_pad_nd.default" in kept_targets) == (zeros == 1)
+
+
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
 def test_draws_are_made_once_and_in_forward(dropout: float) -> None:
     model = transformer_block.case(D=8, H=2, B=2, S=6, dropout=dropout).build()

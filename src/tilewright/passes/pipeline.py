@@ -31,6 +31,7 @@ from tilewright.passes.log_softmaxes import compute_where_read
 from tilewright.passes.narrow_sorts import narrow_sorts
 from tilewright.passes.norm_results import compute_from_moments
 from tilewright.passes.one_row_convolutions import convolve_as_images
+from tilewright.passes.pad_groups import pad_groups
 from tilewright.passes.pad_products import pad_products
 from tilewright.passes.patch_convolutions import multiply_patches
 from tilewright.passes.permutations import gather_back
@@ -88,10 +89,11 @@ def optimise_joint(
     compute_from_rows(graph, target)
     lighten_gradients(graph, target)
     lay_operands(graph, target)
+    grouped = pad_groups(graph, target)
     lay_masks(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)
     compute_from_moments(graph, target)
     split_dropout(graph, target)
-    return [*contracted, *gathered, *decisions, *skinny, *summed, *chosen, *padded]
+    return [*contracted, *gathered, *decisions, *skinny, *summed, *chosen, *grouped, *padded]

@@ -5,7 +5,7 @@ and none where the pointwise chain fuses with its reader. A value is computed ag
 pointwise operators and row normalisations as it takes, where less must then be kept: gelu's result
 from its operand, a layer norm's from its input, a masked value from the mask. Random draws,
 reductions and matrix products are always kept; so are operands of convolutions, which on a GPU take
-about as long as a pass over them.
+about as long as a pass over them, but for those with much padding.
 
 If a library call's result and a pointwise value of it have equal bytes, the result is saved: it is in memory anyway,
 while the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice.
@@ -25,6 +25,7 @@ from tilewright.operators.table import row_of
 from tilewright.passes.units import has_known_sizes, is_fusible, is_view, readers
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+PAD = torch.ops.aten.constant_pad_nd.default
 BESIDE = 1 / 64
 """Share of a value's bytes that may be kept for a mask, beside the library's result."""
 LEAST = 2**20
@@ -40,7 +41,7 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
     for node in sorted(saved, key=lambda node: (not calls[node], order[node]), reverse=True):
         if node not in saved or node.op == "placeholder" or not _recomputable(node):
             continue
-        if any(call.target is CONVOLUTION_BACKWARD for call in calls[node]):
+        if any(call.target is CONVOLUTION_BACKWARD for call in calls[node]) and not _is_padded(node):
             continue
         sources = _sources(node, saved - {node})
         if any(source.meta.get(OVERWRITTEN) for source in sources):
@@ -74,6 +75,11 @@ def _is_laid_again(node: fx.Node, sources: set[fx.Node]) -> bool:
     chain = closure([node], lambda x: [] if x in sources else x.all_input_nodes)
     copies = [x for x in chain if x.target is torch.ops.aten.clone.default and has_known_sizes(x)]
     return any(strides_of(x.meta["val"]) != strides_of(x.all_input_nodes[0].meta["val"]) for x in copies)
+
+
+def _is_padded(node: fx.Node) -> bool:
+    """Whether an eighth of a value or more is padding, as `pad_groups` makes it."""
+    return node.target is PAD and nbytes(node) * 8 >= nbytes(node.all_input_nodes[0]) * 9
 
 
 def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
