@@ -19,7 +19,7 @@ from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.case import Case, InputSpec
 
 H200 = target_named("h200")
-V = 1000
+V = 8000
 Loss = Callable[[Tensor, Tensor], Any]
 
 LOSSES: dict[str, Loss] = {
