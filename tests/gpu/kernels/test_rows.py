@@ -26,8 +26,9 @@ LONG = (500000, 524289, 1048576)
 
 
 LENGTHS = in_turn((name, n) for name in OPERANDS for n in (*COLUMNS, *(LONG if name in IMPLS else ())))
-WITHOUT_NORMS_OF_SPECIALS = in_turn((name, case) for name, case in CALLS if name not in NORMS or case not in SPECIALS)
-"""`test_norm.py` has these: PyTorch's own kernels have exceptions there."""
+LAID_OUT = in_turn((name, case) for name, case in CALLS if case not in SPECIALS)
+VALUES = [(name, case, dtype) for name, case in CALLS if case in SPECIALS and name not in NORMS for dtype in DTYPES]
+"""Those of norms are in `test_norm.py`: PyTorch's own kernels have exceptions there."""
 
 
 def impls(name: str, rows: int, columns: int, dtype: torch.dtype) -> Iterator[str]:
@@ -38,7 +39,7 @@ def impls(name: str, rows: int, columns: int, dtype: torch.dtype) -> Iterator[st
             yield impl
 
 
-@pytest.mark.parametrize(("name", "case", "dtype"), WITHOUT_NORMS_OF_SPECIALS, ids=str)
+@pytest.mark.parametrize(("name", "case", "dtype"), [*LAID_OUT, *VALUES], ids=str)
 def test_every_layout(name: str, case: str, dtype: torch.dtype) -> None:
     assert wrong(name, layout(case, dtype, GPU), IMPLS.get(name, ("tilewright",))) == []
 
