@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
@@ -67,6 +68,21 @@ def test_weights_that_nobody_reads_are_not_computed(made: Callable[[nn.Multihead
 def both(x: Tensor) -> tuple[Tensor, Tensor]:
     out: tuple[Tensor, Tensor] = WITH_WEIGHTS(x, x, x)
     return out
+
+
+def test_options_given_by_their_place_are_left_alone() -> None:
+    module = attention()
+    weights = (module.in_proj_weight, module.in_proj_bias, None, None, False, 0.0)
+    last = (module.out_proj.weight, module.out_proj.bias, True, None, True)
+
+    def function(x: Tensor) -> Tensor:
+        out: Tensor = F.multi_head_attention_forward(x, x, x, E, HEADS, *weights, *last)[0]
+        return out
+
+    (x,) = draw((S, B, E))
+    settled = Settled(function)
+    torch.testing.assert_close(settled.call(x), function(x), rtol=0, atol=0)
+    assert settled.decisions == []
 
 
 WITH_WEIGHTS = attention()

@@ -21,11 +21,14 @@ from tilewright.records.program import Decision, Verdict
 CALL = "multi_head_attention_forward"
 DROPOUT = 10
 """Position of its probability."""
+BY_NAME = 13
+"""Arguments before those that PyTorch's modules give by name: whether it trains, masks and weights."""
 
 
 def leave_weights_out(gm: GraphModule, target: Target) -> list[Decision]:
     """Rewrite `gm`, a torch-level graph from Dynamo, in place; a decision for each call that asks for weights."""
-    calls = [node for node in gm.graph.nodes if spelled(node) == CALL and node.kwargs.get("need_weights", True)]
+    found = (node for node in gm.graph.nodes if spelled(node) == CALL and len(node.args) <= BY_NAME)
+    calls = [node for node in found if node.kwargs.get("need_weights", True)]
     constants = Constants(gm.graph) if calls else None
     return [_decide(node, constants, target) for node in calls if constants is not None]
 
