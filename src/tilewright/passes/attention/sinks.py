@@ -25,8 +25,10 @@ def sink_at(root: Node) -> Softmax | None:
             return None
         inside += above[1]
         source = above[0]
-    parts, dim = argument(source, 0, "tensors"), argument(source, 1, "dim")
-    if not isinstance(source, Node) or dim not in (-1, value.dim() - 1) or len(parts) != 2:
+    if not isinstance(source, Node) or argument(source, 1, "dim") not in (-1, value.dim() - 1):
+        return None
+    parts = argument(source, 0, "tensors")
+    if not isinstance(parts, (list, tuple)) or len(parts) != 2:
         return None
     scores, sink = parts
     whole, column = example(scores), example(sink)
