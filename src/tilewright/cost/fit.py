@@ -33,7 +33,6 @@ ALONE: Mapping[int, Range] = {
     CACHED: (LEAST_MEMORY, 8.0),
     DRAM: (1.0, 2.0),
     ARITHMETIC: (0.0, 4.0),
-    TERMS.index("doubles"): (0.0, 8.0),
     TERMS.index("filled"): (0.0, 5.0),
 }
 """Of kernels that run on no matrix unit: none beats DRAM, and what takes twice its time waits for something else.
