@@ -12,6 +12,8 @@ import torch
 
 METHODS = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log", "isEnabledFor"}
 """Of `logging`; libraries add their own to its loggers under such names, as Transformers adds `warning_once`."""
+METRICS = logging.getLogger("torch._dynamo.metrics_context")
+"""Of torch 2.11, which logs an error where it cannot sort the functions that are ignored."""
 
 
 @contextmanager
@@ -20,5 +22,9 @@ def messages_ignored() -> Iterator[None]:
     methods = {value for name, value in vars(logging.Logger).items() if name.partition("_")[0] in METHODS}
     functions: set[Callable[..., Any]] = {getattr(logging, name) for name in METHODS if hasattr(logging, name)}
     ignored = {print, warnings.warn, warnings.warn_explicit, *functions, *methods}
-    with torch._dynamo.config.patch(ignore_logging_functions=ignored):
-        yield
+    before, METRICS.disabled = METRICS.disabled, True
+    try:
+        with torch._dynamo.config.patch(ignore_logging_functions=ignored):
+            yield
+    finally:
+        METRICS.disabled = before
