@@ -63,6 +63,7 @@ def test_moments_are_loaded_once_a_program() -> None:
 
 UNCHANGED: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
     "no moments of samples": (lambda x, m: (x * m).sum((0, 2, 3)), [image(4, 64, 64, 64), torch.ones(64, 1, 1)]),
+    "as many samples as channels": (lambda x, m: (x * m).sum((0, 2, 3)), [image(64, 64, 16, 16), torch.ones(64, 1, 1)]),
     "one sample": (gradient, [image(1, 64, 128, 128), torch.ones(1, 64, 1, 1)]),
     "small": (gradient, [image(2, 8, 16, 16), torch.ones(2, 8, 1, 1)]),
     "contiguous": (gradient, [image(4, 64, 64, 64).contiguous(), torch.ones(4, 64, 1, 1)]),

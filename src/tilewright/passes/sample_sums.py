@@ -67,12 +67,16 @@ def _reads_moments_of_samples(x: fx.Node) -> bool:
     todo, known = [x], {x}
     while todo and len(known) <= MOST_OPERATORS:
         node = todo.pop()
-        value = node.meta["val"]
-        if not isinstance(value, Tensor):
+        if class_of(node) not in ("pointwise", "layout"):
             continue
-        if value.dim() > 1 and value.shape[0] == samples and value.numel() <= samples * channels:
-            return True
-        if class_of(node) in ("pointwise", "layout"):
-            todo += [operand for operand in node.all_input_nodes if operand not in known]
-            known.update(node.all_input_nodes)
+        for operand in node.all_input_nodes:
+            value = operand.meta["val"]
+            if operand in known or not isinstance(value, Tensor):
+                continue
+            todo.append(operand)
+            known.add(operand)
+            # With fewer axes, an operand has the last ones of the result: its first is no sample.
+            of_samples = value.dim() > 1 and value.dim() == node.meta["val"].dim() and value.shape[0] == samples
+            if of_samples and value.numel() <= samples * channels:
+                return True
     return False
