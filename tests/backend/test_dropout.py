@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.backend.compiling import compiled, differentiate, tensors, twin
 from tilewright.backend import Recording, recording
-from tilewright.passes.draws import SHAPE
+from tilewright.passes.random.draws import SHAPE
 
 N, M = 211, 317
 """An odd number of elements, several blocks of the generator and of the kernels."""

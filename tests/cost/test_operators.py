@@ -24,7 +24,8 @@ from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.kernels.attention.registered import attend
 from tilewright.operators import table
 from tilewright.operators.counting import arithmetic_of
-from tilewright.passes import draws, group_norm, philox
+from tilewright.passes.norm import group as group_norm
+from tilewright.passes.random import draws, philox
 from tilewright.records.program import Cost
 
 

@@ -23,7 +23,7 @@ from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
-from tilewright.passes.philox import keep_philox
+from tilewright.passes.random.philox import keep_philox
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 from tilewright.runtime.blocking import Blocking

@@ -99,7 +99,7 @@ class Gelu(nn.Module):
 def test_linear_gelu(approximate: str, training: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.kernels.linear.candidate._refusal", lambda *_: None)
     # Ten rows at inference are otherwise skinny_linear's.
-    monkeypatch.setattr("tilewright.passes.skinny_products.MOST_ROWS", 0)
+    monkeypatch.setattr("tilewright.passes.product.skinny.MOST_ROWS", 0)
     torch.manual_seed(0)
     record = check(Gelu(dtype, approximate), norms.inputs(dtype), {"linear_gelu"}, training=training)
     forward = record.graphs[0].plan.graph

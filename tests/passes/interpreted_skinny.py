@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.contract import keeps_contract
 from tests.kernels.interpreter import install
 from tilewright.backend import Recording, backend, recording
-from tilewright.passes import skinny_products
+from tilewright.passes.product import skinny as skinny_products
 from tilewright.records.program import Decision
 
 install()

@@ -16,8 +16,8 @@ from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes import pipeline
-from tilewright.passes.channels_last import channels_last
-from tilewright.passes.group_norm import group_norm
+from tilewright.passes.convolution.channels_last import channels_last
+from tilewright.passes.norm.group import group_norm
 from tilewright.records.program import Decision
 
 H200 = target_named("h200")

@@ -11,8 +11,8 @@ from tests.passes.graphs import aten, calls, run
 from tests.passes.test_candidates import priced
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
-from tilewright.passes import embeddings
-from tilewright.passes.embeddings import add_sums_in_place, sum_sorted
+from tilewright.passes.index import embeddings
+from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
 
 H200 = Target(profile_for("h200"), False)
 

@@ -15,11 +15,11 @@ from tests.passes.graphs import aten, is_view, neighbours, run
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
-from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, fuse, split_region
+from tilewright.passes.norm.split import split_norms
+from tilewright.passes.random.dropout import split_dropout
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import simplify
-from tilewright.passes.split_norms import split_norms
 from tilewright.records.program import Decision
 
 X = torch.zeros(6, 10)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
-from tilewright.passes.index_sums import sum_by_index
-from tilewright.passes.narrow_sorts import narrow_sorts
-from tilewright.passes.permutations import gather_back
+from tilewright.passes.index.narrow_sorts import narrow_sorts
+from tilewright.passes.index.permutations import gather_back
+from tilewright.passes.index.sums import sum_by_index
 from tilewright.passes.simplify import simplify
 
 put = torch.ops.aten.index_put

@@ -13,8 +13,8 @@ from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.candidates import choose_candidates
-from tilewright.passes.index_sums import sum_by_index
-from tilewright.passes.log_softmaxes import compute_where_read
+from tilewright.passes.index.sums import sum_by_index
+from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.simplify import simplify
 from tilewright.records.case import Case, InputSpec
 

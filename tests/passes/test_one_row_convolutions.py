@@ -11,8 +11,8 @@ from tilewright.backend import Recording, backend, recording
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.passes import pipeline
-from tilewright.passes.memory_formats import lies_channels_last
-from tilewright.passes.one_row_convolutions import convolve_as_images
+from tilewright.passes.convolution.memory_formats import lies_channels_last
+from tilewright.passes.convolution.one_row import convolve_as_images
 from tilewright.records.program import Decision
 
 assert planned_for_h200

@@ -16,7 +16,7 @@ from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
 from tilewright.passes import candidates
 from tilewright.passes.candidates import choose_candidates
-from tilewright.passes.pad_products import pad_products
+from tilewright.passes.product.padded import pad_products
 from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.program import Decision
 

@@ -17,7 +17,7 @@ from tilewright.compile.planner import Planner
 from tilewright.graph.insert import replace
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.picked_losses import compute_across
+from tilewright.passes.loss.picked import compute_across
 from tilewright.records.case import Case, InputSpec
 
 

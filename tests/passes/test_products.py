@@ -11,8 +11,8 @@ from tests.contract import keeps_contract
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.added_biases import add_biases_in_products
-from tilewright.passes.contractions import contract
+from tilewright.passes.product.biases import add_biases_in_products
+from tilewright.passes.product.contractions import contract
 
 H200 = target_named("h200")
 

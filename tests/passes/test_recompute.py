@@ -19,9 +19,9 @@ from tests.contract import keeps_contract
 from tests.passes.graphs import aten, is_view
 from tilewright.graph.partition import cut
 from tilewright.hardware.target import target_named
-from tilewright.passes.dropout import keep_mask
 from tilewright.passes.fusion import fuse
 from tilewright.passes.pipeline import optimise_joint, optimise_module
+from tilewright.passes.random.dropout import keep_mask
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import is_pure

@@ -5,7 +5,7 @@ import torch
 from torch import fx
 
 from tilewright.graph.cuda_graph import written_inputs
-from tilewright.passes.draws import BLOCK, SHAPE, keep
+from tilewright.passes.random.draws import BLOCK, SHAPE, keep
 from tilewright.runtime.stopwatch import example_inputs
 
 

@@ -18,21 +18,21 @@ from tilewright.emit.source import source_of
 from tilewright.graph.capture import Rewriter
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
-from tilewright.passes.accumulated_products import accumulate_products
 from tilewright.passes.attention.library import name_attention
 from tilewright.passes.cache_writes import write_caches
-from tilewright.passes.convolution_bias import split_bias
-from tilewright.passes.embeddings import add_sums_in_place
+from tilewright.passes.convolution.bias import split_bias
 from tilewright.passes.fusion import Region, fuse
-from tilewright.passes.group_norm import split_group_norms
 from tilewright.passes.in_place import write_in_place
-from tilewright.passes.pad_products import write_padded
+from tilewright.passes.index.embeddings import add_sums_in_place
+from tilewright.passes.norm.group import split_group_norms
+from tilewright.passes.norm.sample_sums import sum_samples_last
+from tilewright.passes.norm.split import split_norms
 from tilewright.passes.pipeline import optimise_joint, optimise_module
+from tilewright.passes.product.accumulated import accumulate_products
+from tilewright.passes.product.padded import write_padded
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
-from tilewright.passes.sample_sums import sum_samples_last
 from tilewright.passes.schedule import schedule
-from tilewright.passes.split_norms import split_norms
 from tilewright.passes.strided_rows import split_strided_rows
 from tilewright.passes.undefined import drop_undefined
 from tilewright.passes.write_back import write_back_together

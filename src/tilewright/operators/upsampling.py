@@ -1,7 +1,7 @@
 """Upsampling of the last two dimensions: by nearest neighbours where sizes are whole multiples, and bilinear.
 
 A gradient is a gather: each element sums the few results that read it, and nothing is scattered. Along one axis these
-are neighbours; `passes/upsampling.py` takes the axes one after the other.
+are neighbours; `passes/index/upsampling.py` takes the axes one after the other.
 """
 
 from __future__ import annotations

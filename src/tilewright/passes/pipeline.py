@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import fx
 
 from tilewright.hardware.target import Target
-from tilewright.passes.added_biases import add_biases_in_products
 from tilewright.passes.attention.flex import call_for_bands
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
 from tilewright.passes.attention.lay_masks import lay_masks
@@ -16,30 +15,31 @@ from tilewright.passes.attention.shift import settle_shifts
 from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
-from tilewright.passes.channels_last import channels_last
 from tilewright.passes.constant_copies import copy_constants_once
-from tilewright.passes.contractions import contract
-from tilewright.passes.convolution_gradients import lighten_gradients
-from tilewright.passes.convolution_operands import lay_operands
+from tilewright.passes.convolution.channels_last import channels_last
+from tilewright.passes.convolution.gradients import lighten_gradients
+from tilewright.passes.convolution.one_row import convolve_as_images
+from tilewright.passes.convolution.operands import lay_operands
+from tilewright.passes.convolution.padded_groups import pad_groups
+from tilewright.passes.convolution.patches import multiply_patches
 from tilewright.passes.copies import drop_copies
-from tilewright.passes.dropout import split_dropout
-from tilewright.passes.embeddings import sum_sorted
 from tilewright.passes.fold_constants import fold_constants
-from tilewright.passes.index_sums import sum_by_index
+from tilewright.passes.index.embeddings import sum_sorted
+from tilewright.passes.index.narrow_sorts import narrow_sorts
+from tilewright.passes.index.permutations import gather_back
+from tilewright.passes.index.sums import sum_by_index
+from tilewright.passes.index.upsampling import gather_gradients
 from tilewright.passes.leaky_gradients import read_results
-from tilewright.passes.log_softmaxes import compute_where_read
-from tilewright.passes.narrow_sorts import narrow_sorts
-from tilewright.passes.norm_results import compute_from_moments
-from tilewright.passes.one_row_convolutions import convolve_as_images
-from tilewright.passes.pad_groups import pad_groups
-from tilewright.passes.pad_products import pad_products
-from tilewright.passes.patch_convolutions import multiply_patches
-from tilewright.passes.permutations import gather_back
-from tilewright.passes.picked_losses import compute_across, compute_from_rows
-from tilewright.passes.rms_norm import as_aten, norm_as_one
+from tilewright.passes.loss.log_softmaxes import compute_where_read
+from tilewright.passes.loss.picked import compute_across, compute_from_rows
+from tilewright.passes.norm.results import compute_from_moments
+from tilewright.passes.norm.rms import as_aten, norm_as_one
+from tilewright.passes.product.biases import add_biases_in_products
+from tilewright.passes.product.contractions import contract
+from tilewright.passes.product.padded import pad_products
+from tilewright.passes.product.skinny import skinny_products
+from tilewright.passes.random.dropout import split_dropout
 from tilewright.passes.simplify import drop_unread, simplify
-from tilewright.passes.skinny_products import skinny_products
-from tilewright.passes.upsampling import gather_gradients
 from tilewright.records.program import Decision
 
 

@@ -15,8 +15,8 @@ from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED
 from tilewright.operators.table import row_of
-from tilewright.passes.dropout import keep_mask
 from tilewright.passes.hazards import hazards
+from tilewright.passes.random.dropout import keep_mask
 from tilewright.passes.simplify import is_pure
 
 

@@ -26,8 +26,8 @@ from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.operators.collectives import WAIT
-from tilewright.passes.draws import draw_stream
 from tilewright.passes.fusion import Region
+from tilewright.passes.random.draws import draw_stream
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.records.recipe import LINE, Layout, Recipe

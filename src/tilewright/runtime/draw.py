@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewright.passes.draws import SHAPE
+from tilewright.passes.random.draws import SHAPE
 from tilewright.runtime.executable import OneResult, Slots, fill, slots_in
 
 _one_at_a_time = threading.Lock()

@@ -18,8 +18,8 @@ from torch import fx
 from tilewright.graph.insert import insert_call, insert_formula, replace
 from tilewright.hardware.target import Target
 from tilewright.operators.channels import GROUP_NORM
-from tilewright.passes.group_norm import normalised as group_normalised
-from tilewright.passes.split_norms import is_by_columns, normalised
+from tilewright.passes.norm.group import normalised as group_normalised
+from tilewright.passes.norm.split import is_by_columns, normalised
 
 aten = torch.ops.aten
 BATCH_NORM = aten._native_batch_norm_legit_functional.default

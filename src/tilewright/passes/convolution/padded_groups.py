@@ -24,7 +24,7 @@ from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.memory_formats import FORMATS, lies_channels_last
+from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
 from tilewright.passes.units import gradients
 from tilewright.records.program import Decision
 

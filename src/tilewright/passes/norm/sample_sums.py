@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from tilewright.graph.calls import arguments, class_of, nbytes, through
 from tilewright.graph.insert import insert_formula, replace
 from tilewright.hardware.target import Target
-from tilewright.passes.memory_formats import lies_channels_last
+from tilewright.passes.convolution.memory_formats import lies_channels_last
 
 aten = torch.ops.aten
 LEAST_BYTES = 2**20

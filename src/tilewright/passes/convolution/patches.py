@@ -22,7 +22,7 @@ from tilewright.cost.convolutions import ALIGNED
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import argument, example, spelled, static
-from tilewright.passes.memory_formats import lies_channels_last
+from tilewright.passes.convolution.memory_formats import lies_channels_last
 
 
 def multiply_patches(module: fx.GraphModule, target: Target) -> None:

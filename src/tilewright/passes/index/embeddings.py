@@ -29,7 +29,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.narrow_sorts import narrowest
+from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.units import behind_views, readers
 from tilewright.records.program import Decision, GraphName
 

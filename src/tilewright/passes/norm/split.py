@@ -27,8 +27,8 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.hardware.target import Target
 from tilewright.loops.lower import LONG_ROW
+from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.fusion import STRIDED_BYTES
-from tilewright.passes.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten

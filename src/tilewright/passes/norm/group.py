@@ -22,7 +22,7 @@ from tilewright.graph.insert import insert_formula, replace_results
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
-from tilewright.passes.memory_formats import laid_channels_last, lies_channels_last
+from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.simplify import drop_unread
 
 Norm = tuple[Tensor, Tensor, Tensor]

@@ -33,8 +33,8 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import argument, example, mutates, spelled, static
-from tilewright.passes.group_norm import group_norm
-from tilewright.passes.memory_formats import FORMATS, laid_channels_last, lies_channels_last
+from tilewright.passes.convolution.memory_formats import FORMATS, laid_channels_last, lies_channels_last
+from tilewright.passes.norm.group import group_norm
 from tilewright.records.program import Decision, Verdict
 
 WIDE = (torch.float32,)

@@ -5,12 +5,12 @@
 
 The numbers are those that eager's elementwise dropout would draw, in the same order. On a CPU only the
 generator's state before the draw is kept, and the kernel that applies the mask computes it
-(`passes/draws.py`):
+(`passes/random/draws.py`):
 
     stream = draw_stream(x.shape);  mask = keep(stream, x.shape, order, 1 - p)
 
-On a GPU seed and offset are kept, and the numbers are Philox's (`passes/philox.py`). Consecutive draws share one state,
-which advances by the sum of their advances:
+On a GPU seed and offset are kept, and the numbers are Philox's (`passes/random/philox.py`). Consecutive draws share one
+state, which advances by the sum of their advances:
 
     state = draw_philox(like, advance);  mask = keep_philox(state, x.shape, order, 1 - p, …)
 
@@ -35,8 +35,8 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator
 from tilewright.measure.truth.contract import ulp
-from tilewright.passes.draws import SHAPE, draw_stream, generator_is_known, keep
-from tilewright.passes.philox import draw_philox, keep_philox
+from tilewright.passes.random.draws import SHAPE, draw_stream, generator_is_known, keep
+from tilewright.passes.random.philox import draw_philox, keep_philox
 from tilewright.passes.simplify import is_pure
 
 FEWEST = 32768

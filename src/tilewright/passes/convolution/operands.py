@@ -14,7 +14,7 @@ from torch import fx
 
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
-from tilewright.passes.memory_formats import FORMATS, lies_channels_last
+from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
 
 aten = torch.ops.aten
 OPERANDS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}

@@ -40,8 +40,8 @@ from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
+from tilewright.passes.index.sorted_rows import Orders, RowTarget, row_index
 from tilewright.passes.shared_zeros import is_filled, is_zeros
-from tilewright.passes.sorted_rows import Orders, RowTarget, row_index
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
 

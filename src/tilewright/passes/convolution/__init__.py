@@ -1,0 +1,1 @@
+"""Convolutions: layouts of their tensors, products in their place, biases and gradients."""

@@ -1,0 +1,1 @@
+"""Sums and gathers at indices."""

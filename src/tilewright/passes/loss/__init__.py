@@ -1,0 +1,1 @@
+"""Losses of classes: log-softmax from two numbers a row."""

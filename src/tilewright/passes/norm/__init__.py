@@ -1,0 +1,1 @@
+"""Norms: recognised, computed from moments, split in two kernels."""

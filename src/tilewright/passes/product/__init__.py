@@ -1,0 +1,1 @@
+"""Products of matrices: contracted, padded, of few rows, with their biases, added up in place."""

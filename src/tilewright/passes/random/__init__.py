@@ -1,0 +1,1 @@
+"""Random numbers: PyTorch's generators drawn in the kernels that need them."""
