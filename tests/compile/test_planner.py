@@ -99,7 +99,7 @@ class Dropping(nn.Module):
 
 def test_layers_that_draw_other_numbers_share_their_kernels() -> None:
     def drawing(layers: int) -> tuple[list[str], list[tuple[int, ...]]]:
-        case = Case("drop", lambda: Dropping(layers), InputSpec.parse_many("bf16[128,256]"), training=True)
+        case = Case("drop", lambda: Dropping(layers), InputSpec.parse_many("fp32[128,256]"), training=True)
         graphs = price_case(case, target_named("h200")).plan.graphs
         found = [(g.sources[r.name], r.lowered.numbers) for g in graphs for r in g.fusion.regions if r.lowered.numbers]
         return [source for source, _ in found], [numbers for _, numbers in found]
