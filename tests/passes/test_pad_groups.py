@@ -38,10 +38,12 @@ def program(count: int, rank: int, wanted: list[bool]) -> Callable[..., Any]:
 
 
 CASES = {
-    "RegNet's": (5, 24, 24, (6, 7), [True, True, True]),
-    "wider out": (3, 17, 32, (9, 5), [True, True, False]),
-    "narrower out": (3, 32, 31, (5, 8), [True, False, True]),
-    "volumes": (2, 20, 28, (4, 3, 5), [False, True, True]),
+    "RegNet's": (5, 24, 24, 32, (6, 7), [True, True, True]),
+    "wider out": (3, 17, 32, 32, (9, 5), [True, True, False]),
+    "narrower out": (3, 32, 31, 32, (5, 8), [True, False, True]),
+    "volumes": (2, 20, 28, 32, (4, 3, 5), [False, True, True]),
+    "narrow": (7, 9, 15, 16, (6, 5), [True, True, True]),
+    "wide": (2, 64, 33, 64, (6, 5), [True, True, True]),
 }
 
 
@@ -49,7 +51,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_the_same(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pad_groups, "LEAST_BYTES", 1)
-    count, read, made, places, wanted = CASES[name]
+    count, read, made, width, places, wanted = CASES[name]
     inputs = operands(count, read, made, *places, dtype=dtype)
     function = program(count, len(places), wanted)
     graph = aten(function, *inputs)
@@ -58,7 +60,7 @@ def test_results_and_gradients_are_the_same(name: str, dtype: torch.dtype, monke
     assert [decision.verdict for decision in decisions] == ["taken"] * 2
     for target, place in ((FORWARD, 1), (BACKWARD, 2)):
         (call,) = graph.find_nodes(op="call_function", target=target)
-        assert call.args[place].meta["val"].shape[:2] == (count * 32, 32)
+        assert call.args[place].meta["val"].shape[:2] == (count * width, width)
         assert all(lies_channels_last(x.meta["val"]) for x in call.all_input_nodes if x.meta["val"].dim() > 1)
     after = graph.output_node().all_input_nodes
     assert [node.meta["val"].stride() for node in after] == before
@@ -81,7 +83,10 @@ def test_forward_and_backward_share_the_padded_image_and_weight() -> None:
 UNCHANGED = {
     "16 channels": (8, 16, 16, (60, 61)),
     "32 channels": (4, 32, 32, (60, 61)),
-    "more channels": (3, 40, 24, (60, 61)),
+    "8 channels": (16, 8, 8, (60, 61)),
+    "few channels": (40, 4, 4, (60, 61)),
+    "many channels": (3, 72, 72, (60, 61)),
+    "twice as many out": (3, 40, 24, (60, 61)),
     "one group": (1, 24, 24, (160, 161)),
     "small": (2, 24, 24, (8, 9)),
 }

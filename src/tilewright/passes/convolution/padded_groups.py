@@ -1,10 +1,16 @@
-"""Groups of 17 to 31 channels, in and out, are padded to 32 in a channels-last convolution of 16-bit floats on Hopper.
+"""Groups are padded to 16, 32 or 64 channels, in and out, in a channels-last convolution of 16-bit floats on Hopper.
 
     y = conv(x, w, groups=5)      [N, 120, …]    →    y = unpad(conv(pad(x), pad(w), groups=5))      [N, 160, …]
 
-cuDNN has kernels for channels-last groups of 32 and none for 24, whose operands it converts: 64 images of 28 × 28
-took 210 us with 5 groups of 24, and 55 with 8 groups of 32; the gradients 405 and 117 (H200, bf16). What is padded is
-zero, in operands and results. The kernels before and after write and read the padded tensor, if nothing else needs it.
+cuDNN has kernels for channels-last groups of 8, 16, 32 and 64 channels, and converts the operands of others: 64 images
+of 28 x 28 took, forward and both gradients, in us on an H200 in bf16:
+
+| groups x channels | 16 x 12 | 16 x 16 | 8 x 20 | 5 x 24 | 8 x 28 | 5 x 32 | 8 x 40 | 5 x 48 | 5 x 56 | 5 x 64 |
+| channels-last | 900 | 206 | 811 | 631 | 906 | 173 | 1288 | 893 | 544 | 350 |
+| otherwise | 445 | 358 | 371 | 327 | 427 | 264 | 770 | 499 | 534 | 433 |
+
+What is padded is zero, in operands and results. The kernels before and after write and read the padded tensor, if
+nothing else needs it.
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
-LEAST, WIDTH = 17, 32
-"""Channels of a group: fewer were not measured, and may have kernels of their own."""
+WIDTHS = (8, 16, 32, 64)
+"""Channels of the groups that cuDNN has kernels for."""
 LEAST_BYTES = 2**20
 """Of the input. Smaller convolutions take hardly longer than a launch."""
 
@@ -45,7 +51,7 @@ def pad_groups(graph: fx.Graph, target: Target) -> list[Decision]:
     for node in list(graph.nodes):
         if node.target in (FORWARD, BACKWARD) and (found := _groups(node)) is not None:
             reason = (
-                f"cuDNN converts channels-last groups of {max(found.made, found.read)} channels, and not of {WIDTH}"
+                f"cuDNN converts channels-last groups of {min(found.made, found.read)} channels, not of {found.width}"
             )
             side: Any = "backward" if node in behind else "forward"
             producer, line = node.all_input_nodes[0].name, source_line(node)
@@ -62,6 +68,15 @@ class _Groups:
     """Input channels of each."""
     made: int
 
+    @property
+    def width(self) -> int | None:
+        """To which both are padded; None where one is padded by half and more, or neither."""
+        both = {
+            next((width for width in WIDTHS[1:] if WIDTHS[0] < size <= width), None) for size in (self.read, self.made)
+        }
+        (width,) = both if len(both) == 1 else (None,)
+        return None if self.read == self.made == width else width
+
 
 def _groups(node: fx.Node) -> _Groups | None:
     """The groups of a convolution that is to be padded."""
@@ -75,9 +90,8 @@ def _groups(node: fx.Node) -> _Groups | None:
     x, weight = tensors[first : first + 2]
     assert x is not None and weight is not None
     found = _Groups(count, weight.shape[1], weight.shape[0] // count)
-    narrow = all(LEAST <= width <= WIDTH for width in (found.read, found.made)) and found.read * found.made < WIDTH**2
     laid = x.dim() in FORMATS and all(lies_channels_last(t) for t in tensors if t is not None)
-    return found if narrow and laid and x.numel() * x.itemsize >= LEAST_BYTES else None
+    return found if found.width and laid and x.numel() * x.itemsize >= LEAST_BYTES else None
 
 
 class _Padder:
@@ -88,16 +102,16 @@ class _Padder:
     def forward(self, node: fx.Node, groups: _Groups) -> None:
         args: tuple[Any, ...] = node.args
         x, weight, bias, *rest = args
-        operands = self._image(x, groups.count, groups.read), self._weight(weight, groups)
-        given = bias if bias is None else insert_formula(node, _pad_vector, bias, groups.count)
+        operands = self._image(x, groups.read, groups), self._weight(weight, groups)
+        given = bias if bias is None else insert_formula(node, _pad_vector, bias, groups.count, groups.width)
         made = insert_call(node, FORWARD, *operands, given, *rest)
         replace(node, insert_formula(node, _unpad_image, made, groups.count, groups.made))
 
     def backward(self, node: fx.Node, groups: _Groups) -> None:
         args: tuple[Any, ...] = node.args
         g, x, weight, sizes, *rest = args
-        gradient, image = self._image(g, groups.count, groups.made), self._image(x, groups.count, groups.read)
-        padded = sizes if sizes is None else [groups.count * WIDTH]
+        gradient, image = self._image(g, groups.made, groups), self._image(x, groups.read, groups)
+        padded = sizes if sizes is None else [groups.count * (groups.width or 0)]
         made = insert_call(node, BACKWARD, gradient, image, self._weight(weight, groups), padded, *rest)
         results: list[fx.Node | None] = [None] * 3
         for user in node.users:
@@ -114,16 +128,17 @@ class _Padder:
             results[place] = result
         replace_results(node, results)
 
-    def _image(self, x: fx.Node, count: int, width: int) -> fx.Node:
-        return self._shared(_pad_image, x, count) if width < WIDTH else x
+    def _image(self, x: fx.Node, width: int, groups: _Groups) -> fx.Node:
+        return self._shared(_pad_image, x, groups) if width != groups.width else x
 
     def _weight(self, weight: fx.Node, groups: _Groups) -> fx.Node:
-        return self._shared(_pad_weight, weight, groups.count)
+        return self._shared(_pad_weight, weight, groups)
 
-    def _shared(self, formula: Callable[[Tensor, int], Tensor], x: fx.Node, count: int) -> fx.Node:
-        if (x, count) not in self.padded:
-            self.padded[x, count] = insert_formula(_behind(x), formula, x, count)
-        return self.padded[x, count]
+    def _shared(self, formula: Callable[[Tensor, int, int], Tensor], x: fx.Node, groups: _Groups) -> fx.Node:
+        key = (x, groups.count)
+        if key not in self.padded:
+            self.padded[key] = insert_formula(_behind(x), formula, x, groups.count, groups.width)
+        return self.padded[key]
 
 
 def _behind(node: fx.Node) -> fx.Node:
@@ -134,41 +149,41 @@ def _behind(node: fx.Node) -> fx.Node:
     return after
 
 
-def _pad_image(x: Tensor, count: int) -> Tensor:
-    """[N, count · width, …] → [N, count · WIDTH, …], channels-last."""
+def _pad_image(x: Tensor, count: int, wide: int) -> Tensor:
+    """[N, count · width, …] → [N, count · wide, …], channels-last."""
     parts = x.movedim(1, -1).unflatten(-1, (count, -1))
-    result: Tensor = aten.constant_pad_nd(parts, [0, WIDTH - parts.shape[-1]]).flatten(-2).movedim(-1, 1)
+    result: Tensor = aten.constant_pad_nd(parts, [0, wide - parts.shape[-1]]).flatten(-2).movedim(-1, 1)
     return result
 
 
 def _unpad_image(x: Tensor, count: int, width: int) -> Tensor:
-    parts = x.movedim(1, -1).unflatten(-1, (count, WIDTH))
+    parts = x.movedim(1, -1).unflatten(-1, (count, -1))
     result: Tensor = parts[..., :width].reshape(*parts.shape[:-2], -1).movedim(-1, 1)
     return result
 
 
-def _pad_weight(weight: Tensor, count: int) -> Tensor:
-    """[count · made, read, …] → [count · WIDTH, WIDTH, …], channels-last."""
+def _pad_weight(weight: Tensor, count: int, wide: int) -> Tensor:
+    """[count · made, read, …] → [count · wide, wide, …], channels-last."""
     parts = weight.movedim(1, -1).unflatten(0, (count, -1))
-    more = [0, WIDTH - parts.shape[-1], *[0, 0] * (weight.dim() - 2), 0, WIDTH - parts.shape[1]]
+    more = [0, wide - parts.shape[-1], *[0, 0] * (weight.dim() - 2), 0, wide - parts.shape[1]]
     result: Tensor = aten.constant_pad_nd(parts, more).flatten(0, 1).movedim(-1, 1)
     return result
 
 
 def _unpad_weight(weight: Tensor, count: int, made: int, read: int) -> Tensor:
-    parts = weight.movedim(1, -1).unflatten(0, (count, WIDTH))
+    parts = weight.movedim(1, -1).unflatten(0, (count, -1))
     kept: Tensor = parts[:, :made, ..., :read].reshape(count * made, *parts.shape[2:-1], read)
     result: Tensor = kept.contiguous().movedim(-1, 1)
     return result
 
 
-def _pad_vector(x: Tensor, count: int) -> Tensor:
-    """[count · made] → [count · WIDTH]."""
+def _pad_vector(x: Tensor, count: int, wide: int) -> Tensor:
+    """[count · made] → [count · wide]."""
     parts = x.view(count, -1)
-    result: Tensor = aten.constant_pad_nd(parts, [0, WIDTH - parts.shape[1]]).view(-1)
+    result: Tensor = aten.constant_pad_nd(parts, [0, wide - parts.shape[1]]).view(-1)
     return result
 
 
 def _unpad_vector(x: Tensor, count: int, made: int) -> Tensor:
-    result: Tensor = x.view(count, WIDTH)[:, :made].reshape(-1)
+    result: Tensor = x.view(count, -1)[:, :made].reshape(-1)
     return result
