@@ -21,7 +21,7 @@ KernelTimes = Mapping[str, Coefficients]
 UNFITTED: Coefficients = (1.0, 0.3, 1.6, 1.0, 1.1, 1.0, 1.0, 1.0, 0.0, 0.0)
 """For kinds of kernels that were not timed."""
 
-# Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: launches of 13 models,
+# Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: launches of 16 models,
 # timed in place, and our kernels over sizes. Kinds that none of them has keep an older fit: `benchmarks/models.py
 # --launches` of eleven models and `tilewright doctor --kernels`.
 H200: KernelTimes = {
@@ -72,6 +72,7 @@ H200: KernelTimes = {
     "tilewright.add_norm": (1.0, 0.0, 1.37, 1.14, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.attention": (2.87, 0.0, 0.3, 0.571, 0.9, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.attention_backward": (2.56, 0.0, 5.39, 1.12, 1.27, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.attention_prefix": (2.56, 0.0, 0.3, 0.697, 0.296, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.cross_entropy": (4.47, 0.0, 1.6, 1.09, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.cross_entropy_backward": (2.05, 0.0, 1.99, 1.01, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.draw_philox": (0.733, 0.3, 1.6, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
@@ -85,5 +86,7 @@ H200: KernelTimes = {
     "tilewright.softmax": (0.5, 0.0, 1.6, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.softmax_backward": (1.91, 0.0, 2.82, 0.984, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.sorted_bounds": (2.26, 0.0, 6.72, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.window_attention": (7.36, 0.0, 3.47, 1.54, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
+    "tilewright.window_attention_backward": (15.0, 0.0, 8.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
 }
 """Of the datasheets of all GPUs, since they are shares of a device's own ceilings."""
