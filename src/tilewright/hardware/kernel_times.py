@@ -21,9 +21,9 @@ KernelTimes = Mapping[str, Coefficients]
 UNFITTED: Coefficients = (1.0, 0.3, 1.6, 1.0, 1.1, 1.0, 1.0, 1.0, 0.0, 0.0)
 """For kinds of kernels that were not timed."""
 
-# Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: launches of 16 models,
-# timed in place, and our kernels over sizes. Kinds that none of them has keep an older fit: `benchmarks/models.py
-# --launches` of eleven models and `tilewright doctor --kernels`.
+# Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: launches of 13 models,
+# timed in place (of attention in windows and over a cache, of 16), and our kernels over sizes. Kinds that none of them
+# has keep an older fit: `benchmarks/models.py --launches` of eleven models and `tilewright doctor --kernels`.
 H200: KernelTimes = {
     "attention": (6.67, 0.0, 3.23, 1.31, 0.887, 1.0, 1.0, 1.0, 0.0, 0.0),
     "attention backward": (13.2, 0.0, 1.6, 2.74, 1.19, 1.0, 1.0, 1.0, 0.0, 0.0),

@@ -172,7 +172,7 @@ __device__ __forceinline__ uint4 load_vector_once(const void *address) {
 __device__ __forceinline__ uint4 load_shifted(const void *address) {
     const unsigned shift = (unsigned long long)address % 16;
     const char *start = (const char *)address - shift;
-    // The next vector is read where it has some of these bytes: otherwise it may lie outside of the tensor.
+    // Without a shift the next vector may lie outside of the tensor.
     const uint4 a = load_vector(start), b = load_vector(start + (shift ? 16 : 0));
     unsigned words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
@@ -214,8 +214,7 @@ struct Row {
         return vector < vectors && (Alignment == ALIGNED || vector >= head / Lanes);
     }
     __device__ __forceinline__ bool is_partial(int vector) const {
-        if constexpr (Alignment == ALIGNED) return false;
-        return column(vector) < 0 || column(vector) + Lanes > columns;
+        return Alignment != ALIGNED && (column(vector) < 0 || column(vector) + Lanes > columns);
     }
     // Lanes outside of a peeled row are read too: an aligned 16-byte piece of memory is readable if one byte of it is.
     __device__ __forceinline__ uint4 load(int vector) const {
@@ -229,10 +228,7 @@ struct Row {
     }
     // load() of what a kernel reads once while it writes as much.
     __device__ __forceinline__ uint4 load_once(int vector) const {
-        if constexpr (Alignment == SHIFTED)
-            return load(vector);
-        else
-            return load_vector_once(base + (long long)vector * Lanes);
+        return Alignment == SHIFTED ? load(vector) : load_vector_once(base + (long long)vector * Lanes);
     }
     // The vector with the lanes outside of the row set to `fill`.
     __device__ __forceinline__ uint4 masked(int vector, uint4 loaded, float fill) const {

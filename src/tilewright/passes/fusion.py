@@ -35,6 +35,7 @@ from tilewright.passes.units import (
     is_elementwise,
     is_fusible,
     is_view,
+    kernel_name,
     live_out,
     readers,
     sources,
@@ -391,14 +392,3 @@ def _starves(lowered: Lowered) -> bool:
     nest = lowered.nest
     long = lowered.language == "triton" and nest.row_count <= FEW_ROWS and nest.col_count >= LONG_ROW
     return long and any(step.name == "reduce_cols" for step in nest.steps)
-
-
-def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:
-    """A C identifier that says what the kernel computes: `forward3_native_layer_norm_add`."""
-    words: list[str] = []
-    for node in members:
-        word = str(node.target).split(".")[1] if "." in str(node.target) else node.name
-        if word not in words:
-            words.append(word)
-    shown = "_".join(words[:4]) + ("_and_more" if len(words) > 4 else "")
-    return f"{graph_name}{number}_{shown.strip('_')}"

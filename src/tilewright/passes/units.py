@@ -18,6 +18,7 @@ from tilewright.operators.table import row_of
 from tilewright.passes.hazards import hazards
 from tilewright.passes.random.dropout import keep_mask
 from tilewright.passes.simplify import is_pure
+from tilewright.records.program import GraphName
 
 
 def is_view(node: fx.Node) -> bool:
@@ -207,3 +208,14 @@ class Reachability:
     def _views_between(self, members: Iterable[fx.Node]) -> int:
         views = (u for member in members for u in member.users if is_view(u))
         return sum(self.bit[view] for view in closure(list(views), lambda view: filter(is_view, view.users)))
+
+
+def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:
+    """A C identifier that says what the kernel computes: `forward3_native_layer_norm_add`."""
+    words: list[str] = []
+    for node in members:
+        word = str(node.target).split(".")[1] if "." in str(node.target) else node.name
+        if word not in words:
+            words.append(word)
+    shown = "_".join(words[:4]) + ("_and_more" if len(words) > 4 else "")
+    return f"{graph_name}{number}_{shown.strip('_')}"
