@@ -25,7 +25,7 @@ _looked_up: ContextVar[dict[str, Outcome | None] | None] = ContextVar("tilewrigh
 
 @dataclass(frozen=True)
 class Outcome:
-    """Median microseconds by implementation, the preferred one first. One that is missing gave wrong results."""
+    """Microseconds by implementation, the preferred one first. One that is missing gave wrong results."""
 
     times_us: Mapping[str, float]
 
