@@ -42,7 +42,7 @@ def _bounds(keys: torch.Tensor, entries: int) -> torch.Tensor:
 def _sums(
     dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, entries: int, padding: int
 ) -> torch.Tensor:
-    total = _summed(dout.reshape(-1, dout.shape[-1])[order], keys, entries)
+    total = _summed(dout.flatten(0, -2)[order], keys, entries)
     if padding >= 0:
         total[padding] = 0
     return total
