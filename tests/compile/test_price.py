@@ -256,7 +256,7 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
     asked = attention.case(B=2, N=64, d=16), replace(gelu_dropout_residual.case(N=256, M=256), training=True)
     on_gpu, on_cpu = ([price_case(case, target_named(device)) for case in asked] for device in ("h200", "cpu"))
     assert "kernel" not in targets(on_gpu[0], "after") and "kernel" in targets(on_cpu[0], "after")
-    for found, draws in ((on_gpu[1], "draw.in_fours("), (on_cpu[1], "tw_draw(")):
+    for found, draws in ((on_gpu[1], "draw.in_groups("), (on_cpu[1], "tw_draw(")):
         assert "keep_mask" not in targets(found, "after")
         assert any(draws in region.source_code for region in found.program.regions)
     for found, language in ((on_gpu[1], "triton"), (on_cpu[1], "c++")):

@@ -261,6 +261,7 @@ DRAWS: dict[str, Program] = {
     ),
     "rows that draw, vectors of eight": _drawing((33, 264), (0, 1), 8),
     "rows that draw, vectors of four": _drawing((33, 132), (0, 1), 4, torch.float32),
+    "rows that draw, halves of vectors of eight": _drawing((34, 132), (0, 1), 8),
     "rows that draw, vectors of two": _drawing((33, 130), (0, 1), 2),
     "rows that draw one by one": _drawing((33, 131), (0, 1), 1),
     "several axes that draw": _drawing((5, 7, 3, 40), (0, 2, 1, 3), 8),

@@ -77,7 +77,7 @@ class _Main(Printer):
         self.put(f"i = {self.program()} * BLOCK + tl.arange(0, BLOCK)")
         self.put(f"ok = i < {self.nest.col_count}")
         self.unravel("i", self.col_axes, self.nest.cols)
-        self.put_fours(f"{self.program()} * BLOCK", "BLOCK", "")
+        self.put_groups(f"{self.program()} * BLOCK", "BLOCK", "")
         self._compute_and_store()
 
     def _tiles(self) -> None:
@@ -106,7 +106,7 @@ class _Main(Printer):
         self.put(f"col = {begin}{' + ' if begin else ''}{columns}")
         self.put(f"col_ok = col < {self.nest.col_count}")
         self.unravel("col", self.col_axes, self.nest.cols)
-        self.put_fours(begin, "BLOCK_COLS", "[None, :]")
+        self.put_groups(begin, "BLOCK_COLS", "[None, :]")
         if self.nest.rows and not (self.schedule.sums and self.schedule.whole_row):
             self.put("ok = row_ok & col_ok")
 
@@ -326,7 +326,7 @@ class _After(Printer):
             self.put(f"col = {self.program()} * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]")
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
-            self.put_fours(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
+            self.put_groups(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
         needed = self.nest.behind((s.value for s in late), passes=lambda i: i not in self.schedule.scratch)
         loads = [i for i in needed if self.nest.steps[i].name == "load" and not self.nest.steps[i].args]
         others = [i for i in needed if i not in loads]

@@ -1,7 +1,9 @@
 """The random numbers of PyTorch's GPU generator in generated Triton kernels (`kernels/dropout_add/generator.py`).
 
 Each call of Philox gives four words, which take most of a draw's instructions. Where an aligned group of four
-neighbours lies along the columns, `in_fours` computes one call for it; else `one_by_one` computes a call an element.
+neighbours lies along the columns, `in_groups` computes one call for it; else `one_by_one` computes a call an element.
+A group of eight has two calls: its numbers are then in the registers of the thread that loads eight 16-bit elements,
+and do not go through shared memory.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -35,22 +37,28 @@ def _words(
 
 
 @triton.jit
-def in_fours(
+def in_groups(
     state: tl.tensor, first: tl.tensor, skip: tl.tensor, THRESHOLD: tl.constexpr, VECTOR: tl.constexpr,
-    THREADS: tl.constexpr,
+    THREADS: tl.constexpr, GROUP: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Whether the numbers of elements first … first + 3 are below the threshold, along the last axis of `first`.
+    """Whether the numbers of elements first … first + GROUP - 1, along the last axis, are below the threshold.
 
-    VECTOR, the elements that a thread of PyTorch's kernel takes at once, is a multiple of 4, and so is each `first`.
+    VECTOR, the elements that a thread of PyTorch's kernel takes at once, is a multiple of GROUP, 4 or 8, and so is each
+    `first`.
     """
     chunk = first // VECTOR
     call = chunk // THREADS * (VECTOR // 4) + first % VECTOR // 4
     w0, w1, w2, w3 = _words(state, call, chunk % THREADS, skip)
-    kept = _below(tl.join(tl.join(w0, w2), tl.join(w1, w3)), THRESHOLD)
-    if len(first.shape) == 1:
-        return tl.reshape(kept, [first.shape[0] * 4])
+    if GROUP == 8:
+        v0, v1, v2, v3 = _words(state, call + 1, chunk % THREADS, skip)
+        even, odd = tl.join(tl.join(w0, v0), tl.join(w2, v2)), tl.join(tl.join(w1, v1), tl.join(w3, v3))
     else:
-        return tl.reshape(kept, [first.shape[0], first.shape[1] * 4])
+        even, odd = tl.join(w0, w2), tl.join(w1, w3)
+    kept = _below(tl.join(even, odd), THRESHOLD)
+    if len(first.shape) == 1:
+        return tl.reshape(kept, [first.shape[0] * GROUP])
+    else:
+        return tl.reshape(kept, [first.shape[0], first.shape[1] * GROUP])
 
 
 @triton.jit

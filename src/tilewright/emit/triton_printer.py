@@ -13,13 +13,13 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
-     "found", "four", "draw", "tl", "tw", "libdevice", "float", "range"]
+     "found", "draw", "tl", "tw", "libdevice", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
-NUMBERED = ("row", "col", "four", "total", "acc", "part", "skip")
+NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip")
 BYTES = ("bool", "int8", "uint8")
-FOUR = 4
-"""Words of a call of Philox."""
+GROUPS = (8, 4)
+"""Elements that are drawn together, with two calls of Philox or one."""
 LINE = 110
 """Longer signatures are wrapped."""
 
@@ -173,22 +173,25 @@ class Printer:
         assert step.access and step.philox and step.strides is not None
         state, threshold, drawn = f"{self.names[step.access.buffer]}_ptr", int(step.constant or 0), step.philox
         numbering = f"skip{step.number}, {threshold}, {drawn.vector}, {drawn.threads}"
-        if not self.draws_in_fours(step):
+        group = self._drawn_together(step)
+        if group == 1:
             return f"draw.one_by_one({state}, {self.index(step.strides)}, {numbering})"
-        axes = self.row_axes + _axes("four", len(self.nest.cols))
-        return f"draw.in_fours({state}, {self.index(step.strides, axes)}, {numbering})"
+        axes = self.row_axes + _axes(f"first{group}", len(self.nest.cols))
+        return f"draw.in_groups({state}, {self.index(step.strides, axes)}, {numbering}, {group})"
 
-    def draws_in_fours(self, step: Step) -> bool:
-        """Whether four neighbouring columns take the four words of one call of Philox."""
-        if step.philox is None or step.strides is None or step.philox.vector % FOUR or self.nest.cols[-1] % FOUR:
-            return False
-        return step.strides[-1] == 1 and all(stride % FOUR == 0 for stride in step.strides[:-1])
+    def _drawn_together(self, step: Step) -> int:
+        """How many neighbouring columns, from a multiple of that on, one thread of PyTorch's kernel draws."""
+        if step.philox is None or step.strides is None or step.strides[-1] != 1:
+            return 1
+        sizes = (step.philox.vector, self.nest.cols[-1], *step.strides[:-1])
+        return next((group for group in GROUPS if all(size % group == 0 for size in sizes)), 1)
 
-    def put_fours(self, begin: str, block: str, lanes: str) -> None:
-        """Declare the index of the first of each four columns from `begin` on, if a step draws by them."""
-        if any(self.draws_in_fours(step) for step in self.nest.steps):
-            self.put(f"four = {begin}{' + ' if begin else ''}tl.arange(0, {block} // {FOUR}){lanes} * {FOUR}")
-            self.unravel("four", _axes("four", len(self.nest.cols)), self.nest.cols)
+    def put_groups(self, begin: str, block: str, lanes: str) -> None:
+        """Declare the index of the first of the columns that a step draws together, from `begin` on."""
+        for group in sorted({self._drawn_together(step) for step in self.nest.steps} - {1}):
+            name = f"first{group}"
+            self.put(f"{name} = {begin}{' + ' if begin else ''}tl.arange(0, {block} // {group}){lanes} * {group}")
+            self.unravel(name, _axes(name, len(self.nest.cols)), self.nest.cols)
 
     def operand(self, i: int, as_literal: bool = False, wide: bool = False) -> str:
         """The value of step `i`, or the number itself `as_literal`; `wide`: of 64 bits, where it is computed in 32."""
