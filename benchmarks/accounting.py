@@ -85,11 +85,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    where = {
-        "device": device_name(detect(), "cuda"),
-        "torch": str(torch.__version__),
-        "date": str(date.today()),
-    }
+    where = {"device": device_name(detect(), "cuda"), "torch": str(torch.__version__), "date": str(date.today())}
     case = load_case(_TARGET)
     lines = []
     for impl in IMPLS:

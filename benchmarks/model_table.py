@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.records.measurement import Measurement
 
-PAIRS = {
-    "calls": ("tilewright", "inductor"),
-    "replay": ("tilewright-reduce-overhead", "inductor-reduce-overhead"),
-}
+PAIRS = {"calls": ("tilewright", "inductor"), "replay": ("tilewright-reduce-overhead", "inductor-reduce-overhead")}
 """Entrants that are compared: launched call by call, or replayed as CUDA graphs."""
 HEADINGS = (
     "case",

@@ -209,22 +209,8 @@ BARS = [
     Bar("attention", "backward, × best peer, together", 1.0, of("attention", "bwd"), of_best_attention, together=True),
     Bar("attention", "backward, × best peer", 0.85, of("attention", "bwd"), of_best_attention),
     Bar("attention", "one query, of copy", 0.90, of("attention_decode", "fwd"), of_copy),
-    Bar(
-        "attention",
-        "portable forward, × FlashAttention-2, together",
-        1.35,
-        portable("fwd"),
-        of_flash2,
-        together=True,
-    ),
-    Bar(
-        "attention",
-        "portable backward, × FlashAttention-2, together",
-        1.0,
-        portable("bwd"),
-        of_flash2,
-        together=True,
-    ),
+    Bar("attention", "portable forward, × FlashAttention-2, together", 1.35, portable("fwd"), of_flash2, together=True),
+    Bar("attention", "portable backward, × FlashAttention-2, together", 1.0, portable("bwd"), of_flash2, together=True),
 ]
 
 

@@ -96,10 +96,7 @@ def _segformer(n: Size) -> Workload:
     }  # fmt: skip
     made = _config(n, "SegformerConfig", {"num_labels": 150} | (tiny if n.tiny else {}))
     batch, size = n(8, 2), n(512, 64)
-    inputs = {
-        "pixel_values": torch.randn(batch, 3, size, size),
-        "labels": torch.randint(0, 150, (batch, size, size)),
-    }
+    inputs = {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, 150, (batch, size, size))}
     model = installed("transformers").SegformerForSemanticSegmentation(made)
     return Workload(model, inputs, f"B{batch} {size}")
 

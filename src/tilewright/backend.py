@@ -90,11 +90,7 @@ OPTIONS = ("cuda_graphs", "hand_written")
 
 
 def backend(
-    module: fx.GraphModule,
-    inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """The torch.compile backend. What it cannot compile runs as PyTorch runs it, with one line that says so.
 

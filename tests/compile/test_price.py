@@ -73,10 +73,7 @@ OPERATORS: dict[str, tuple[Callable[..., Any], str, bool, list[str]]] = {
     ),
     "integers, which have no backward": (lambda i: (i * 2).sum(), "i64[N=4,M=6]", True, ["mul", "sum"]),
     "a write to an input": (writes_its_input, "fp32[N=4]", False, ["add", "mul", "copy_"]),
-    "indices beside floats": (
-        lambda x, i: x[i].exp(),
-        *("fp32[N=9,M=8],i64[K=3]", True, ["index", "exp"]),
-    ),
+    "indices beside floats": (lambda x, i: x[i].exp(), *("fp32[N=9,M=8],i64[K=3]", True, ["index", "exp"])),
 }
 
 
@@ -194,7 +191,7 @@ def test_tilewrights_own_operators_are_priced_like_any_other() -> None:
     found = price_case(adopted, target_named("h200"))
     ours = {op.target: op for op in found.program.operators if op.target.startswith("tilewright.")}
     assert {name.split(".")[1] for name in ours} >= {
-        *("norm", "norm_backward", "dropout_add", "dropout_add_backward", "linear_gelu", "linear_dropout_add"),
+        *("norm", "norm_backward", "dropout_add", "dropout_add_backward", "linear_gelu", "linear_dropout_add")
     }
     for op in ours.values():
         assert op.cost.provenance == "formula" and op.floor_us and op.bound, op.name

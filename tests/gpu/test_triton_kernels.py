@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from tests.emit import float8
-from tests.emit.triton_programs import (
-    DRAWS,
-    PROGRAMS,
-    by_triton,
-    check_program,
-    nests_of,
-    operators,
-)
+from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, check_program, nests_of, operators
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.emit.triton import emit_triton
 from tilewright.records.measurement import Verified

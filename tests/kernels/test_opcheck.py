@@ -21,12 +21,7 @@ def normed(centered: bool, vectors: int) -> list[Arguments]:
     x, residual = drawn(3, 5, 8), drawn(3, 5, 8)
     weight, bias = [*(drawn(8) for _ in range(vectors)), None, None][:2]
     _, mean, rstd = torch.ops.tilewright.norm(x.detach(), weight, bias, 1e-5, centered)
-    plain = (
-        drawn(3, 5, 8, grad=False),
-        x.detach(),
-        residual.detach(),
-        weight if weight is None else weight.detach(),
-    )
+    plain = (drawn(3, 5, 8, grad=False), x.detach(), residual.detach(), weight if weight is None else weight.detach())
     return [
         ("norm", (x, weight, bias, 1e-5, centered)),
         ("add_norm", (x, residual, weight, bias, 1e-5, centered)),
@@ -49,10 +44,7 @@ CHECKED: list[Arguments] = [
     ("softmax_backward", (PLAIN.softmax(-1), PLAIN, False, "auto")),
     *(argument for centered in (False, True) for vectors in range(3) for argument in normed(centered, vectors)),
     *(
-        (
-            "cross_entropy",
-            (drawn(6, 9), torch.tensor([0, 8, -100, 3, 2, 1]), -100, 0.1, 1e-3, how, False, "auto"),
-        )
+        ("cross_entropy", (drawn(6, 9), torch.tensor([0, 8, -100, 3, 2, 1]), -100, 0.1, 1e-3, how, False, "auto"))
         for how in ("mean", "none")
     ),
     # With outcomes that are certain, since it runs several times.

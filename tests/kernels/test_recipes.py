@@ -143,7 +143,7 @@ IN_CUDA: dict[str, list[tuple[Any, ...]]] = {
     "softmax_backward": [(((50, 1000), BF16, (2000, 1)), ((50, 1000), BF16), False, "auto")],
     "cross_entropy": [(*LOGITS, -100, 0.1, 1e-4, how, how != "none", "auto") for how in ("mean", "none")],
     "cross_entropy_backward": [
-        (((100,), FP32, (0,)), *LOGITS, ((2, 100), FP32), ((), FP32), -100, 0.1, 1e-4, 8, "auto"),
+        (((100,), FP32, (0,)), *LOGITS, ((2, 100), FP32), ((), FP32), -100, 0.1, 1e-4, 8, "auto")
     ],
     "linear_gelu": [(((300, 64), BF16, (1, 300)), LINEAR[1], ((520,), BF16), "tanh", True)],
     "linear_dropout_add": [(*LINEAR, None, ((300, 520), BF16), p) for p in (0.25, 0.0)],

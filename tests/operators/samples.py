@@ -224,10 +224,7 @@ CALLS: dict[str, list[Maker]] = {
     "leaky_relu.default": [unary, lambda o: call(o.x, 0.2)],
     "leaky_relu_backward.default": [lambda o: call(o.x, o.like, 0.2, False)],
     "gelu.default": [lambda o: call(o.modest), lambda o: call(o.x, approximate="tanh")],
-    "gelu_backward.default": [
-        lambda o: call(o.modest, o.like),
-        lambda o: call(o.modest, o.like, approximate="tanh"),
-    ],
+    "gelu_backward.default": [lambda o: call(o.modest, o.like), lambda o: call(o.modest, o.like, approximate="tanh")],
     "silu_backward.default": [lambda o: call(o.x, o.like)],
     "sigmoid_backward.default": [lambda o: call(o.x, o.like.sigmoid())],
     "tanh_backward.default": [lambda o: call(o.x, o.like.tanh())],
@@ -472,7 +469,7 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(_image(o), [1, 2], [2, 2], [0, 1], 1, True),
     ],
     "max_pool2d_with_indices_backward.default": [
-        lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], [1, 1], True, _pooled(o, indices=True)),
+        lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], [1, 1], True, _pooled(o, indices=True))
     ],
     "avg_pool2d.default": [
         lambda o: call(_image(o), [2, 2]),
@@ -500,21 +497,18 @@ CALLS: dict[str, list[Maker]] = {
             [1, 1, 1],
             True,
             _pooled_volume(o, indices=True),
-        ),
+        )
     ],
     "avg_pool3d.default": [
         lambda o: call(_volume(o), [2, 2, 2]),
         lambda o: call(_volume(o), [2, 2, 3], [2, 3, 3], [1, 0, 1], True, False),
     ],
     "avg_pool3d_backward.default": [
-        lambda o: call(*_pooled_volume(o), _volume(o), [2, 2, 3], [2, 2, 3], [1, 0, 0], True, False, None),
+        lambda o: call(*_pooled_volume(o), _volume(o), [2, 2, 3], [2, 2, 3], [1, 0, 0], True, False, None)
     ],
     "_adaptive_avg_pool3d.default": [lambda o: call(_volume(o), [1, 3, 4]), lambda o: call(_volume(o), [1, 1, 1])],
     "_adaptive_avg_pool3d_backward.default": [lambda o: call(_volume(o)[..., ::2, ::2], _volume(o))],
-    "upsample_nearest2d.default": [
-        lambda o: call(_image(o), [12, 24]),
-        lambda o: call(_image(o), [6, 24], None, 3.0),
-    ],
+    "upsample_nearest2d.default": [lambda o: call(_image(o), [12, 24]), lambda o: call(_image(o), [6, 24], None, 3.0)],
     "upsample_nearest2d_backward.default": [
         lambda o: call(_image(o), [6, 8], [2, 3, 3, 4]),
         lambda o: call(_image(o), [6, 8], [2, 3, 2, 8], 3.0, None),

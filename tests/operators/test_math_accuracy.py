@@ -78,17 +78,7 @@ def points() -> torch.Tensor:
         1 + 1e-3 * torch.randn(50_000, generator=generator),
     ]
     halves = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16).float() * (1 + 2.0**-9)
-    limits = [
-        float("nan"),
-        float("inf"),
-        float("-inf"),
-        0.0,
-        -0.0,
-        2.0**-149,
-        -(2.0**-149),
-        2.0**-126,
-        3.4e38,
-    ]
+    limits = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 3.4e38]
     return torch.cat([bits, *bends, halves, torch.tensor(limits)])
 
 

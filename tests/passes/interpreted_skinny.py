@@ -117,8 +117,7 @@ def test_weights_that_autocast_casts_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "trained"),
-    [(65, torch.bfloat16, False), (1, torch.float32, False), (1, torch.bfloat16, True)],
+    ("rows", "dtype", "trained"), [(65, torch.bfloat16, False), (1, torch.float32, False), (1, torch.bfloat16, True)]
 )
 def test_what_stays_with_the_library(rows: int, dtype: torch.dtype, trained: bool) -> None:
     model, x = Block().to(dtype), torch.randn(rows, 64, dtype=dtype)

@@ -129,10 +129,7 @@ LEFT: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], str]] = {
         nn.Sequential(nn.Conv2d(32, 32, 3), nn.InstanceNorm2d(32, track_running_stats=True)).bfloat16(),
         *((2, 32, 8, 8), "reduces over pixels"),
     ),
-    "a view of a part": (
-        lambda x: CONVOLUTION(x)[:, :8].reshape(2, 8, 36),
-        *((2, 16, 8, 8), "views a tensor"),
-    ),
+    "a view of a part": (lambda x: CONVOLUTION(x)[:, :8].reshape(2, 8, 36), *((2, 16, 8, 8), "views a tensor")),
 }
 
 

@@ -29,23 +29,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
         ((7, 3, 4), ROWS),
     ),
     "of 32 bits": (lambda y, i: y.new_zeros(5, 4).index_put((i.int(),), y, accumulate=True), ((7, 4), ROWS)),
-    "two indices": (
-        lambda y, i: y.new_zeros(5, 6, 2).index_put((i, i.flip(0)), y, accumulate=True),
-        ((7, 2), ROWS),
-    ),
+    "two indices": (lambda y, i: y.new_zeros(5, 6, 2).index_put((i, i.flip(0)), y, accumulate=True), ((7, 2), ROWS)),
     "two that broadcast, behind two": (
         lambda y, i: put(y.new_zeros(2, 3, 5, 5), [None, None, i.view(7, 1), i[:3]], y, True),
         ((2, 3, 7, 3), ROWS),
     ),
-    "one index in the middle": (
-        lambda y, i: put(y.new_zeros(2, 5, 3), [None, i], y, True),
-        ((2, 7, 3), ROWS),
-    ),
+    "one index in the middle": (lambda y, i: put(y.new_zeros(2, 5, 3), [None, i], y, True), ((2, 7, 3), ROWS)),
     "a number": (lambda y, i: y.new_zeros(5, 4).index_put((i[1],), y, accumulate=True), ((4,), ROWS)),
-    "unsafe": (
-        lambda y, i: torch.ops.aten._unsafe_index_put(y.new_zeros(5, 4), [i], y, True),
-        ((7, 4), ROWS),
-    ),
+    "unsafe": (lambda y, i: torch.ops.aten._unsafe_index_put(y.new_zeros(5, 4), [i], y, True), ((7, 4), ROWS)),
     "of a part": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y[::2, 1:5], accumulate=True), ((14, 9), ROWS)),
     "added": (lambda y, i: y.new_zeros(2, 5, 3).index_add(1, i % 5, y), ((2, 7, 3), ROWS)),
     "scattered along the first": (

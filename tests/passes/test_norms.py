@@ -22,12 +22,7 @@ from tilewright.passes.norm.split import split_norms
 from tilewright.passes.strided_rows import split_strided_rows
 
 ops = torch.ops.aten
-SHAPES = {
-    "images": (4, 33, 17, 19),
-    "one place": (1024, 37, 1, 1),
-    "rows": (512, 96),
-    "volumes": (3, 16, 8, 9, 10),
-}
+SHAPES = {"images": (4, 33, 17, 19), "one place": (1024, 37, 1, 1), "rows": (512, 96), "volumes": (3, 16, 8, 9, 10)}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 NORMS = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 

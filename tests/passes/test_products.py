@@ -34,10 +34,7 @@ CONTRACTED: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
         [A, B],
     ),
     "middle axis": (lambda a, b: (a.mT.unsqueeze(3) * b.mT.unsqueeze(2)).sum(1), [A, B]),
-    "two axes": (
-        lambda a, b: (a[:, :, None] * b[:, None]).sum((-1, 0)),
-        [wide(5, 33, 32), wide(5, 31, 32)],
-    ),
+    "two axes": (lambda a, b: (a[:, :, None] * b[:, None]).sum((-1, 0)), [wide(5, 33, 32), wide(5, 31, 32)]),
     "fewer dimensions": (lambda a, b: (a.unsqueeze(1) * b).sum(-1), [wide(31, 40), wide(29, 40)]),
     "a transposed result": (lambda a, b: (b.unsqueeze(1) * a.unsqueeze(2)).sum(-1).mT, [A, B]),
     "axes between": (
@@ -50,10 +47,7 @@ LEFT: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "one operand varies": (lambda a: (a * a.new_ones(1)).sum(-1), [A]),
     "few products": (lambda a, b: (a[:, :, None] * b[:, None]).sum(0), [wide(4, 17), wide(4, 19)]),
     "the products are read": (lambda a, b: (p := a.unsqueeze(2) * b.unsqueeze(1)).sum(-1) + p[..., 0], [A, B]),
-    "integers": (
-        lambda a, b: (a.long().unsqueeze(2) * b.long().unsqueeze(1)).sum(-1),
-        [A, B],
-    ),
+    "integers": (lambda a, b: (a.long().unsqueeze(2) * b.long().unsqueeze(1)).sum(-1), [A, B]),
 }
 
 

@@ -159,7 +159,7 @@ def test_shows_shares_losses_and_what_happened_once(tmp_path: Path) -> None:
     text = printed(show_profile(run, table, [RECORDING]))
     (line,) = [line for line in text.splitlines() if line.startswith("aten::mm")]
     assert re.split(r"\s{2,}", line.strip())[2:] == [
-        *("2", "158 µs", "15.8 %", "160 µs", "80.0 µs", "60.0 µs", "100.0 %", "60.0 µs", "30.0 µs", "model.py:7"),
+        *("2", "158 µs", "15.8 %", "160 µs", "80.0 µs", "60.0 µs", "100.0 %", "60.0 µs", "30.0 µs", "model.py:7")
     ]
     assert loss_words(table) == ["lost: 1 launches whose work on the device is missing, of 3"]
     assert loss_words(table)[0] in text and "\x1b[2J" not in text

@@ -127,10 +127,7 @@ def test_a_band_is_a_region(browser: Browser, sample: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chart", "words"),
-    [
-        ("#roofline-chart", ("intensity", "measured", "floor", "bound")),
-        ("#memory-chart", ("live bytes", " MB")),
-    ],
+    [("#roofline-chart", ("intensity", "measured", "floor", "bound")), ("#memory-chart", ("live bytes", " MB"))],
 )
 def test_a_mark_of_a_chart_tells_its_figures(browser: Browser, sample: Path, chart: str, words: tuple[str]) -> None:
     browser.open(sample)

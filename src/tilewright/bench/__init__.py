@@ -291,12 +291,7 @@ def _l2_GBps(device: str, limit: Limit) -> float:
 
 
 def _rows(
-    suite: Suite,
-    workload: Workload,
-    direction: Direction,
-    outcomes: Sequence[VariantResult],
-    limit: float,
-    device: str,
+    suite: Suite, workload: Workload, direction: Direction, outcomes: Sequence[VariantResult], limit: float, device: str
 ) -> list[Measurement]:
     """A row for each implementation that has a timing; `limit` is in GB/s or TFLOP/s."""
     from tilewright.measure.racing.results import environment, measurement

@@ -27,9 +27,7 @@ VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, 
 INTERRUPTED = 130
 
 app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 for verb in VERBS:
     app.command()(verb)

@@ -13,8 +13,7 @@ from tilewright.records.errors import UsageError
 
 def kernel(
     target: Annotated[
-        str,
-        typer.Argument(help="An operator (softmax, ...), file.py:kernel, file.cu:kernel, or a case with --impl."),
+        str, typer.Argument(help="An operator (softmax, ...), file.py:kernel, file.cu:kernel, or a case with --impl.")
     ],
     sizes: Annotated[
         list[str] | None, typer.Argument(help="Sizes of an operator: 1000x512; several are allowed.")

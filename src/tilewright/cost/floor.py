@@ -12,12 +12,5 @@ def floor_of(cost: Cost, dtype: str, kind: str, profile: DeviceProfile) -> tuple
     if cost.provenance == "unknown":
         return None, None
     return floor_us(
-        cost.bytes,
-        cost.flops,
-        cost.transcendentals,
-        dtype,
-        cost.bytes,
-        profile,
-        kind,
-        bytes_written=cost.bytes_written,
+        cost.bytes, cost.flops, cost.transcendentals, dtype, cost.bytes, profile, kind, bytes_written=cost.bytes_written
     )

@@ -53,9 +53,7 @@ DATASHEETS = {
     ),
     # "NVIDIA Turing GPU Architecture", table of the GeForce RTX 2080 Ti at reference clocks.
     "NVIDIA GeForce RTX 2080 Ti": Datasheet(
-        dram_GBps=616.0,
-        matmul_TFLOPs={"float16": 53.8, "float32": 13.4, "float64": 0.42},
-        vector_TFLOPs=13.4,
+        dram_GBps=616.0, matmul_TFLOPs={"float16": 53.8, "float32": 13.4, "float64": 0.42}, vector_TFLOPs=13.4
     ),
 }
 

@@ -41,12 +41,7 @@ def expect_whole_numbers(function: str, **arguments: object) -> None:
 
 
 def expect_loss_options(
-    function: str,
-    reductions: Collection[str],
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: str,
+    function: str, reductions: Collection[str], ignore_index: int, label_smoothing: float, z_loss: float, reduction: str
 ) -> None:
     """Raise TypeError or ValueError for an option of a cross entropy that has the wrong type or value."""
     given = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}

@@ -280,13 +280,7 @@ class _Lowering:
         return replace(self._finish(rows, cols, keys, steps, stores), numbers=tuple(numbers))
 
     def _reduce(
-        self,
-        r: _Reduction,
-        op: Op,
-        args: tuple[int, ...],
-        steps: list[Step],
-        rows: set[Axis],
-        cols: set[Axis],
+        self, r: _Reduction, op: Op, args: tuple[int, ...], steps: list[Step], rows: set[Axis], cols: set[Axis]
     ) -> int:
         """Append the one or two steps of a reduction; returns the position of its result."""
         kind = r.kind

@@ -119,7 +119,7 @@ _forward(
     _scaled_dot_product_fused_attention_overrideable.default(query, key, value, attn_bias, dropout_p, is_causal, ...)
     _cudnn_attention_forward.default(query, key, value, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k,
         compute_log_sumexp, dropout_p, is_causal, ...)
-    """,
+    """
 )
 _backward(
     """

@@ -222,13 +222,7 @@ def rms_norm(c: Call, x: Value, shape: Sequence[int], weight: Value | None, eps:
     dtypes=("input", "weight"),
 )
 def rms_norm_backward(
-    c: Call,
-    g: Value,
-    x: Value,
-    shape: Sequence[int],
-    rstd: Value,
-    weight: Value | None,
-    wanted: Sequence[bool],
+    c: Call, g: Value, x: Value, shape: Sequence[int], rstd: Value, weight: Value | None, wanted: Sequence[bool]
 ) -> tuple[Value | None, Value | None]:
     dims, count = _last(x, shape), prod(shape)
     rows = list(range(len(x.dims) - len(shape)))

@@ -182,13 +182,7 @@ _triangle("triu", upper=True)
 
 @moves("slice_scatter.default(self, src, dim, start, end, step)", same)
 def slice_scatter(
-    c: Call,
-    x: Value,
-    source: Value,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
+    c: Call, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
     """`x` with `source` in the place of a slice."""
     at = dim % len(c.shape)

@@ -106,7 +106,7 @@ formulas(
     {
         "lerp.Tensor(self, end, weight)": lambda c, x, end, weight: where(
             call("abs", weight) < 0.5, x + (end - x) * weight, end - (end - x) * (1 - weight)
-        ),
+        )
     },
     arithmetic=per_result(3),
 )

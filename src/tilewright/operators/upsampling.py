@@ -141,11 +141,7 @@ def _share(axis: Axis, k: int, at: Value, own: Value) -> tuple[Value | None, Val
 
 def _gradient(flops: int) -> RowFields:
     """Fields that the rows of gradients share; `flops` for each element of the incoming gradient."""
-    return {
-        "arithmetic": each(of_argument("grad_output"), flops),
-        "promotion": "none",
-        "shapes": like_the_input,
-    }
+    return {"arithmetic": each(of_argument("grad_output"), flops), "promotion": "none", "shapes": like_the_input}
 
 
 @body(
@@ -173,10 +169,7 @@ def upsample_bilinear2d_backward(
     return g
 
 
-@body(
-    "upsample_nearest2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)",
-    **_gradient(1),
-)
+@body("upsample_nearest2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)", **_gradient(1))
 def upsample_nearest2d_backward(
     c: Call,
     g: Value,

@@ -220,10 +220,7 @@ class _Fuser:
                 "few programs would each reread a long row; two kernels divide each row among many programs",
             )
         if isinstance(outcome, Region) and self._computes_again(outcome.lowered, first, second):
-            outcome = (
-                "refused",
-                "the kernel would recompute it for many elements, which takes longer than reading it",
-            )
+            outcome = ("refused", "the kernel would recompute it for many elements, which takes longer than reading it")
         if isinstance(outcome, tuple):
             self.reasons[producer, consumer] = outcome
             return
@@ -312,13 +309,7 @@ class _Fuser:
                 (producer, consumer), ("impossible", "an earlier merge put another kernel between them")
             )
         return Decision(
-            self.graph_name,
-            producer.name,
-            consumer.name,
-            verdict,
-            reason,
-            saved,
-            source=source_line(consumer),
+            self.graph_name, producer.name, consumer.name, verdict, reason, saved, source=source_line(consumer)
         )
 
     def _saved(self, producer: fx.Node, consumer: fx.Node) -> tuple[int, bool]:

@@ -17,15 +17,7 @@ from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import arguments, class_of, nbytes, results, shape_of, strides_of
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.passes.units import (
-    behind_views,
-    gradients,
-    is_fusible,
-    is_view,
-    live_out,
-    readers,
-    sources,
-)
+from tilewright.passes.units import behind_views, gradients, is_fusible, is_view, live_out, readers, sources
 from tilewright.records.program import Cost
 
 NEIGHBOURS = 3

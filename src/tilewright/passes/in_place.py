@@ -29,10 +29,7 @@ from tilewright.passes.units import readers
 from tilewright.records.program import Decision, GraphName, Verdict
 
 aten: Any = torch.ops.aten
-BY_INDEX = {
-    aten.index_put.default: aten.index_put_.default,
-    aten.index_copy.default: aten.index_copy_.default,
-}
+BY_INDEX = {aten.index_put.default: aten.index_put_.default, aten.index_copy.default: aten.index_copy_.default}
 """Functional writes, and those in place, with the same arguments."""
 BY_VIEW = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
 """Functional writes of their second argument, and the view that is written to, with the arguments from the third on."""

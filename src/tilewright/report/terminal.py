@@ -13,14 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tilewright.records.measurement import Ceiling, Measurement, Verified
-from tilewright.records.program import (
-    Cost,
-    Decision,
-    GraphName,
-    Operator,
-    Program,
-    Verdict,
-)
+from tilewright.records.program import Cost, Decision, GraphName, Operator, Program, Verdict
 from tilewright.report.launch_rows import operator_rows, plain, region_rows, unused_label
 from tilewright.report.quantity import count, duration, nbytes
 from tilewright.report.tables import FittedTable

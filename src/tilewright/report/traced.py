@@ -79,11 +79,7 @@ def traced(run: Path) -> dict[str, Any] | None:
             "files": list(files.values()),
             "charts": {
                 "timeline": boxes(
-                    lines["rows"],
-                    lines["span"] / 1e9,
-                    "slices",
-                    [kind for _, _, kind in lines["names"]],
-                    curves=True,
+                    lines["rows"], lines["span"] / 1e9, "slices", [kind for _, _, kind in lines["names"]], curves=True
                 ),
                 "flames": [_flame_chart(each) for each in flames],
                 "allocated": allocated(),

@@ -51,12 +51,7 @@ class Loaded:
     note: str | None
 
 
-def trace_run(
-    paths: Sequence[Path],
-    *,
-    command: str,
-    tell: Callable[[str], None] = print,
-) -> tuple[Path, list[Loaded]]:
+def trace_run(paths: Sequence[Path], *, command: str, tell: Callable[[str], None] = print) -> tuple[Path, list[Loaded]]:
     """A new run with the traces at `paths`; returns its path and the loaded files.
 
     Raises:

@@ -64,12 +64,7 @@ def bench_case(
 
 
 def measure(
-    subject: Subject,
-    program: Program,
-    *,
-    suite: str,
-    seconds: float,
-    impls: Sequence[str] = (*PEERS, "tilewright"),
+    subject: Subject, program: Program, *, suite: str, seconds: float, impls: Sequence[str] = (*PEERS, "tilewright")
 ) -> list[Measurement]:
     """One interleaved run of all implementations of a case, with the peak memory of each."""
     from tilewright.hardware.ceilings import device_name

@@ -68,9 +68,7 @@ def programs(device: str) -> Mapping[str, Sequence[Program]]:
             "convolution", lambda x, w: F.conv2d(x, w, padding=1), [(s, (s[1], s[1], 3, 3)) for s in images]
         ),
         "losses": _each(
-            "loss",
-            lambda x: F.cross_entropy(x, _scattered(x, 1)),
-            [(shape,) for shape in rows if shape not in short],
+            "loss", lambda x: F.cross_entropy(x, _scattered(x, 1)), [(shape,) for shape in rows if shape not in short]
         ),
         "own_norms": _each("own layer_norm", _after_product(functional.layer_norm), with_vectors),
         "own_sums": _each(

@@ -175,12 +175,7 @@ def portable(
 
 
 def by_sequence(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts_q: torch.Tensor,
-    starts_k: torch.Tensor,
-    **options: object,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor, starts_k: torch.Tensor, **options: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q [Tq, H, D], k and v [Tk, heads, ...]: `attention` of each sequence alone; out [Tq, H, Dv], lse [H, Tq]."""
     outs, sums = [], []

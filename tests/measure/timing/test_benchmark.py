@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright.measure.racing.results import (
-    Environment,
-    environment,
-    measurement,
-    read_results,
-    write_results,
-)
+from tilewright.measure.racing.results import Environment, environment, measurement, read_results, write_results
 from tilewright.measure.timing.benchmark import Timing, benchmark, median_spread
 from tilewright.measure.timing.stopwatch import CpuStopwatch, Lap, stopwatch_for
 from tilewright.records.atomic_file import write_atomically

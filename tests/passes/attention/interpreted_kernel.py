@@ -283,10 +283,7 @@ BANDS: dict[str, tuple[Masking, tuple[int, int], tuple[int | None, int | None]]]
         lambda n, m: torch.zeros(1, 1, n, m).masked_fill(columns(m) > rows(n) + m - n, -torch.inf),
         *((20, 33), (None, 0)),
     ),
-    "(1 - m) * min": (
-        lambda n, m: (1 - (columns(m) <= rows(n) + m - n).float()) * LOWEST,
-        *((20, 33), (None, 0)),
-    ),
+    "(1 - m) * min": (lambda n, m: (1 - (columns(m) <= rows(n) + m - n).float()) * LOWEST, *((20, 33), (None, 0))),
 }
 COMPARED = ("window", "causal from the start", "causal to the end", "turned around", "masked_fill")
 NO_BANDS: dict[str, Masking] = {

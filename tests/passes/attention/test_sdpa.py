@@ -145,12 +145,7 @@ LESS: dict[str, tuple[Function, Callable[[], list[Tensor]], tuple[int, ...] | No
     "comparison": (lambda q, k, v, _: sdpa(q, k, v, columns(S) <= rows()), square, None, IS_CAUSAL),
     "tril": (lambda q, k, v, _: sdpa(q, k, v, torch.ones(S, S).tril() == 1), square, None, IS_CAUSAL),
     "triu of -inf": (lambda q, k, v, _: sdpa(q, k, v, torch.full((S, S), -torch.inf).triu(1)), square, None, IS_CAUSAL),
-    "lowest": (
-        lambda q, k, v, _: sdpa(q, k, v, torch.where(columns(S) <= rows(), 0.0, LOW)),
-        square,
-        None,
-        IS_CAUSAL,
-    ),
+    "lowest": (lambda q, k, v, _: sdpa(q, k, v, torch.where(columns(S) <= rows(), 0.0, LOW)), square, None, IS_CAUSAL),
     "documents, added": (
         lambda q, k, v, _: sdpa(
             q, k, v, torch.where(rows() // 2 == columns() // 4, 0.0, -torch.inf).expand(B, H, S, K)

@@ -42,13 +42,7 @@ SUITES = {
                 note="three products for each chunk of tokens; matrix rate under the power cap",
                 directions=BOTH,
             ),
-            Variant(
-                "eager",
-                "torch",
-                _eager,
-                note="holds all logits, their softmax and its gradient",
-                directions=BOTH,
-            ),
+            Variant("eager", "torch", _eager, note="holds all logits, their softmax and its gradient", directions=BOTH),
             generated(_eager, note="holds all logits", directions=BOTH),
             example(
                 "inductor",

@@ -171,10 +171,7 @@ def _decode_triton(
 
 
 Forward = Callable[[RecipeBuilder, Request, DeviceLimits, Inputs, Operand, Operand], None]
-_FORWARDS: dict[ModuleType, Forward] = {
-    decode_triton: _decode_triton,
-    hopper_forward: _hopper_forward,
-}
+_FORWARDS: dict[ModuleType, Forward] = {decode_triton: _decode_triton, hopper_forward: _hopper_forward}
 
 
 def _portable_backward(

@@ -100,12 +100,7 @@ def _backward_recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
     return recipe.backward(call, *arguments)
 
 
-backward_operator = define(
-    "attention_backward",
-    _backward,
-    _backward_fake,
-    recipe=_backward_recipe,
-)
+backward_operator = define("attention_backward", _backward, _backward_fake, recipe=_backward_recipe)
 attend = define(
     "attention",
     _forward,

@@ -187,11 +187,4 @@ def _gradients(ctx: Any, dout: torch.Tensor, _: None) -> tuple[torch.Tensor | No
     return dx, dout, None, None, None
 
 
-_forward_operator = define(
-    "dropout_add",
-    _forward,
-    _forward_fake,
-    backward=_gradients,
-    save=_save,
-    recipe=_recipe,
-)
+_forward_operator = define("dropout_add", _forward, _forward_fake, backward=_gradients, save=_save, recipe=_recipe)

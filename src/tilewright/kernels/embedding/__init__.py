@@ -115,9 +115,4 @@ define(
 define("embedding_sums", _sums, _fake, recipe=by_triton(triton.sums_recipe))
 define("add_embedding_sums_", _add_sums, _added_fake, recipe=_added_recipe)
 define("row_extremes", _extremes, _fake, recipe=by_triton(triton.extremes_recipe))
-define(
-    "matching_sums",
-    _matching,
-    lambda other, own, *_: own.new_empty(own.shape),
-    recipe=_matching_recipe,
-)
+define("matching_sums", _matching, lambda other, own, *_: own.new_empty(own.shape), recipe=_matching_recipe)

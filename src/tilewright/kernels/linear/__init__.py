@@ -138,11 +138,7 @@ def _chosen_gelu_recipe(
 
 
 def gelu_fused(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    approximate: str = "none",
-    keep: bool = False,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", keep: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `cuda.refuses` does not refuse."""
     y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep)
@@ -194,12 +190,7 @@ def _linear_backward(
 
 
 _gelu = define(
-    "linear_gelu",
-    gelu_apart,
-    _gelu_fake,
-    backward=_gelu_backward,
-    save=_gelu_save,
-    recipe=_chosen_gelu_recipe,
+    "linear_gelu", gelu_apart, _gelu_fake, backward=_gelu_backward, save=_gelu_save, recipe=_chosen_gelu_recipe
 )
 
 
@@ -258,11 +249,7 @@ def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual:
 
 
 def dropout_add_fused(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor,
-    p: float,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By our kernel; for what `dropout_add_recipe` is for."""
     name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)

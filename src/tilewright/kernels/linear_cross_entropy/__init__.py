@@ -147,16 +147,6 @@ def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-_forward = define(
-    "linear_cross_entropy",
-    _loss_and_gradients,
-    _fake,
-    backward=_backward,
-    save=_save,
-)
-_gradients = define(
-    "linear_cross_entropy_backward",
-    _scaled_gradients,
-    lambda upstream, *inputs: _fake(*inputs)[1:3],
-)
+_forward = define("linear_cross_entropy", _loss_and_gradients, _fake, backward=_backward, save=_save)
+_gradients = define("linear_cross_entropy_backward", _scaled_gradients, lambda upstream, *inputs: _fake(*inputs)[1:3])
 _scale = define("scale_gradient_", chunks.scale, lambda gradient, factor: None, recipe=by_triton(triton.scale))

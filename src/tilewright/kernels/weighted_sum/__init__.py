@@ -74,10 +74,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.T
 
 
 _weighted_sum_backward = define(
-    "weighted_sum_backward",
-    _backward,
-    _backward_fake,
-    recipe=by_triton(triton.backward_recipe),
+    "weighted_sum_backward", _backward, _backward_fake, recipe=by_triton(triton.backward_recipe)
 )
 _weighted_sum = define(
     "weighted_sum",

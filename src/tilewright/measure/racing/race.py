@@ -158,11 +158,7 @@ class _Running:
             return {}
         race = self.race
         return interleaved(
-            calls,
-            self.watch.now,
-            min_repeats=race.min_repeats,
-            max_seconds=race.seconds,
-            tolerance=race.tolerance,
+            calls, self.watch.now, min_repeats=race.min_repeats, max_seconds=race.seconds, tolerance=race.tolerance
         )
 
     def _probe(self, call: Callable[[], object], _: int) -> Lap:

@@ -77,12 +77,7 @@ class LineTracer:
         self._release()
         before = [0, *self._at[:-1]]
         since = [at - last for at, last in zip(self._at, before, strict=True)] if self._at else []
-        traced = {
-            "thread": self._thread,
-            "places": list(self._places),
-            "since": since,
-            "which": self._which.tolist(),
-        }
+        traced = {"thread": self._thread, "places": list(self._places), "since": since, "which": self._which.tolist()}
         return json.dumps(traced, separators=(",", ":"))
 
     def _monitor(self, running: list[FrameType]) -> None:

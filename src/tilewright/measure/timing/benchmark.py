@@ -116,11 +116,7 @@ def _warm_up(call: Timed, now: Callable[[], float], max_seconds: float) -> None:
 
 
 def _rounds(
-    calls: Mapping[str, Timed],
-    now: Callable[[], float],
-    min_repeats: int,
-    deadline: float,
-    tolerance: float,
+    calls: Mapping[str, Timed], now: Callable[[], float], min_repeats: int, deadline: float, tolerance: float
 ) -> dict[str, list[Lap]]:
     names = list(calls)
     laps: dict[str, list[Lap]] = {name: [] for name in names}

@@ -44,12 +44,7 @@ def cuda_timers() -> CudaTimers:
     _originals()
     cuda = torch.cuda
     return CudaTimers(
-        cuda.Event,
-        cuda.Event.record,
-        cuda.Event.elapsed_time,
-        cuda.Event.synchronize,
-        cuda.synchronize,
-        cuda._sleep,
+        cuda.Event, cuda.Event.record, cuda.Event.elapsed_time, cuda.Event.synchronize, cuda.synchronize, cuda._sleep
     )
 
 

@@ -72,10 +72,7 @@ def settle_masks(attention: Attention, constants: Constants) -> Masking:
     steady = not attention.added or _is_bounded(attention, filled, constants)
     leaves_keys = not filled.kept and filled.leaves_a_key(queries, keys)
     masking = Masking(
-        added=tuple(attention.added),
-        filled=tuple(attention.filled),
-        steady=steady,
-        some_row_dropped=not leaves_keys,
+        added=tuple(attention.added), filled=tuple(attention.filled), steady=steady, some_row_dropped=not leaves_keys
     )
     if several and not (leaves_keys and steady) and {fill.value for fill in attention.filled} != {-math.inf}:
         if any(fill.value > ABSORBING for fill in attention.filled):

@@ -94,11 +94,7 @@ class Visible:
 
 @in_real_tensors()
 def visible(
-    mask: Node,
-    constants: Constants,
-    queries: int | torch.SymInt,
-    keys: int | torch.SymInt,
-    hides: float = NEGLIGIBLE,
+    mask: Node, constants: Constants, queries: int | torch.SymInt, keys: int | torch.SymInt, hides: float = NEGLIGIBLE
 ) -> Visible:
     """What `mask`, bool or added, of an attention over so many places is made of; a number up to `hides` hides.
 

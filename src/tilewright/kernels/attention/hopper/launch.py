@@ -45,10 +45,5 @@ def built(tiles: Tiles, device: int) -> nvrtc.Kernel:
     made = compiled(tiles)
     meta = made.metadata
     return nvrtc.loaded(
-        made.asm["cubin"],
-        meta.name,
-        SIGNATURE,
-        device=device,
-        threads=32 * meta.num_warps,
-        shared_bytes=meta.shared,
+        made.asm["cubin"], meta.name, SIGNATURE, device=device, threads=32 * meta.num_warps, shared_bytes=meta.shared
     )
