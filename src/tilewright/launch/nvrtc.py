@@ -114,16 +114,9 @@ class Kernel:
 
 @functools.cache
 def kernel(
-    source: Path,
-    entry: str,
-    signature: str,
-    *,
-    device: int,
-    threads: int,
-    shared_bytes: int = 0,
-    cluster: int = 1,
+    source: Path, entry: str, signature: str, *, device: int, threads: int, shared_bytes: int = 0, cluster: int = 1,
     definitions: Definitions = (),
-) -> Kernel:
+) -> Kernel:  # fmt: skip
     """The kernel `entry` (extern "C") of the file `source`, compiled for device number `device` and loaded.
 
     `threads` is the block, `shared_bytes` its dynamic shared memory, `cluster` what the source names in

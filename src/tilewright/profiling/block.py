@@ -93,18 +93,9 @@ class Profile(Displayable):
 
 
 def profile(
-    name: str = "profile",
-    *,
-    wait: int = 0,
-    warmup: int = 0,
-    active: int = 0,
-    events: int = RecordingPlan.events,
-    shapes: bool = True,
-    stacks: bool = True,
-    memory: bool = True,
-    layers: bool = True,
-    light: bool = True,
-) -> Profile:
+    name: str = "profile", *, wait: int = 0, warmup: int = 0, active: int = 0, events: int = RecordingPlan.events,
+    shapes: bool = True, stacks: bool = True, memory: bool = True, layers: bool = True, light: bool = True,
+) -> Profile:  # fmt: skip
     """Record a block of PyTorch code into a run, with ranges around its phases and layers.
 
         with tilewright.profile() as run:

@@ -45,16 +45,9 @@ class SavedProfile(Displayable):
 
 
 def save(
-    recordings: Sequence[Recording],
-    *,
-    name: str,
-    command: str,
-    target: str,
-    dims: Mapping[str, int] | None = None,
-    program: Program | None = None,
-    ceilings: Sequence[Ceiling] = (),
-    tell: Callable[[str], None] = lambda _: None,
-) -> SavedProfile:
+    recordings: Sequence[Recording], *, name: str, command: str, target: str, dims: Mapping[str, int] | None = None,
+    program: Program | None = None, ceilings: Sequence[Ceiling] = (), tell: Callable[[str], None] = lambda _: None,
+) -> SavedProfile:  # fmt: skip
     """A new run with the traces of `recordings`, one per process, and the costs of `program` if given.
 
     Without `ceilings`, floors use the stored ones of an earlier measurement.

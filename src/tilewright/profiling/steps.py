@@ -25,15 +25,9 @@ _MOST_PRICED_EVENTS = 20_000
 
 
 def profile_case(
-    case: Case,
-    plan: RecordingPlan,
-    *,
-    impl: str = "eager",
-    optimizer: str = "",
-    device: str = "cpu",
-    command: str = "tilewright.profile",
-    tell: Callable[[str], None] = lambda _: None,
-) -> SavedProfile | None:
+    case: Case, plan: RecordingPlan, *, impl: str = "eager", optimizer: str = "", device: str = "cpu",
+    command: str = "tilewright.profile", tell: Callable[[str], None] = lambda _: None,
+) -> SavedProfile | None:  # fmt: skip
     """Run steps of `case` by a plan, and save the recording as a run with the case's cost.
 
     Returns None with `plan.nvtx`, where Nsight Systems records and this only makes ranges. `impl` is one of `IMPLS`,

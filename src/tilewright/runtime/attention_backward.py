@@ -72,20 +72,10 @@ def _gemm() -> int | None:
 
 
 def _backward(
-    library: ctypes.CDLL,
-    gemm: int,
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: torch.Tensor | None = None,
+    library: ctypes.CDLL, gemm: int, grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor, dropout_p: float, is_causal: bool, *, attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
-) -> Sequence[torch.Tensor]:
+) -> Sequence[torch.Tensor]:  # fmt: skip
     """dq, dk, dv of grad, q [B, H, Nq, d], k and v [B, H / n, Nk, d]; the mask broadcasts to the scores.
 
     Each n heads of queries that follow one another share a head of keys (n is 1 unless attention is grouped).

@@ -288,14 +288,9 @@ class Executable:
     _boxed_call = True
 
     def __init__(
-        self,
-        steps: Sequence[Step],
-        slots: int,
-        inputs: Sequence[tuple[int, Layout | None]],
-        outputs: Sequence[Any],
-        otherwise: Boxed,
-        native: Native | None = None,
-    ) -> None:
+        self, steps: Sequence[Step], slots: int, inputs: Sequence[tuple[int, Layout | None]], outputs: Sequence[Any],
+        otherwise: Boxed, native: Native | None = None,
+    ) -> None:  # fmt: skip
         self.steps = steps
         self.slots = slots
         self.inputs = inputs

@@ -69,14 +69,9 @@ class Replay:
     _boxed_call = True
 
     def __init__(
-        self,
-        run: Boxed,
-        graph: CallableGraph,
-        refuse: Callable[[str], None],
-        forward: Replay | None = None,
-        *,
+        self, run: Boxed, graph: CallableGraph, refuse: Callable[[str], None], forward: Replay | None = None, *,
         is_refused: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.run = run
         self._written = sorted(written_inputs(graph.module) - set(graph.static))
         """Inputs that the graph writes to and whose address may change from call to call."""

@@ -46,15 +46,9 @@ class Run:
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        *,
-        command: str,
-        target: str,
-        case: str,
-        dims: Mapping[str, int] | None = None,
+        cls, path: Path, *, command: str, target: str, case: str, dims: Mapping[str, int] | None = None,
         machine: Mapping[str, str] | None = None,
-    ) -> Run:
+    ) -> Run:  # fmt: skip
         """Begin the run `path`; its folder is created if missing, readable by its owner only.
 
         Raises:

@@ -27,24 +27,12 @@ _UNLIMITED: Window = (None, None)
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    window: Window = (None, None),
-    scale: float | None = None,
-    softcap: float = 0.0,
-    mask: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    return_lse: bool = False,
-    deterministic: bool = False,
-) -> Any:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: Window = (None, None),
+    scale: float | None = None, softcap: float = 0.0, mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, dropout_p: float = 0.0, cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+    return_lse: bool = False, deterministic: bool = False,
+) -> Any:  # fmt: skip
     """softmax(scale · q kᵀ + …) v for each batch entry and head.
 
     Args:

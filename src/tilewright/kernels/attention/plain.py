@@ -10,19 +10,10 @@ from tilewright.kernels.attention.reference import Window
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts_q: torch.Tensor | None,
-    starts_k: torch.Tensor | None,
-    band: Window,
-    scale: float,
-    softcap: float,
-    mask: torch.Tensor | None,
-    slopes: torch.Tensor | None,
-    dropout: float,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts_q: torch.Tensor | None, starts_k: torch.Tensor | None,
+    band: Window, scale: float, softcap: float, mask: torch.Tensor | None, slopes: torch.Tensor | None, dropout: float,
     with_lse: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """out [B, H, Sq, Dv] and lse [B, H, Sq], None unless `with_lse`; arguments as of `Request`."""
     if starts_q is not None and starts_k is not None:
         parts = []

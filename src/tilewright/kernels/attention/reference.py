@@ -10,19 +10,10 @@ Window = tuple[int | None, int | None]
 
 
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    window: Window = (None, None),
-    scale: float | None = None,
-    softcap: float = 0.0,
-    mask: torch.Tensor | None = None,
-    alibi_slopes: torch.Tensor | None = None,
-    kept: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: Window = (None, None),
+    scale: float | None = None, softcap: float = 0.0, mask: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None, kept: torch.Tensor | None = None, dropout_p: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """out [B, H, Sq, Dv] in q's dtype and the natural log-sum-exp [B, H, Sq] of q [B, H, Sq, D] with k and v.
 
     Arguments as of `tilewright.functional.attention`; `kept` [B, H, Sq, Sk] is the dropout mask, True where a

@@ -21,14 +21,9 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def cross_entropy(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    reduction: str = "mean",
-) -> torch.Tensor:
+    logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, reduction: str = "mean",
+) -> torch.Tensor:  # fmt: skip
     """-log softmax(logits)[target], with `z_loss · logsumexp²` added for each row.
 
     Args:
@@ -58,15 +53,9 @@ def cross_entropy(
 
 
 def by_impl(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    reduction: str = "mean",
-    impl: str = "auto",
-) -> torch.Tensor:
+    logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+    z_loss: float = 0.0, reduction: str = "mean", impl: str = "auto",
+) -> torch.Tensor:  # fmt: skip
     """Cross entropy by one of `row_schedule.IMPLS`, forward and backward; one that cannot take them raises."""
     if not (isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor)):
         expect_tensors("cross_entropy", logits=logits, target=target)
@@ -97,16 +86,9 @@ def _check(logits: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _recipe(
-    call: RecipeBuilder,
-    logits: Operand,
-    target: Operand,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    reduction: str,
-    wide: bool,
-    impl: str,
-) -> Recipe | None:
+    call: RecipeBuilder, logits: Operand, target: Operand, ignored: int, smoothing: float, z_loss: float,
+    reduction: str, wide: bool, impl: str,
+) -> Recipe | None:  # fmt: skip
     """The recipe of the loss, each row's maximum and log Σ exp(x - maximum) [2, N], and the weight of one row []."""
     dtype = _loss_dtype(logits.dtype, wide, reduction)
     kernels = kernels_for(__name__, logits, impl)
@@ -117,15 +99,9 @@ def _recipe(
 
 
 def _by_torch(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    reduction: str,
-    wide: bool,
-    impl: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str,
+    wide: bool, impl: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     dtype = _loss_dtype(logits.dtype, wide, reduction)
     return formula.forward(logits, target, ignored, smoothing, z_loss, reduction, dtype)
 
@@ -138,18 +114,9 @@ def _loss_dtype(logits: torch.dtype, wide: bool, reduction: str) -> torch.dtype:
 
 
 def _backward_recipe(
-    call: RecipeBuilder,
-    gradient: Operand,
-    logits: Operand,
-    target: Operand,
-    statistics: Operand,
-    weight: Operand,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    padding: int,
-    impl: str,
-) -> Recipe | None:
+    call: RecipeBuilder, gradient: Operand, logits: Operand, target: Operand, statistics: Operand, weight: Operand,
+    ignored: int, smoothing: float, z_loss: float, padding: int, impl: str,
+) -> Recipe | None:  # fmt: skip
     """The recipe of the gradient of the logits [N, C + padding], whose last `padding` columns are zero."""
     kernels = kernels_for(__name__, logits, impl)
     if kernels is None:
@@ -165,17 +132,9 @@ def _backward_recipe(
 
 
 def _backward_by_torch(
-    gradient: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    statistics: torch.Tensor,
-    weight: torch.Tensor,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    padding: int,
-    impl: str,
-) -> torch.Tensor:
+    gradient: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, statistics: torch.Tensor, weight: torch.Tensor,
+    ignored: int, smoothing: float, z_loss: float, padding: int, impl: str,
+) -> torch.Tensor:  # fmt: skip
     found = formula.backward(gradient, logits, target, statistics, weight, ignored, smoothing, z_loss)
     return F.pad(found, (0, padding)) if padding else found
 

@@ -74,15 +74,9 @@ def _backward(device: int, dtype: torch.dtype, gradient: torch.dtype, schedule: 
 
 
 def forward(
-    call: RecipeBuilder,
-    logits: Operand,
-    target: Operand,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    reduction: str,
-    dtype: torch.dtype,
-) -> tuple[Operand, Operand, Operand]:
+    call: RecipeBuilder, logits: Operand, target: Operand, ignored: int, smoothing: float, z_loss: float,
+    reduction: str, dtype: torch.dtype,
+) -> tuple[Operand, Operand, Operand]:  # fmt: skip
     """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     Logits [N, C] with rows at any distance, target [N] contiguous int64.
@@ -105,17 +99,9 @@ def forward(
 
 
 def backward(
-    call: RecipeBuilder,
-    gradient: Operand,
-    logits: Operand,
-    target: Operand,
-    statistics: Operand,
-    weight: Operand,
-    out: Operand,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-) -> None:
+    call: RecipeBuilder, gradient: Operand, logits: Operand, target: Operand, statistics: Operand, weight: Operand,
+    out: Operand, ignored: int, smoothing: float, z_loss: float,
+) -> None:  # fmt: skip
     """The gradient of the logits [N, C] into `out`, from that of the loss, [] or [N]."""
     rows, columns = logits.shape
     size, layouts = logits.itemsize, (layout_of(logits), layout_of(out))

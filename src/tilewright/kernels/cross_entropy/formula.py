@@ -7,14 +7,9 @@ import torch.nn.functional as F
 
 
 def forward(
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    reduction: str,
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     The last two in at least fp32. IndexError for a target that is no column.
@@ -46,15 +41,9 @@ def reduced(
 
 
 def backward(
-    gradient: torch.Tensor,
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    statistics: torch.Tensor,
-    weight: torch.Tensor,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-) -> torch.Tensor:
+    gradient: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, statistics: torch.Tensor, weight: torch.Tensor,
+    ignored: int, smoothing: float, z_loss: float,
+) -> torch.Tensor:  # fmt: skip
     """The gradient of the logits [N, C] from that of the loss, [] or [N]."""
     maximum, log_sum = statistics[:, :, None]
     counted = (target != ignored)[:, None]

@@ -19,22 +19,9 @@ SUM_BLOCK = 1024
 
 @triton.jit
 def forward_rows(
-    logits,
-    target,
-    losses,
-    statistics,
-    block_sums,
-    rows,
-    columns,
-    stride,
-    ignored,
-    smoothing,
-    z_loss,
-    SMOOTH: tl.constexpr,
-    EACH: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
+    logits, target, losses, statistics, block_sums, rows, columns, stride, ignored, smoothing, z_loss,
+    SMOOTH: tl.constexpr, EACH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     start = logits + row[:, None] * stride
     most = tl.full((BLOCK_ROWS,), LOWEST, tl.float32)
@@ -87,23 +74,9 @@ def finish(block_sums, total, weight, count, MEAN: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def backward_tiles(
-    logits,
-    target,
-    statistics,
-    gradient,
-    weight,
-    out,
-    rows,
-    columns,
-    stride,
-    out_stride,
-    gradient_stride,
-    ignored,
-    smoothing,
-    z_loss,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
+    logits, target, statistics, gradient, weight, out, rows, columns, stride, out_stride, gradient_stride, ignored,
+    smoothing, z_loss, BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr,
+):  # fmt: skip
     pieces = tl.cdiv(columns, BLOCK_COLS)
     row = (tl.program_id(0) // pieces).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     col = (tl.program_id(0) % pieces) * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]
@@ -138,15 +111,9 @@ def blocks(columns: int) -> dict[str, int]:
 
 
 def forward(
-    call: RecipeBuilder,
-    logits: Operand,
-    target: Operand,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-    reduction: str,
-    dtype: torch.dtype,
-) -> tuple[Operand, Operand, Operand]:
+    call: RecipeBuilder, logits: Operand, target: Operand, ignored: int, smoothing: float, z_loss: float,
+    reduction: str, dtype: torch.dtype,
+) -> tuple[Operand, Operand, Operand]:  # fmt: skip
     """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
 
     Logits [N, C].
@@ -168,17 +135,9 @@ def forward(
 
 
 def backward(
-    call: RecipeBuilder,
-    gradient: Operand,
-    logits: Operand,
-    target: Operand,
-    statistics: Operand,
-    weight: Operand,
-    out: Operand,
-    ignored: int,
-    smoothing: float,
-    z_loss: float,
-) -> None:
+    call: RecipeBuilder, gradient: Operand, logits: Operand, target: Operand, statistics: Operand, weight: Operand,
+    out: Operand, ignored: int, smoothing: float, z_loss: float,
+) -> None:  # fmt: skip
     """The gradient of the logits [N, C] into `out`, from that of the loss, [] or [N]."""
     rows, columns = logits.shape
     sizes = blocks(columns)

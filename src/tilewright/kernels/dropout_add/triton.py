@@ -102,14 +102,9 @@ def _elements(n: tl.tensor, step: tl.tensor, blocks: tl.tensor, VECTOR: tl.const
 
 @triton.jit
 def _kept(
-    seed: tl.tensor,
-    counter: tl.tensor,
-    step: tl.tensor,
-    threshold: tl.tensor,
-    scale: tl.tensor,
-    VECTOR: tl.constexpr,
+    seed: tl.tensor, counter: tl.tensor, step: tl.tensor, threshold: tl.tensor, scale: tl.tensor, VECTOR: tl.constexpr,
     DRAWS: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """What each element is multiplied by: `scale`, or 0 where it is dropped."""
     if DRAWS:
         return tl.where(_words(seed, counter, step, VECTOR) < threshold, scale, 0.0)

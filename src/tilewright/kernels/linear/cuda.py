@@ -112,17 +112,9 @@ def refuses(x: torch.Tensor | Operand, weight: torch.Tensor | Operand) -> str | 
 
 
 def product(
-    call: RecipeBuilder,
-    x: Operand,
-    weight: Operand,
-    bias: Operand | None,
-    epilogue: Epilogue = "none",
-    *,
-    keep: bool = False,
-    residual: Operand | None = None,
-    draw: Draw | None = None,
-    state: Operand | None = None,
-) -> tuple[Operand, Operand]:
+    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, epilogue: Epilogue = "none", *,
+    keep: bool = False, residual: Operand | None = None, draw: Draw | None = None, state: Operand | None = None,
+) -> tuple[Operand, Operand]:  # fmt: skip
     """epilogue(x · weightᵀ + bias) [M, N], and the value before the activation where `keep` (else empty).
 
     x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N]; residual [M, N]. `state`: int64[2]

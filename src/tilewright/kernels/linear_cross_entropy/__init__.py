@@ -15,15 +15,9 @@ REDUCTIONS = ("mean", "sum")
 
 
 def linear_cross_entropy(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    reduction: str = "mean",
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: str = "mean",
+) -> torch.Tensor:  # fmt: skip
     """`cross_entropy(x · weightᵀ, target)`, with `z_loss · logsumexp²` added for each token.
 
     Args:
@@ -79,15 +73,9 @@ def _check(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _loss_and_gradients(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    mean: bool,
-    needs: list[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float,
+    z_loss: float, mean: bool, needs: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     options = (ignore_index, label_smoothing, z_loss, mean, (needs[0], needs[1]))
     return chunks.by_chunks(x.contiguous(), weight.contiguous(), target.contiguous(), *options)
 

@@ -14,15 +14,9 @@ from tilewright.records.recipe import Recipe
 
 
 def by_chunks(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    mean: bool,
-    needs: tuple[bool, bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float,
+    z_loss: float, mean: bool, needs: tuple[bool, bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Loss [] in x's dtype, gradients of x and of weight (empty where not needed), and the factor that backward
     multiplies into the gradients, [] in fp32 (fp64 for fp64).
 

@@ -65,25 +65,12 @@ def _commit() -> str:
 
 
 def measurement(
-    timing: Timing,
-    where: Environment,
-    *,
-    suite: str,
-    case: str,
-    impl: str,
-    direction: Direction,
-    nbytes: int | None = None,
-    flops: int | None = None,
-    predicted_us: float | None = None,
-    peak_bytes: int | None = None,
-    gpu_us: float | None = None,
-    launches: int | None = None,
-    first_call_us: float | None = None,
-    of_ceiling: float | None = None,
-    error: float | None = None,
-    eager_error: float | None = None,
-    note: str = "",
-) -> Measurement:
+    timing: Timing, where: Environment, *, suite: str, case: str, impl: str, direction: Direction,
+    nbytes: int | None = None, flops: int | None = None, predicted_us: float | None = None,
+    peak_bytes: int | None = None, gpu_us: float | None = None, launches: int | None = None,
+    first_call_us: float | None = None, of_ceiling: float | None = None, error: float | None = None,
+    eager_error: float | None = None, note: str = "",
+) -> Measurement:  # fmt: skip
     """A row of a bench result file; GB/s and TFLOP/s follow from `nbytes`, `flops` and the median."""
     return Measurement(
         suite=suite,

@@ -20,15 +20,10 @@ _FLOPS_A_BYTE = 100
 
 
 def user_suite(
-    name: str,
-    functions: Mapping[str, Callable[..., Any]],
-    inputs: str | Sequence[InputSpec],
-    *,
-    reference: Callable[..., Any],
-    nbytes: int | None = None,
-    flops: int | None = None,
+    name: str, functions: Mapping[str, Callable[..., Any]], inputs: str | Sequence[InputSpec], *,
+    reference: Callable[..., Any], nbytes: int | None = None, flops: int | None = None,
     directions: Sequence[Direction] = ("fwd",),
-) -> Suite:
+) -> Suite:  # fmt: skip
     """A suite that races `functions`, by name, with `tilewright bench file.py:NAME`.
 
     `inputs` is as on the command line, `"bf16[N=4096,M=8192], bf16[M]"`. `--shapes` sets the named sizes in

@@ -104,14 +104,9 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        plan: RecordingPlan,
-        folder: Path,
-        *,
-        name: str = "trace",
-        by_optimizer: bool = False,
+        self, plan: RecordingPlan, folder: Path, *, name: str = "trace", by_optimizer: bool = False,
         kept: Callable[[Recording], None] = lambda _: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.recording = Recording(plan)
         self._plan = plan
         self._path = folder / f"{name}.json"

@@ -42,14 +42,9 @@ class Timing:
 
 
 def benchmark(
-    implementations: Mapping[str, Callable[[], object]],
-    *,
-    device: str = "cpu",
-    min_repeats: int = 20,
-    max_seconds: float = 10.0,
-    tolerance: float = 0.01,
-    stopwatch: Stopwatch | None = None,
-) -> dict[str, Timing]:
+    implementations: Mapping[str, Callable[[], object]], *, device: str = "cpu", min_repeats: int = 20,
+    max_seconds: float = 10.0, tolerance: float = 0.01, stopwatch: Stopwatch | None = None,
+) -> dict[str, Timing]:  # fmt: skip
     """Time every implementation in one interleaved run.
 
     Each is warmed up until its calls stop getting faster. Then each round calls every implementation once,

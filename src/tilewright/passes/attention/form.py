@@ -197,16 +197,9 @@ def _of_one_depth(write: Writer, q: Node, k: Node, v: Node) -> tuple[Node, Node,
 
 
 def _fused(
-    write: Writer,
-    q: Node,
-    k: Node,
-    v: Node,
-    mask: Node | None,
-    signs: list[Node],
-    masking: Masking,
-    scale: float,
+    write: Writer, q: Node, k: Node, v: Node, mask: Node | None, signs: list[Node], masking: Masking, scale: float,
     language: Language,
-) -> tuple[Node, list[Node]]:
+) -> tuple[Node, list[Node]]:  # fmt: skip
     """PyTorch's attention: out [B, H, Nq, dv], and what must be finite in rows of out that are not NaN."""
     if language == "c++":
         # scaled_dot_product_attention would call the same kernel, and keep its log-sum-exp to itself.

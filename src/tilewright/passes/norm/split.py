@@ -124,14 +124,9 @@ def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tens
 
 
 def _forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float,
     eps: float,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """The result of the norm, its moments, and the running moments after this batch."""
     count = x.numel() // x.shape[1]
     mean, rstd, var = _moments(x, eps)

@@ -203,17 +203,9 @@ def _device(number: object) -> str:
 
 
 def _staged(
-    phase: str,
-    category: str | None,
-    name: object,
-    pid: str,
-    tid: str = "",
-    start: int | None = None,
-    end: int | None = None,
-    *,
-    arrow: str | None = None,
-    args: dict[str, object] | None = None,
-) -> Row:
+    phase: str, category: str | None, name: object, pid: str, tid: str = "", start: int | None = None,
+    end: int | None = None, *, arrow: str | None = None, args: dict[str, object] | None = None,
+) -> Row:  # fmt: skip
     # Values that are not numbers are rejected later, with their row.
     dur = end - start if phase == "X" and isinstance(start, int) and isinstance(end, int) else None
     text = None if name is None else storable(str(name))

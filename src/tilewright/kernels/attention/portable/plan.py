@@ -148,16 +148,9 @@ def _dk_dv_plans(request: Request, limits: DeviceLimits, strides: BackwardStride
 
 
 def _backward_launch(
-    request: Request,
-    limits: DeviceLimits,
-    kernel: Any,
-    blocks: Blocks,
-    steps: int,
-    heads: int,
-    gradients: tuple[int, ...],
-    mask: Strides,
-    more: dict[str, bool],
-) -> LaunchPlan:
+    request: Request, limits: DeviceLimits, kernel: Any, blocks: Blocks, steps: int, heads: int,
+    gradients: tuple[int, ...], mask: Strides, more: dict[str, bool],
+) -> LaunchPlan:  # fmt: skip
     widths = padded_widths(request, limits)
     rows = (blocks.queries, blocks.keys, blocks.keys, blocks.queries)
     descriptors = descriptors_of(request, limits, rows, widths, gradients)
