@@ -5,14 +5,14 @@
         call.launch(kernel_for(x, y, log), (rows,), x, y, rows, columns)
         return call.finish(y)
 
-An operand has what planning asks of a tensor: shape, strides, dtype, device, and where it begins within a line of 128
-bytes (`data_ptr`). It has no elements.
+An operand has a tensor's shape, strides, dtype, device and address modulo 128 bytes (`data_ptr`), but no elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -33,26 +33,27 @@ from tilewright.records.recipe import (
     Seed,
     Structure,
     TensorMap,
+    dense_strides,
 )
 
 FORMATS = {"i1": "b", "i8": "b", "u8": "B", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "fp32": "f", "fp64": "d"}
-"""Letters of `struct` for the types of Triton's parameters."""
+"""The `struct` format of each type of a Triton kernel's parameters."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as a recipe knows it."""
+    """A tensor in a recipe: its metadata without its elements."""
 
     index: int
-    """Its number in the recipe."""
+    """Its number among the recipe's tensors."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     residue: int = 0
-    """Bytes from the begin of a line to its first element."""
+    """The address of its first element modulo `LINE`, in bytes."""
     offset: int = 0
-    """Bytes from the begin of the recipe's tensor to its first element."""
+    """Bytes from the first element of the recipe's tensor to its own."""
 
     @property
     def itemsize(self) -> int:
@@ -73,10 +74,7 @@ class Operand:
         return len(self.shape)
 
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
     def size(self, axis: int) -> int:
         return self.shape[axis]
@@ -85,15 +83,11 @@ class Operand:
         return self.strides if axis is None else self.strides[axis]
 
     def is_contiguous(self) -> bool:
-        step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != step:
-                return False
-            step *= size
-        return True
+        dense = zip(self.shape, self.strides, dense_strides(self.shape), strict=True)
+        return all(size == 1 or stride == step for size, stride, step in dense)
 
     def as_strided(self, shape: Sequence[int], strides: Sequence[int], elements: int = 0) -> Operand:
-        """The same memory under another shape, `elements` further on."""
+        """The same memory with another shape and strides, from `elements` after the first element on."""
         added = elements * self.itemsize
         residue, offset = (self.residue + added) % LINE, self.offset + added
         return replace(self, shape=tuple(shape), strides=tuple(strides), residue=residue, offset=offset)
@@ -108,10 +102,10 @@ def operands_of(tensors: Sequence[torch.Tensor]) -> list[Operand]:
 
 
 class RecipeBuilder:
-    """Collects one recipe, for a call whose tensors are `inputs`.
+    """Collects the recipe of a call whose tensors are `inputs`.
 
-    `compiled`: Triton's kernels are compiled now, and launched by the driver; else Triton launches them itself, which
-    only the Python twin can do: in its interpreter, and where launches are recorded.
+    With `compiled`, Triton kernels are compiled now and launched through the driver. Otherwise Triton launches them,
+    which only the Python twin supports: under Triton's interpreter, and where launches are recorded.
     """
 
     def __init__(self, name: str, inputs: Sequence[Operand], *, compiled: bool) -> None:
@@ -125,12 +119,8 @@ class RecipeBuilder:
         self._keep: list[Any] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Operand:
-        """Memory for a result or for scratch; dense in the order of its axes unless `strides` say otherwise."""
-        if strides is None:
-            strides, step = [], 1
-            for size in reversed(shape):
-                strides = [step, *strides]
-                step *= max(size, 1)
+        """Memory for a result or for scratch; row-major unless `strides` (in elements) are given."""
+        strides = dense_strides(shape) if strides is None else strides
         layout = Layout(tuple(shape), tuple(strides), dtype, self.device)
         self._buffers.append(layout)
         return Operand(len(self.inputs) + len(self._buffers) - 1, layout.shape, layout.strides, dtype, self.device)
@@ -145,40 +135,40 @@ class RecipeBuilder:
         return x if x.is_contiguous() else self.copy(x)
 
     def copy(self, source: Operand, strides: Sequence[int] | None = None) -> Operand:
-        """A copy with the layout of `empty`, for kernels that cannot read `source` in its layout."""
+        """A copy with these strides (as `empty` takes them), for a kernel that cannot read `source` in its layout."""
         made = self.empty(source.shape, source.dtype, strides)
         self._actions.append(Copy(made.index, source.index))
         return made
 
     def fill(self, target: Operand, value: float) -> None:
-        """Write one value to all of a buffer, or to the part of it that an operand shows."""
+        """Write one value to all elements of a buffer, or to those of an operand that is a part of one."""
         layout = Layout(target.shape, target.strides, target.dtype, self.device)
         is_whole = not target.offset and layout == self._buffers[target.index - len(self.inputs)]
         self._actions.append(Fill(target.index, value, None if is_whole else layout, target.offset // target.itemsize))
 
     def draw(self, advance: int) -> tuple[Seed, Offset]:
-        """Seed and offset as arguments; the device's default generator advances by `advance`, once a recipe."""
+        """Seed and offset as arguments; each call advances the device's default generator by `advance`."""
         assert not self._advance, "a recipe draws once"
         self._advance = advance
         return Seed(), Offset()
 
     def keep(self, tensor: torch.Tensor) -> int:
-        """The address of a tensor that is kept as long as the recipe: a table on the device."""
+        """The address of a tensor (a table on the device) that lives as long as the recipe."""
         self._keep.append(tensor)
         return tensor.data_ptr()
 
     def launch(self, kernel: Any, grid: Sequence[int], *arguments: Any, **options: Any) -> None:
-        """Launch a CUDA C++ kernel, or one of Triton's with its constants and options.
+        """Launch a CUDA C++ kernel, or a Triton kernel with its constants and options.
 
-        An argument is an operand, None (a null pointer), a number, seed or offset, a tensor map or a structure; for
-        one of Triton's that is compiled, also a `TensorDescriptor` of an operand.
-        Raises CompilerError where Triton's kernel takes more than its parameters.
+        An argument is an operand, None (a null pointer), a number, seed or offset, a tensor map or a structure; for a
+        compiled Triton kernel also a `TensorDescriptor` of an operand.
+        Raises CompilerError if the Triton kernel needs scratch memory of Triton's or a special launch.
         """
         x, y, z = (*grid, 1, 1)[:3]
         if x * y * z == 0:
             return
         if hasattr(kernel, "shared_bytes"):
-            # A structure that is the only parameter: the signature has its members.
+            # If a structure is the only parameter, the signature lists its members.
             is_alone = len(arguments) == 1 and isinstance(arguments[0], Structure)
             letters = iter("" if is_alone else kernel.signature)
             placed = tuple(
@@ -195,7 +185,7 @@ class RecipeBuilder:
             self._actions.append(Launch(UncompiledKernel(kernel, options, described), (x, y, z), placed))
 
     def finish(self, *results: Operand) -> Recipe:
-        """The recipe, whose results are these buffers."""
+        """The recipe; its results are these buffers."""
         first = len(self.inputs)
         return Recipe(
             self.name, self.device, tuple(x.residue for x in self.inputs), LINE, tuple(self._buffers),
@@ -205,16 +195,16 @@ class RecipeBuilder:
 
 @dataclass(frozen=True)
 class UncompiledKernel:
-    """A kernel that Triton launches, with its constants and options."""
+    """A Triton kernel that Triton itself launches, with its constants and options."""
 
     kernel: Any
     options: dict[str, Any]
     described: dict[int, Any]
-    """Arguments, by place, that are tensor descriptors of operands."""
+    """The tensor descriptors among the arguments, by position."""
 
 
 def _compiled(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], options: dict[str, Any]) -> Launch:
-    # Seed and offset are 64-bit numbers that are nothing else to Triton.
+    # Triton would specialise the kernel on small or aligned numbers; seed and offset change from call to call.
     given = [_LARGE if isinstance(a, Seed | Offset) else a for a in arguments]
     compiled = kernel.warmup(*given, grid=grid, **options)
     made = loaded(compiled)
@@ -233,12 +223,12 @@ def _compiled(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any],
 
 
 def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
-    """A tensor descriptor as Triton's kernels take it: map, shape, strides. `made`: what Triton says of the map."""
+    """The parameters that replace a tensor descriptor: map, shape, strides. `made` is Triton's metadata of the map."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     base, shape, strides = descriptor.base, descriptor.shape, descriptor.strides
     if made is None or made["fp4_padded"] or descriptor.padding != "zero" or base.offset:
-        raise CompilerError(f"{kernel} takes a tensor descriptor that no recipe has")
+        raise CompilerError(f"{kernel} takes a tensor descriptor that recipes do not support")
     nbytes = tuple(made["elem_size"] * stride for stride in reversed(strides[:-1]))
     dtype, box = TMA_DTYPE_DEVICE_TO_HOST[made["elem_type"]], tuple(reversed(made["block_size"]))
     encoded = TensorMap(base.index, dtype, tuple(reversed(shape)), nbytes, box, made["swizzle"], PROMOTE_TO_128B)
@@ -246,18 +236,18 @@ def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
 
 
 SWIZZLE_128B, PROMOTE_TO_128B, PROMOTE_TO_256B = 3, 2, 3
-"""CUtensorMapSwizzle; CUtensorMapL2promotion, as Triton has it and as `tensor_map` has."""
+"""CUtensorMapSwizzle, and CUtensorMapL2promotion of Triton's maps and of `tensor_map`."""
 KINDS = {torch.float16: 6, torch.bfloat16: 9}
 """CUtensorMapDataType."""
 
 
 def tensor_map(x: Operand, box: Sequence[int]) -> TensorMap:
-    """By which bulk copies move tiles of `box` elements of a 16-bit operand with adjacent columns.
+    """A tensor map for TMA copies of tiles of `box` elements, in x's order of axes; x is 16-bit with adjacent columns.
 
-    Axes are in the order of its shape. Rows of a tile are swizzled by 128 bytes; past the operand's ends are zeros.
+    Rows of a tile are swizzled by 128 bytes. Elements outside x are read as zeros.
     """
     assert not x.offset, "a tensor map begins where its tensor does"
-    # An axis of one may have any stride, also one that the copy engine does not take.
+    # An axis of size 1 may have any stride, even one that TMA rejects.
     outer = (s if size > 1 else LINE // x.itemsize for size, s in zip(x.shape[:-1], x.strides[:-1], strict=True))
     nbytes = [x.itemsize * stride for stride in outer]
     kind, sizes, box = KINDS[x.dtype], tuple(reversed(x.shape)), tuple(reversed(box))
@@ -265,7 +255,7 @@ def tensor_map(x: Operand, box: Sequence[int]) -> TensorMap:
 
 
 _LARGE = (1 << 62) + 1
-"""A number that Triton takes for 64 bits and for no multiple of 16."""
+"""A number that Triton treats as 64-bit and not divisible by 16."""
 
 
 def _guess(argument: Any) -> str:

@@ -1,4 +1,4 @@
-"""The machine's own C++ compiler: one source made into one shared object, once for all processes."""
+"""Compiles one source to one shared object with the machine's C++ compiler, once for all processes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tilewright.records.errors import CacheError, CompilerError
 
 ALWAYS = ("-fPIC", "-shared", "-w")
 LIMIT_S = 300.0
-"""A compiler that has not finished by then is stopped (`TILEWRIGHT_COMPILE_LIMIT` overrides, in seconds)."""
+"""The compiler is stopped after this time (`TILEWRIGHT_COMPILE_LIMIT` overrides it, in seconds)."""
 
 
 def shared_object(source: str, flags: tuple[str, ...], *platform: str) -> Path:
-    """The shared object made of `source` with `flags`, from the cache or compiled now.
+    """The shared object of `source` compiled with `flags`, from the cache or compiled now.
 
-    `platform` says what else the outcome depends on: an instruction set, versions of the headers. A damaged entry is
-    made again. Raises CompilerError (no compiler, one that fails, one that hangs) or CacheError.
+    `platform` has what else the result depends on: instruction set, versions of headers. A damaged cache entry is
+    rebuilt. Raises CompilerError (the compiler is missing, fails or hangs) or CacheError.
     """
     compiler = find_compiler()
     key = cache.key_of(source, *flags, *ALWAYS, compiler, _fingerprint(compiler), *platform)
@@ -34,7 +34,7 @@ def shared_object(source: str, flags: tuple[str, ...], *platform: str) -> Path:
 
 
 def find_compiler() -> str:
-    """Path of $CXX, or of g++. Raises CompilerError where it is missing."""
+    """The path of $CXX, else of g++. Raises CompilerError if it is missing."""
     wanted = os.environ.get("CXX") or "g++"
     path = shutil.which(wanted)
     if path is None:
@@ -43,14 +43,14 @@ def find_compiler() -> str:
 
 
 def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
-    """Write the shared object of `source` to `out`. Raises CompilerError, or CacheError where the disk is full."""
+    """Write the shared object of `source` to `out`. Raises CompilerError, or CacheError if the disk is full."""
     compiler, limit = find_compiler(), _limit_s()
     # The linker searches a library for symbols of earlier objects only, so the source comes first.
     command = [compiler, "-x", "c++", "-", *flags, *ALWAYS, "-o", str(out)]
     process, at_exit = None, _nothing
     try:
         with _interrupts_wait():
-            # A session of its own, so that the compiler's own children are stopped with it.
+            # In its own session, so that the compiler's child processes are stopped with it.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -60,8 +60,8 @@ def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
                 errors="replace",
                 start_new_session=True,
             )
-            # A thread that waits for a compiler does not notice that the interpreter exits. `unregister` removes every
-            # entry of one function, and there may be two compilers.
+            # A thread that waits for the compiler does not notice when the interpreter exits. Each entry needs its own
+            # function: `unregister` removes all entries of one, and two compilers may run.
             at_exit = atexit.register(functools.partial(_kill, process))
         output, _ = process.communicate(source, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -79,14 +79,10 @@ def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:
     finally:
         atexit.unregister(at_exit)
     if process.returncode:
-        raise _failure(f"{compiler} failed with exit code {process.returncode}", output, out)
-
-
-def _failure(what: str, output: str, out: Path) -> CompilerError | CacheError:
-    if "No space left on device" in output:
-        return CacheError(f"no space left for {out}")
-    first = next((line for line in output.splitlines() if "error" in line), output.strip()[:300])
-    return CompilerError(f"{what}: {first}")
+        if "No space left on device" in output:
+            raise CacheError(f"no space left for {out}")
+        first = next((line for line in output.splitlines() if "error" in line), output.strip()[:300])
+        raise CompilerError(f"{compiler} failed with exit code {process.returncode}: {first}")
 
 
 @functools.cache
@@ -127,7 +123,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     _kill(process)
     process.wait()
     for stream in (process.stdin, process.stdout):
-        # Closing flushes what was not yet written, and the pipe is broken.
+        # Closing flushes the rest of the source into a broken pipe.
         with contextlib.suppress(OSError):
             if stream is not None:
                 stream.close()

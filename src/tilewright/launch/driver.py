@@ -1,4 +1,4 @@
-"""The addresses of the CUDA driver's functions, which the executor and its Python twin call."""
+"""Addresses of the CUDA driver's functions that the executor and its Python twin call."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CURRENT_STREAM = "aoti_torch_get_current_cuda_stream"
 
 @functools.cache
 def table(device: int) -> tuple[int, ...]:
-    """`Driver` of native/recipe.h for CUDA device number `device`: addresses, last the context's handle.
+    """The members of `Driver` (native/recipe.h) for CUDA device `device`: addresses, then the context's handle.
 
-    Raises CompilerError where the driver or a function is missing.
+    Raises CompilerError if the driver or a function is missing.
     """
     pytorch = str(Path(torch.__file__).parent / "lib/libtorch_cuda.so")
     functions = [address("libcuda.so.1", name) for name in FUNCTIONS]
@@ -28,7 +28,7 @@ def table(device: int) -> tuple[int, ...]:
 
 @functools.cache
 def address(library: str, name: str) -> int:
-    """Where a function of a shared library lies. Raises CompilerError where it is missing."""
+    """The address of a function of a shared library. Raises CompilerError if it is missing."""
     try:
         function = getattr(ctypes.CDLL(library), name)
     except (OSError, AttributeError) as error:
@@ -37,14 +37,14 @@ def address(library: str, name: str) -> int:
 
 
 def make_current(device: int) -> None:
-    """Give this thread the context that the whole process shares on device number `device`."""
+    """Make the primary context of CUDA device `device` current in this thread."""
     cuda = ctypes.CDLL("libcuda.so.1")
     _check(cuda.cuCtxSetCurrent(ctypes.c_void_p(primary_context(device))), "cuCtxSetCurrent")
 
 
 @functools.cache
 def primary_context(device: int) -> int:
-    """Handle of the context that the whole process shares on device number `device`."""
+    """The handle of the primary context (one per process) of CUDA device `device`."""
     cuda = ctypes.CDLL("libcuda.so.1")
     number, context = ctypes.c_int(), ctypes.c_void_p()
     _check(cuda.cuDeviceGet(ctypes.byref(number), device), "cuDeviceGet")

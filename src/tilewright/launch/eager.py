@@ -1,9 +1,9 @@
-"""Own operators called eagerly: recipes performed without PyTorch's dispatcher, which costs the host more than most
-kernels cost the GPU.
+"""Eager calls of tilewright's operators without PyTorch's dispatcher, which costs the host more than most kernels cost
+the GPU.
 
-If only autograd observes the call, `native/operator.h` finds the recipe of the call's kind and performs it; for a new
-kind the recipe is built first. `torch.compile`, other tracers, modes, transforms and tensor subclasses observe the
-operator through the dispatcher, which ends at the same recipe.
+If only autograd observes the call, `native/operator.h` looks up the recipe for the arguments' metadata and performs
+it; the first call with such metadata builds the recipe. `torch.compile`, other tracers, modes, transforms and tensor
+subclasses observe the operator through the dispatcher, which performs the same recipe.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tilewright.records.recipe import Recipe
 
 Function = Callable[..., Any]
 DISPATCH, RECORD, NO_RECIPE = range(3)
-"""Why the executor returns no result for a call, as in native/operator.h: PyTorch's dispatcher must see the operator;
-Python computes its gradient; no kernel takes the call."""
+"""Why the executor returns no result (native/operator.h): PyTorch's dispatcher must see the operator; Python computes
+its gradient; no kernel takes the call."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _observers: list[None] = []
 
 
 @contextlib.contextmanager
 def launches_in_python() -> Iterator[None]:
-    """Inside, every call builds its recipe anew and launches it from Python, Triton's kernels by Triton's launcher."""
+    """In this block every call builds its recipe anew and launches from Python, Triton kernels by Triton's launcher."""
     _observers.append(None)
     try:
         yield
@@ -45,7 +45,7 @@ def are_launches_in_python() -> bool:
 
 
 class _Native(NamedTuple):
-    """An operator in C++: each gives results, or what `DISPATCH` and the others say."""
+    """An operator in the C++ executor: each function gives the results, or `DISPATCH`, `RECORD` or `NO_RECIPE`."""
 
     call: Function
     known: Function
@@ -53,7 +53,7 @@ class _Native(NamedTuple):
 
 
 class EagerOperator:
-    """One operator, and the calls of it: by the user, and below autograd."""
+    """One operator, called by the user or below autograd."""
 
     def __init__(
         self, operator: Any, build: Callable[..., Recipe | None], perform: Function, implementation: Function,
@@ -61,9 +61,9 @@ class EagerOperator:
     ) -> None:  # fmt: skip
         """Every function takes the operator's arguments.
 
-        `operator` is an overload of `torch.ops`; `build` gives the call's recipe, if it has one; `perform` the tuple of
-        that recipe's results, from Python; `implementation` the results of a call without a recipe. `gradient` is plain
-        data, or else `backward` and `save` as `torch.library.register_autograd` takes them.
+        `operator` is an overload of `torch.ops`. `build` returns the call's recipe or None; `perform` runs that recipe
+        from Python and returns its results as a tuple, or None; `implementation` computes a call without a recipe.
+        `gradient` is a `Gradient`, or `backward` and `save` as `torch.library.register_autograd` takes them.
         """
         self.operator = operator
         self.name: str = operator.name()
@@ -78,41 +78,41 @@ class EagerOperator:
         """The results of a call by the user."""
         if torch.compiler.is_compiling() or _observers:
             return self.operator(*arguments)
-        native = self._native or self._found(arguments)
-        found = native.call(*arguments) if native else self._answer(arguments)
-        if type(found) is not int:
-            return found
-        # In Python only the dispatcher reports a call to a profiler.
-        if found == DISPATCH or profiled():
+        native = self._native or self._native_operator(arguments)
+        answer = native.call(*arguments) if native else self._answer(arguments)
+        if type(answer) is not int:
+            return answer
+        # Without the executor only the dispatcher reports a call to a profiler.
+        if answer == DISPATCH or profiled():
             return self.operator(*arguments)
-        if found == RECORD:
+        if answer == RECORD:
             return self.recorded(*arguments)
         return self.implementation(*arguments) if native else self.below(*arguments)
 
     def known(self, *arguments: Any) -> Any:
-        """The results of a call by the user of a kind that was called before, whose arguments were checked then.
+        """The results of a call by the user whose metadata were seen, and its arguments checked, in an earlier call.
 
-        None, and nothing done, for any other call, while PyTorch compiles, and inside `launches_in_python`.
+        Returns None, and does nothing, for any other call, while PyTorch compiles, and inside `launches_in_python`.
         """
         if torch.compiler.is_compiling() or _observers or self._native is None:
             return None
-        found = self._native.known(*arguments)
-        return None if type(found) is int else found
+        answer = self._native.known(*arguments)
+        return None if type(answer) is int else answer
 
     def below(self, *arguments: Any) -> Any:
-        """The results of a call that PyTorch's dispatcher or autograd have seen."""
-        native = None if _observers else self._native or self._found(arguments)
+        """The results of a call that PyTorch's dispatcher or autograd has already handled."""
+        native = None if _observers else self._native or self._native_operator(arguments)
         if native:
-            found = native.below(*arguments)
-            return self.implementation(*arguments) if type(found) is int else found
+            answer = native.below(*arguments)
+            return self.implementation(*arguments) if type(answer) is int else answer
         results = self.perform(*arguments)
         if results is None:
             return self.implementation(*arguments)
-        # PyTorch takes None for no results.
+        # An operator without results returns None.
         return results[0] if self.has_one_result else results or None
 
-    def _found(self, arguments: tuple[Any, ...]) -> _Native | None:
-        """The operator in C++; None until that is built, which a call on a GPU begins."""
+    def _native_operator(self, arguments: tuple[Any, ...]) -> _Native | None:
+        """The operator in C++; None until the executor is built. The first call on a GPU starts the build."""
         module = EXTENSION.found
         if module is None and any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments):
             module = EXTENSION.module()
@@ -129,7 +129,7 @@ class EagerOperator:
         return self._native
 
     def _answer(self, arguments: tuple[Any, ...]) -> int:
-        """The executor's answer to a call without a known recipe."""
+        """What the executor would answer to a call without a recipe, where the executor is not built yet."""
         tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         # Only the dispatcher resolves a negative view.
         plain = all(type(x) in _PLAIN and not x.is_neg() for x in tensors)
@@ -140,14 +140,14 @@ class EagerOperator:
 
 
 def known_of(call: Function) -> Function:
-    """`EagerOperator.known` of the operator whose `call` this is."""
+    """`EagerOperator.known` of the operator that has this `call`."""
     owner = getattr(call, "__self__", None)
     assert isinstance(owner, EagerOperator)
     return owner.known
 
 
 def _recorded(operator: EagerOperator, backward: Function, save: Function | None) -> Function:
-    """The operator in a node of autograd's graph."""
+    """A function that calls the operator and records it as a node of autograd's graph."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         result = operator.below(*arguments)
@@ -155,19 +155,19 @@ def _recorded(operator: EagerOperator, backward: Function, save: Function | None
             save(ctx=ctx, inputs=arguments, output=result)
         return result
 
-    # Compiled autograd takes a function, and no method of an object.
+    # Compiled autograd accepts a function, not a method of an object.
     def computed(ctx: Any, *gradients: Any) -> Any:
         return backward(ctx, *gradients)
 
     methods = {"forward": staticmethod(forward), "backward": staticmethod(computed)}
     made = type(_node_name(operator.name), (torch.autograd.Function,), methods)
-    # What `Function.apply` does before its base's is look for functorch, which does not watch this call.
+    # Skip `Function.apply`, which first looks for functorch transforms: none observes this call.
     applied: Function = super(torch.autograd.Function, made).apply  # type: ignore[misc]
     return applied
 
 
 def _node_name(operator: str) -> str:
-    """Of a node in autograd's graph.
+    """The name of the operator's node in autograd's graph.
 
     >>> _node_name("tilewright::cross_entropy")
     'TilewrightCrossEntropy'

@@ -30,11 +30,11 @@ EXTENSION = Extension(
 POINTER, NUMBER, SEED, OFFSET, MAP, STRUCTURE = range(6)
 """Kinds of arguments, as in native/recipe.h."""
 LAUNCH, COPY, FILL = range(3)
-"""Kinds of actions, likewise."""
+"""Kinds of actions, as in native/recipe.h."""
 
 
 def native_recipe(module: ModuleType, recipe: Recipe) -> Any:
-    """The recipe as the executor runs it. Raises CompilerError where a function of the driver is missing."""
+    """The recipe as an object of the executor. Raises CompilerError if a function of the driver is missing."""
     maps: list[tuple[Any, ...]] = []
     structures: list[tuple[Any, ...]] = []
     actions = [_action(action, maps, structures) for action in recipe.actions]
@@ -68,7 +68,7 @@ def _action(
 def _argument(
     argument: Argument, maps: list[tuple[Any, ...]], structures: list[tuple[Any, ...]]
 ) -> tuple[int, int, int]:
-    """Kind, tensor, value."""
+    """Kind, number of the tensor, value."""
     match argument:
         case Pointer(tensor, offset):
             return POINTER, tensor, offset
@@ -88,5 +88,5 @@ def _argument(
 
 
 def word(letter: str, value: float) -> int:
-    """A number in the eight bytes whose address the driver is given."""
+    """The eight bytes that hold a number of this `struct` format, as an integer; the driver gets their address."""
     return int.from_bytes(struct.pack(f"@{letter}", value).ljust(8, b"\0"), "little")

@@ -1,7 +1,7 @@
-"""C++ against PyTorch's headers, built by the machine's own compiler once for all processes, as an extension module.
+"""Extension modules in C++ against PyTorch's headers, compiled on this machine once for all processes.
 
-That takes 3 to 25 s, so it happens in the background, from the first call on that could use it; until then calls run in
-Python.
+A build takes 3 to 25 s. It runs in the background from the first call that could use the module; until it ends, calls
+run in Python.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ LIBRARIES = ("torch_python", "torch_cpu", "c10")
 
 
 class Extension:
-    """One source file, whose `PyInit_` is of the name `tilewright_` and its own."""
+    """One source file, which defines the module `tilewright_<its stem>`."""
 
     def __init__(self, source: Path, without: str) -> None:
-        """`without`: the consequence for the user if it cannot be built; the warning adds the reason."""
+        """`without`: what the user loses if the build fails; the warning adds the reason."""
         self.source = source
         self.name = f"tilewright_{source.stem}"
         self.found: ModuleType | None = None
-        """The module, once it is there."""
+        """The module, once it is built."""
         self._without = without
         self._lock = threading.Lock()
         self._building: threading.Thread | None = None
 
     def module(self) -> ModuleType | None:
-        """`found`. The first call starts to build it."""
+        """`found`; the first call starts the build."""
         with self._lock:
             if self._building is None:
                 self._building = threading.Thread(target=self._build, name=f"build of {self.name}", daemon=True)
@@ -44,7 +44,7 @@ class Extension:
         return self.found
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the build that `module` began, at most so long; whether it has succeeded."""
+        """Wait at most `seconds` for the build that `module` started; True if it has succeeded."""
         if self._building is not None:
             self._building.join(seconds)
         return self.found is not None
@@ -76,7 +76,7 @@ class Extension:
 
 
 def _flags() -> tuple[str, ...]:
-    """Where the headers and libraries of Python and PyTorch are. Raises CompilerError without Python's."""
+    """Compiler flags for the headers and libraries of Python and PyTorch. Raises CompilerError without Python.h."""
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").exists():
         raise CompilerError(f"no Python.h in {python}; install the headers of Python")

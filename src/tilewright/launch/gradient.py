@@ -1,4 +1,4 @@
-"""The gradient of an operator as one call of another, as plain data: for PyTorch's dispatcher, and for the executor."""
+"""The gradient of an operator as one call of another operator, as plain data for PyTorch and for the executor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Grad:
 
     result: int
     is_optional: bool = False
-    """Whether an undefined gradient is passed as None; otherwise as zeros, for which the result is saved too."""
+    """Whether an undefined gradient is passed as None; otherwise as zeros, for which the result is saved, too."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Kept:
 
 @dataclass(frozen=True)
 class Gradient:
-    """`save` and `backward` are as `torch.library.register_autograd` takes them; native/gradient.h does the same."""
+    """A gradient as one operator call; `torch.library.register_autograd` and native/gradient.h run it alike."""
 
     operator: Callable[..., Any]
-    """What computes it, as `registration.define` returns it."""
+    """The operator that computes it, as `registration.define` returns it."""
     takes: tuple[Any, ...]
-    """Its arguments: a `Grad`, a `Given`, an `IsGiven`, a `Kept`, or else a constant."""
+    """Its arguments: each a `Grad`, a `Given`, an `IsGiven`, a `Kept`, or a constant."""
     gives: tuple[int | None, ...]
-    """For each argument of the forward, which result of `operator` is its gradient."""
+    """For each argument of the forward, the index of its gradient among the results of `operator`."""
     differentiable: int = 1
-    """How many results of the forward have a gradient; they come first."""
+    """How many results of the forward, counted from the first, have a gradient."""
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save the tensors that `takes` names."""
+        """Save the values that `takes` refers to."""
         results = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*results[self.differentiable :])
         ctx.set_materialize_grads(False)
@@ -63,7 +63,7 @@ class Gradient:
         ctx.are_tensors = [isinstance(x, torch.Tensor) for x in inputs]
 
     def backward(self, ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of all arguments, None of those without one."""
+        """The gradients of all arguments; None for an argument without one."""
         if all(gradient is None for gradient in gradients):
             return (None,) * len(self.gives)
         saved = ctx.saved_tensors
@@ -80,7 +80,7 @@ class Gradient:
         return tuple(results[place] if place is not None and is_tensor else None for place, is_tensor in pairs)
 
     def as_data(self, name: str) -> tuple[Any, ...]:
-        """The same for the executor, with the name of the node in autograd's graph."""
+        """The gradient as the executor reads it; `name` is that of the node in autograd's graph."""
         takes = [_as_data(taken) for taken in self.takes]
         gives = [-1 if place is None else place for place in self.gives]
         return name, self.operator, takes, gives, self.differentiable

@@ -28,7 +28,7 @@ from tilewright.records.recipe import Launch, Number
 
 Definitions = tuple[tuple[str, int | str], ...]
 HEADERS = Path(__file__).parents[1] / "kernels"
-"""Of the hand-written kernels, for all sources."""
+"""The folder of headers that all sources may include."""
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -39,7 +39,7 @@ def bindings_installed() -> bool:
 
 
 def available(device: int) -> bool:
-    """Whether CUDA C++ can be built for device number `device`: `cuda.bindings` is there, clusters too."""
+    """Whether CUDA C++ can be built for CUDA device `device`: `cuda.bindings` is installed, and it has clusters."""
     return bindings_installed() and _limits(device).max_cluster > 1
 
 
@@ -52,9 +52,8 @@ def _limits(device: int) -> DeviceLimits:
 class Kernel:
     """One entry point, loaded on one device. Calling it launches it on that device's current stream.
 
-    `signature` has one letter of Python's `struct` for each parameter: P pointer, q 64-bit, i 32-bit
-    integer, f float. The device must be the current one. Nothing is allocated and nothing waits, so a
-    launch can be captured in a CUDA graph.
+    `signature` has a `struct` format letter for each parameter: P pointer, q 64-bit integer, i 32-bit integer, f float.
+    The device must be the current one. A launch allocates nothing and waits for nothing, so a CUDA graph can record it.
     """
 
     def __init__(
@@ -69,18 +68,21 @@ class Kernel:
         self.signature = signature
 
     def __call__(self, grid: tuple[int, ...], *arguments: float) -> None:
-        """Launch `grid` blocks (x, y, z; missing ones are 1); CompilerError where the driver refuses."""
+        """Launch `grid` blocks (x, y, z; missing ones are 1). Raises CompilerError if the driver refuses."""
         x, y, z = (*grid, 1, 1)[:3]
         if x * y * z:
             given = tuple(Number(*pair) for pair in zip(self.signature, arguments, strict=True))
             twin.launch(self.name, self.device, Launch(self, (x, y, z), given))
 
     def registers(self) -> int:
-        """Registers a thread takes."""
-        return self._attribute("CU_FUNC_ATTRIBUTE_NUM_REGS")
+        """Registers of a thread."""
+        driver = _driver()
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+        count: int = _checked(driver.cuFuncGetAttribute(attribute, self.function))
+        return count
 
     def blocks_per_multiprocessor(self) -> int:
-        """Blocks that one multiprocessor holds at once."""
+        """Blocks resident on one multiprocessor at once."""
         driver = _driver()
         count: int = _checked(
             driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, self.threads, self.shared_bytes)
@@ -88,9 +90,9 @@ class Kernel:
         return count
 
     def programs_at_once(self) -> int:
-        """Clusters (blocks, where the cluster is one) that the whole device holds at once.
+        """Clusters (blocks, if the cluster is one block) resident on the device at once.
 
-        A cluster lies within one group of multiprocessors, so there may be fewer than their number says.
+        A cluster lies within one group of multiprocessors (GPC), so there may be fewer than the multiprocessors hold.
         """
         if self.cluster == 1:
             return self.blocks_per_multiprocessor() * _limits(self.device).multiprocessors
@@ -105,11 +107,6 @@ class Kernel:
         config.attrs, config.numAttrs = [attribute], 1
         count: int = _checked(driver.cuOccupancyMaxActiveClusters(self.function, config))
         return count
-
-    def _attribute(self, name: str) -> int:
-        driver = _driver()
-        value: int = _checked(driver.cuFuncGetAttribute(getattr(driver.CUfunction_attribute, name), self.function))
-        return value
 
 
 @functools.cache
@@ -129,7 +126,7 @@ def kernel(
 def loaded(
     code: bytes, entry: str, signature: str, *, device: int, threads: int, shared_bytes: int, cluster: int = 1
 ) -> Kernel:
-    """The kernel `entry` of machine code that some compiler made, for device number `device`."""
+    """The kernel `entry` of a cubin, loaded on CUDA device `device`."""
     import torch
 
     driver = _driver()
@@ -168,7 +165,7 @@ def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> byt
 
 
 def _headers(text: str, folder: Path) -> dict[str, str]:
-    """The headers that a source of `folder` includes, and those they include, by name: there or in `HEADERS`."""
+    """The headers that a source of `folder` includes, directly or not, by name; they lie in `folder` or `HEADERS`."""
     found: dict[str, str] = {}
     wanted = _INCLUDE.findall(text)
     while wanted:
@@ -203,7 +200,7 @@ def _compile(name: str, text: str, headers: dict[str, str], options: tuple[str, 
 def _version() -> str:
     try:
         return "NVRTC " + ".".join(map(str, _checked(_nvrtc().nvrtcVersion())))
-    except RuntimeError as error:  # the library is looked for at the first call
+    except RuntimeError as error:  # the first call looks for the library
         raise CompilerError(f"NVRTC does not load: {error}; pip install nvidia-cuda-nvrtc") from error
 
 
@@ -225,7 +222,7 @@ def _bindings(name: str) -> Any:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """The values that a call into CUDA returned after its status: none, one, or a tuple."""
+    """The value that a CUDA call returned after its status, or a tuple of several. Raises CompilerError."""
     status, *values = answer
     if status.value != 0:
         raise CompilerError(f"CUDA answered {status.name}")

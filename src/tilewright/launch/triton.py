@@ -1,4 +1,4 @@
-"""Kernels that Triton compiled, as the driver launches them: without Triton's own look at every argument."""
+"""Compiled Triton kernels for launches through the driver, without Triton's inspection of every argument."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 WARP = 32
 POINTERS_LAST = 2
-"""Scratch areas of Triton's own, which its kernels take last; the kernels here have none."""
+"""The last parameters of every Triton kernel: pointers to scratch memory, null for kernels that need none."""
 
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel on one device: the driver's handle, threads of a program and its shared memory in bytes."""
+    """A kernel on one device: the driver's handle, threads per program, shared memory in bytes."""
 
     name: str
     function: int
@@ -24,8 +24,8 @@ class LoadedKernel:
 
 
 def loaded(compiled: Any) -> LoadedKernel | None:
-    """What Triton compiled, loaded on the current device; None where its launch takes more than its parameters."""
-    # `run` loads the kernel, and only then `function` is there.
+    """A kernel that Triton compiled, loaded on the current device; None if it needs scratch or a special launch."""
+    # Reading `run` loads the kernel and sets `function`.
     _ = compiled.run
     meta = compiled.metadata
     more = meta.global_scratch_size, meta.profile_scratch_size, meta.launch_cooperative_grid, meta.launch_pdl
@@ -48,12 +48,12 @@ def is_interpreted() -> bool:
 
 
 def hash_ahead() -> None:
-    """Let a thread hash Triton's own files, which its cache asks for once a process: 0.8 s, beside Dynamo's tracing."""
+    """Hash Triton's files in a thread while Dynamo traces: Triton's cache needs the hash once a process, 0.8 s."""
     threading.Thread(target=_hash, name="tilewright-triton", daemon=True).start()
 
 
 def _hash() -> None:
-    # If Triton is missing or has no such function, its first user reports that.
+    # If Triton is missing or has no such function, the first use of Triton reports it.
     with contextlib.suppress(ImportError):
         from triton.runtime.cache import triton_key
 

@@ -1,4 +1,4 @@
-"""The executor's twin in Python: performs a recipe where no C++ compiler is, and while the executor is being built."""
+"""The executor's Python twin: performs recipes while the executor is being built, or if there is no C++ compiler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 64
 
 
 def perform(recipe: Recipe, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The results of `recipe` on `inputs`, on the current stream; the recipe's device is the current one."""
+    """The results of `recipe` for `inputs`, on the current stream. The recipe's device must be the current one."""
     tensors = list(inputs)
     for layout in recipe.buffers:
         tensors.append(torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device))
@@ -59,7 +59,7 @@ def _part(x: torch.Tensor, fill: Fill) -> torch.Tensor:
 
 
 def _for_triton(argument: Argument, tensors: Sequence[torch.Tensor], seed: int, offset: int) -> Any:
-    """An argument as Triton takes it: a tensor, a number, or None for a null pointer."""
+    """An argument for Triton's launcher: a tensor, a number, or None for a null pointer."""
     match argument:
         case Pointer(tensor, added):
             x = tensors[tensor]
@@ -71,7 +71,7 @@ def _for_triton(argument: Argument, tensors: Sequence[torch.Tensor], seed: int, 
 
 
 def _number(argument: Argument, addresses: Sequence[int], seed: int, offset: int) -> float:
-    """An argument as a kernel's own launcher takes it: an address or a number."""
+    """The address or number that an argument stands for."""
     match argument:
         case Pointer(tensor, added):
             return addresses[tensor] + added
@@ -85,7 +85,7 @@ def _number(argument: Argument, addresses: Sequence[int], seed: int, offset: int
 
 
 def _draw(recipe: Recipe) -> tuple[int, int]:
-    """Seed, as Triton takes it with a sign, and offset of the device's default generator, which advances."""
+    """Seed (as a signed number, for Triton) and offset of the device's default generator, which it advances."""
     generator = torch.cuda.default_generators[recipe.device.index or 0]
     offset: int = generator.get_offset()
     generator.set_offset(offset + recipe.advance)
@@ -96,12 +96,12 @@ def _draw(recipe: Recipe) -> tuple[int, int]:
 def launch(
     name: str, device: int, action: Launch, addresses: Sequence[int] = (), seed: int = 0, offset: int = 0
 ) -> None:
-    """One launch on the current stream of device number `device`, of tensors at these addresses.
+    """Launch on the current stream of CUDA device `device`, for tensors at these addresses.
 
-    Raises CompilerError, which begins with `name`, where the driver refuses it.
+    Raises CompilerError, which begins with `name`, if the driver refuses.
     """
     calls = _calls(device)
-    # Tensor maps are encoded, and autograd's threads launch, in the device's context.
+    # Encoding a tensor map and launching from autograd's threads both need the device's context.
     calls.make_current()
     values = [_value(calls, argument, addresses, seed, offset) for argument in action.arguments]
     places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value, _ in values))
@@ -115,7 +115,7 @@ def launch(
 
 
 def _value(calls: _Calls, argument: Any, addresses: Sequence[int], seed: int, offset: int) -> tuple[Any, Any]:
-    """A parameter as the driver reads it, and what keeps its memory."""
+    """A parameter as the driver reads it, and an object that keeps its memory alive."""
     match argument:
         case Pointer(tensor, added):
             return ctypes.c_uint64(addresses[tensor] + added), None

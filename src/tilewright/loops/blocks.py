@@ -1,9 +1,9 @@
-"""Widths of the blocks in which a GPU's programs take a nest."""
+"""Block widths of generated GPU kernels."""
 
 from __future__ import annotations
 
 NARROWEST = 32
-"""Columns of a block beside others: two sectors of 16-bit elements."""
+"""The narrowest block if a row has several: two sectors of 16-bit elements."""
 
 
 def power_of_two(count: int) -> int:
@@ -16,7 +16,7 @@ def power_of_two(count: int) -> int:
 
 
 def block_width(columns: int, most: int) -> int:
-    """Columns of a block, a power of two: as many as leave few lanes idle.
+    """Columns of a block: the widest power of two up to `most` that leaves at most an eighth of the lanes idle.
 
     >>> [block_width(columns, 1024) for columns in (240, 96, 144, 40)]
     [256, 32, 32, 64]

@@ -32,7 +32,7 @@ class AxisCollapser:
             self._change(lambda strides: (*strides, 0))
 
     def check_draw_order(self) -> None:
-        """Raise Unfusable unless numbers of the CPU's generator are read in order: seeking is slower than a mask."""
+        """Raise Unfusable unless numbers of the CPU's generator are read in order; seeking costs more than a mask."""
         extents = self.rows + self.cols
         in_order = tuple(prod(extents[at + 1 :]) for at in range(len(extents)))
         for step in self.steps:
@@ -62,16 +62,15 @@ class AxisCollapser:
         self._change(lambda strides: strides[:at] + strides[at + 1 :])
 
     def _change(self, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+        def changed(access: Access) -> Access:
+            return replace(access, strides=change(access.strides))
+
         self.steps[:] = [
             replace(
                 s,
-                access=_changed(s.access, change) if s.access else None,
+                access=changed(s.access) if s.access else None,
                 strides=None if s.strides is None else change(s.strides),
             )
             for s in self.steps
         ]
-        self.stores[:] = [Store(s.value, _changed(s.access, change)) for s in self.stores]
-
-
-def _changed(access: Access, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Access:
-    return replace(access, strides=change(access.strides))
+        self.stores[:] = [Store(s.value, changed(s.access)) for s in self.stores]

@@ -28,11 +28,11 @@ FEW_COLUMNS = 1024
 LEAST_COLUMNS = 64
 """The same when only one axis is left for the rows."""
 FEW_ROWS = 128
-"""So many programs or fewer leave multiprocessors of a GPU idle or with little on its way from memory, ..."""
+"""This many programs or fewer leave multiprocessors idle, or with too few loads in flight."""
 LONG_ROW = 65536
-"""... which counts if each reduces this many elements: the reduction runs over the rows then, in strips."""
+"""With `FEW_ROWS` or fewer rows of at least this many elements, the reduction runs over the rows instead, in strips."""
 MOST_REPEATS = 4
-"""A nest computes one reduction at most this many times: where its result is broadcast, each copy reduces again."""
+"""A nest computes one reduction at most this many times: each copy of a broadcast result reduces again."""
 
 Strides = dict[Axis, int]
 
@@ -46,7 +46,7 @@ class Lowered:
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
     numbers: tuple[int, ...] = ()
-    """What a launch gives beside the buffers: by how much the offset of each of a GPU's draws is advanced."""
+    """Arguments of a launch beside the buffers: for each draw of a GPU, by how much its generator offset advances."""
 
 
 def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, language: Language) -> Lowered:
@@ -68,7 +68,7 @@ def _lower(
     for node in outputs:
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")
-        # PyTorch 2.11 plans the scatter of a slice into an expanded tensor with that tensor's strides.
+        # PyTorch 2.11 gives the scatter of a slice into an expanded tensor the strides of that tensor.
         if is_expanded(node.meta["val"].shape, node.meta["val"].stride()):
             raise Unfusable(f"elements of {node.name} share memory")
     found = [(n, traced.values[n]) for n in outputs]
@@ -94,18 +94,15 @@ class _Lowering:
         self.divisible = divisible
         self.outputs = outputs
         self.ops, self.ids = eliminate_redundant(ops, [value.id for _, value in outputs])
-        self.output_strides = [
-            strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in outputs
-        ]
 
     def build(self) -> Lowered:
-        self._dependencies()
+        self._recompute()
         self._align()
         rows, cols = self._choose_axes()
         return self._assemble(rows, cols)
 
     def _dependencies(self) -> None:
-        """For each op the axes its value varies with; a reduction keeps only axes its operand varies with."""
+        """Find the axes that each op's value varies with; a reduction runs only over axes its operand varies with."""
         self.deps: list[frozenset[Axis]] = []
         self.reductions: list[_Reduction] = []
         for position, op in enumerate(self.ops):
@@ -166,7 +163,7 @@ class _Lowering:
         raise Unfusable("reductions run over different axes")
 
     def _starves(self, cols: frozenset[Axis]) -> bool:
-        """Whether a GPU would have few programs, each with a long row."""
+        """Whether a GPU would run few programs, each over a long row."""
         row_count = prod(axis.extent for axis in self.domain - cols)
         return self.language == "triton" and row_count <= FEW_ROWS and prod(a.extent for a in cols) >= LONG_ROW
 
@@ -174,10 +171,9 @@ class _Lowering:
         return [a for a in order if a not in cols], [a for a in order if a in cols]
 
     def _cut(self, order: list[Axis]) -> tuple[list[Axis], list[Axis]]:
-        """For a reduction over all axes: long columns inside, the rest as rows, which threads share.
+        """Rows and columns of a reduction over all axes: enough inner axes as columns, the others as parallel rows.
 
-        Where tensors lie in different orders few rows may be left: of 4 × 65536 × 3 elements four, and 255 µs on an
-        H200. The outermost column axis is divided then.
+        If that leaves few rows (4 of 4 × 65536 × 3 elements: 255 µs on an H200), split the outermost column axis.
         """
         cols: list[Axis] = []
         rows = list(order)
@@ -194,6 +190,7 @@ class _Lowering:
         return rows, cols
 
     def _recompute(self) -> None:
+        """Find strides and dependencies again after axes were unified or split."""
         self.output_strides = [
             strides_of(value.dims, [int(s) for s in node.meta["val"].stride()]) for node, value in self.outputs
         ]
@@ -283,9 +280,7 @@ class _Lowering:
         self, r: _Reduction, op: Op, args: tuple[int, ...], steps: list[Step], rows: set[Axis], cols: set[Axis]
     ) -> int:
         """Append the one or two steps of a reduction; returns the position of its result."""
-        kind = r.kind
-        value = args[0]
-        deps = self.deps[op.args[0]]
+        value, deps = args[0], self.deps[op.args[0]]
         for name, axes in (("reduce_cols", r.axes & cols), ("reduce_rows", r.axes & rows)):
             if not axes:
                 continue
@@ -295,11 +290,12 @@ class _Lowering:
                 raise Unfusable("a column sum is reduced again")
             stage = source.stage + (source.name == "reduce_cols")
             level, approximate = _level(deps, rows, cols), op.approximate
-            steps.append(Step(name, (value,), op.dtype, level, "body", stage, kind=kind, approximate=approximate))
+            steps.append(Step(name, (value,), op.dtype, level, "body", stage, kind=r.kind, approximate=approximate))
             value = len(steps) - 1
         return value
 
     def _check(self, rows: frozenset[Axis], cols: frozenset[Axis]) -> None:
+        """Raise Unfusable if a reduction or an output does not fit these rows and columns."""
         late: set[int] = set()
         by_position = {r.position: r for r in self.reductions}
         for position, op in enumerate(self.ops):
@@ -332,7 +328,7 @@ class _Lowering:
                 raise Unfusable(f"{node.name} varies with more than its own axes")
 
     def _refuse_repeats(self, r: _Reduction, op: Op, rows: frozenset[Axis], cols: frozenset[Axis]) -> None:
-        """Refuse a reduction over the columns in many rows that its operand does not vary with, or the reverse."""
+        """Refuse a reduction that many rows (or columns) would each repeat, since its operand does not vary there."""
         outside = (rows if r.axes & cols else frozenset()) | (cols if r.axes & rows else frozenset())
         repeats = prod(axis.extent for axis in outside - r.axes - self.deps[op.args[0]])
         if repeats > MOST_REPEATS:
@@ -360,10 +356,10 @@ class _Lowering:
         return Lowered(nest, self.language, tuple(keys), tuple(nodes))
 
     def _touched(self, key: Any) -> int:
-        """Distinct elements that the nest reads of a tensor: expanded (stride 0) axes count once.
+        """Distinct elements that the nest reads of a tensor; expanded axes (stride 0) count once.
 
-        Of one that is read at computed places alone, as many as there are places, at most all: which repeat is not
-        known before the program runs.
+        A tensor that is only gathered from counts one element per index, at most all its elements: which indices
+        repeat is not known before the program runs.
         """
         val = key.meta["val"]
         every = prod((int(n) for n, s in zip(val.shape, val.stride(), strict=True) if s != 0), start=1)

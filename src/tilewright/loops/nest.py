@@ -47,7 +47,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor in memory. `elements` counts the distinct elements the nest touches."""
+    """A tensor in memory; `elements` is how many distinct ones the nest accesses."""
 
     name: str
     dtype: str
@@ -56,26 +56,29 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Access:
-    """Element `offset + sum(stride * index)` of a buffer, one stride per axis: those of the rows, then the columns."""
+    """Element `offset + sum(stride * index)` of a buffer; one stride per axis, rows before columns."""
 
     buffer: int
     strides: tuple[int, ...]
     offset: int = 0
     by: tuple[int, ...] = ()
-    """Strides of the first operands of a load, which are further indices."""
+    """Strides of the computed indices of a load (a gather), which are the step's first operands."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One scalar operation.
 
-    `name`: `load` (`access`; the operand after the indices says where it reads, and elsewhere it is 0), `check` (an
-    index that must be in [0, `constant`), where its second operand says so), `const` (`constant`), `index`
-    (`strides`, one per axis), `draw` (the stream's buffer in `access`, the element's position in the stream by
-    `strides`, the threshold in `constant`, a GPU's generator in `philox`,
-    by which of the launch's numbers its offset is advanced in `number`), `reduce_cols` and `reduce_rows` (`kind`),
-    `round` and `cast` (`to`), or a scalar function.
-    `dtype` is the dtype of the computation.
+    `dtype` is the dtype of the computation. `name` is a scalar function, or one of these:
+
+        load          the element at `access`; where the operand after the indices is false, 0
+        check         an index that must be in [0, `constant`) wherever the second operand is true
+        const         `constant`
+        index         the element's position by `strides`, one per axis
+        draw          a random number: state in `access`, position in the stream by `strides`, threshold `constant`; on
+                      a GPU the generator `philox`, whose offset the launch's argument `number` advances
+        reduce_cols   a reduction of this `kind` over the columns of a row; `reduce_rows` over all rows
+        round, cast   conversion `to` a dtype
     """
 
     name: str
@@ -92,12 +95,12 @@ class Step:
     philox: Philox | None = None
     number: int | None = None
     approximate: bool = False
-    """Of the functions of `lower.APPROXIMABLE`: 16 bits are enough, since the result is rounded to 16 bits before
-    anything but a factor meets it. Of a sum: a GPU accumulates in fp32."""
+    """For a function of `lower.APPROXIMABLE`: 16 correct bits are enough, since the result is at most scaled before it
+    is rounded to 16 bits. For a sum: a GPU accumulates in fp32."""
 
     @property
     def is_late(self) -> bool:
-        """Whether its value is there only after all rows."""
+        """Whether its value is available only after all rows."""
         return self.where == "after" or self.name == "reduce_rows"
 
 
@@ -145,7 +148,7 @@ class Nest:
         includes: Callable[[int], bool] = lambda _: True,
         passes: Callable[[int], bool] = lambda _: True,
     ) -> list[int]:
-        """`roots` and their transitive operands, in order: those that it includes, the operands of those it passes."""
+        """`roots` and their transitive operands, sorted: only steps that `includes`, and operands of steps `passes`."""
         found: set[int] = set()
         todo = list(roots)
         while todo:
@@ -157,9 +160,9 @@ class Nest:
         return sorted(found)
 
     def last_stages(self) -> list[int]:
-        """For each step, the last stage that computes it; `stages + 1` stands for after all rows.
+        """For each step, the last stage that computes it; `stages + 1` means after all rows.
 
-        Row values are computed once. A pass over the columns computes anew what its sums and its stores need.
+        Row values are computed once. Each pass over the columns recomputes the values that its sums and stores need.
         """
         last = [step.stage for step in self.steps]
 
@@ -179,8 +182,8 @@ class Nest:
         return last
 
     def store_stages(self) -> list[int]:
-        """For each store, the stage that performs it; of one over the columns the last that computes its value anyway,
-        so that it may write over what earlier stages read."""
+        """The stage that performs each store. A store over the columns waits for the last stage that computes its value
+        anyway, so that it may overwrite operands of earlier stages."""
         last = self.last_stages()
         return [
             max(self._known_at(s.value), last[s.value] if any(self.split(s.access.strides)[1]) else 0)
@@ -188,11 +191,11 @@ class Nest:
         ]
 
     def _in_columns(self, root: int) -> list[int]:
-        """What a pass over the columns computes for one of its values."""
+        """The steps that a pass over the columns computes for this value."""
         return self.behind([root], includes=lambda i: self.steps[i].level in (Level.FULL, Level.COL))
 
     def _known_at(self, i: int) -> int:
-        """The first stage that can read a step."""
+        """The first stage that can read a step's value."""
         return self.steps[i].stage + (self.steps[i].name == "reduce_cols")
 
     def reductions(self, name: Literal["reduce_cols", "reduce_rows"]) -> Iterator[tuple[int, Step]]:
@@ -200,11 +203,11 @@ class Nest:
 
     @property
     def numbers(self) -> int:
-        """How many numbers a launch takes beside its buffers: what differs between nests that share a kernel."""
+        """How many numbers a launch takes beside its buffers; they differ between nests that share a kernel."""
         return 1 + max((step.number for step in self.steps if step.number is not None), default=-1)
 
     def condition(self, step: Step) -> int | None:
-        """The operand of a load that says where it reads."""
+        """The operand of a load that is false where nothing is read, if there is one."""
         assert step.access
         return step.args[-1] if len(step.args) > len(step.access.by) else None
 
@@ -221,7 +224,7 @@ class Nest:
 
     @property
     def gathers(self) -> bool:
-        """Whether something is read where a value says."""
+        """Whether a load has computed indices or a condition."""
         return any(step.name == "load" and step.args for step in self.steps)
 
     @property
@@ -231,7 +234,7 @@ class Nest:
 
 
 def nameless(nest: Nest) -> Nest:
-    """The nest without its names: equal for kernels that compute the same."""
+    """The nest without names; equal for nests that can share a kernel."""
     inputs, outputs = ([replace(buffer, name="") for buffer in part] for part in (nest.inputs, nest.outputs))
     return replace(nest, name="", inputs=tuple(inputs), outputs=tuple(outputs))
 

@@ -40,9 +40,9 @@ def trace_nodes(
 ) -> Traced:
     """Run the bodies of `members` (topological order) and of the views between them and the outputs.
 
-    Operands that no member computes are loaded from memory. With `share_loads` all uses of a tensor share their
-    axes; without, each use gets separate axes, so that a tensor can be combined with its transpose. Raises
-    `Unfusable` if the bodies cannot share a nest.
+    Operands that no member computes are loaded from memory. With `share_loads`, all uses of a tensor share axes;
+    otherwise each use gets its own, so that a tensor can be combined with its transpose. Raises `Unfusable` if the
+    bodies cannot share a nest.
     """
     return _Tracer(members, language, share_loads).run(outputs)
 
@@ -97,7 +97,7 @@ class _Tracer:
         vals = node.meta["val"]
         if not isinstance(vals, (tuple, list)):
             return self._convert_result(node, value, vals)
-        # A device may leave a result empty: a GPU keeps no buffer of a log-sigmoid.
+        # Some results are empty on some devices: the buffer of log-sigmoid on a GPU.
         return tuple(
             self._convert_result(node, v, meta) if isinstance(v, Value) and 0 not in meta.shape else None
             for v, meta in zip(value, vals, strict=True)
@@ -128,7 +128,7 @@ class _Tracer:
         return value
 
     def _is_view_of_member(self, node: fx.Node) -> bool:
-        """Whether this value is a member, or a view (of views) of one. Raises `Unfusable` for views without body."""
+        """Whether this is a member, or a chain of views of one. Raises `Unfusable` for a view without a body."""
         in_memory: list[fx.Node] = []
 
         def is_between(view: fx.Node) -> bool:
@@ -164,7 +164,7 @@ def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
 
 
 def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
-    """Members whose 16-bit results a discontinuous operator reads, in this kernel or another: eager rounds them."""
+    """Members whose results a discontinuous operator reads, in any kernel: round these to 16 bits as eager does."""
     needed = set[fx.Node]()
     for node in reversed(members):
         users = {u for user in node.users for u in _through_views(user)}
@@ -174,7 +174,7 @@ def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
-    """Members whose results are of 16 bits, or are scaled and then rounded to 16 bits by their only readers here."""
+    """Members with 16-bit results, or whose only readers, all members, scale the result and round it to 16 bits."""
     found = set[fx.Node]()
     for node in reversed(members):
         readers = {u for user in node.users for u in _through_views(user)}
@@ -188,9 +188,10 @@ def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
 
 
 def _below_logarithms(members: Sequence[fx.Node]) -> set[fx.Node]:
-    """The exponentials and sums of members log(sum(exp(x - amax(x)))).
+    """The exponentials and sums of log(sum(exp(x - amax(x)))).
 
-    An error e of a sum is one of e of its logarithm, and the largest term is exact: 18 bits of the others suffice.
+    A relative error e of the sum is an absolute error e of its logarithm, and the largest term is exact: 18 bits are
+    enough for the others.
     """
     found = set[fx.Node]()
     for logarithm in members:
@@ -207,13 +208,13 @@ def _below_logarithms(members: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def _scales(node: fx.Node) -> bool:
-    """Whether the relative error of the result is about that of the operands; a sum can magnify it."""
+    """Whether the result has about the relative error of its operand (a sum may have a larger one)."""
     row = row_of(node.target)
     return row is not None and (row.body is CONVERSION or node.target in SCALING)
 
 
 def _is_discontinuous(node: fx.Node) -> bool:
-    """Whether its row says so; a conversion is where it gives no floating-point number."""
+    """Whether its row says so; a conversion is discontinuous only to integers and booleans."""
     row = row_of(node.target)
     if row is None or not row.discontinuous:
         return False
@@ -221,6 +222,7 @@ def _is_discontinuous(node: fx.Node) -> bool:
 
 
 def _through_views(node: fx.Node) -> list[fx.Node]:
+    """The node; if it is a view, also its readers through views."""
     if class_of(node) != "layout":
         return [node]
     return [node, *(u for user in node.users for u in _through_views(user))]

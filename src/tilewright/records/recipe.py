@@ -1,8 +1,8 @@
 """A recipe: what one call of a GPU kernel allocates and launches, as plain data.
 
 A GPU implementation of an operator is a function from metadata (shapes, strides, dtypes, addresses modulo `LINE`,
-options, limits of the device) to a recipe. `launch/` runs recipes: for an eager call, as a step of a compiled graph,
-inside a CUDA graph, in the bench; `anatomy` reads their launches.
+options, limits of the device) to a recipe. `launch/` runs recipes: eager calls, steps of compiled graphs, recordings of
+CUDA graphs, the bench. `anatomy` reads their launches.
 
 Tensors are numbered: the inputs first, then the buffers in order.
 """
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 LINE = 128
-"""Bytes of a cache line: recipes may depend on where an input begins within one."""
+"""Bytes of a cache line. A recipe may depend on the addresses of its inputs modulo this."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,21 @@ class Layout:
 
 
 def is_expanded(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements are one in memory, as those of an expanded tensor."""
+    """Whether several elements share an address, as in an expanded tensor (stride 0)."""
     return any(stride == 0 and size > 1 for size, stride in zip(shape, strides, strict=True))
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Strides in elements of a tensor without gaps; `order` has its axes from the outermost in memory to the innermost.
+
+    >>> dense_strides((2, 3, 4)), dense_strides((2, 3, 4), (1, 0, 2))
+    ((12, 4, 1), (4, 8, 1))
+    """
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(range(len(shape)) if order is None else order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
 
 
 class Pointer(NamedTuple):
@@ -114,7 +127,7 @@ class Fill:
     value: float
     part: Layout | None = None
     offset: int = 0
-    """Elements from the tensor's first one to the part's."""
+    """Elements from the tensor's first element to the part's first."""
 
 
 @dataclass(frozen=True)

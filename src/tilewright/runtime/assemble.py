@@ -1,4 +1,4 @@
-"""From scheduled units to an executable: slots, lifetimes, storage taken over in place, `out=` calls."""
+"""Makes an executable of scheduled units: assigns slots, lifetimes, in-place storage and `out=` calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from tilewright.graph.calls import class_of, closure, through
+from tilewright.graph.calls import arguments, class_of, closure, through
 from tilewright.graph.capture import Boxed
 from tilewright.graph.partition import HIDDEN
 from tilewright.graph.pytorch_state import carries_tangents
@@ -63,13 +63,13 @@ class Scheduled:
 
 
 def assemble(scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> Executable:
-    """The executable of one graph. `sources` has the kernel of each region by name; those in C++ are
-    compiled in `library`."""
+    """The executable of one graph. `sources` has each region's kernel source by name; `library` has the compiled C++
+    kernels."""
     return _Assembler(scheduled, sources, library).build()
 
 
 def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
-    """The kernel results that are written in place, each with the operand whose storage it takes over."""
+    """The kernel results that overwrite an operand's storage, each with that operand."""
     assembler = _Assembler(scheduled, {}, None)
     return {
         node: over
@@ -87,7 +87,7 @@ def kernel_step(
     inputs: tuple[int, ...],
     outputs: tuple[tuple[int, Layout, int | None], ...],
 ) -> GeneratedStep:
-    """A region's kernel over these slots, compiled. Raises KernelError where it does not compile."""
+    """The step that runs a region's compiled kernel over these slots. Raises KernelError if it does not compile."""
     lowered, device = region.lowered, region.device
     if region.language == "triton":
         kernel = kernel_of(lowered.nest, source)
@@ -127,32 +127,29 @@ class _Assembler:
         for position, step in enumerate(steps):
             step.frees = tuple(frees.get(position, ()))
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
-        native = Native(self.device or CPU) if self._on_one_device() and holds_values(self.graph) else None
+        # One executor runs graphs on one device.
+        native = Native(self.device or CPU) if len(self._gpus()) <= 1 and holds_values(self.graph) else None
         return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), native)
 
     def _device(self) -> torch.device | None:
-        """The GPU that the graph's tensors are on; None on a CPU, or where there are several."""
+        """The GPU of the graph's tensors; None if none is on a GPU, or on several GPUs."""
         gpus = self._gpus()
         return gpus.pop() if len(gpus) == 1 else None
-
-    def _on_one_device(self) -> bool:
-        """Whether one executor can run the whole graph."""
-        return len(self._gpus()) <= 1
 
     def _gpus(self) -> set[torch.device]:
         tensors = (node.meta.get("val") for node in self.graph.nodes)
         return {x.device for x in tensors if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
 
     def _needed(self, units: Sequence[Unit]) -> list[Unit]:
-        """`units` without the views that only kernels and other views read: these address the base by strides."""
+        """`units` without views that only kernels and other such views read: these address the base by strides."""
         calls = [u for u in units if isinstance(u, fx.Node) and not self._is_restrided(u)]
         asked = {n for call in (*calls, self.output) for n in call.all_input_nodes}
         asked |= {base_of(n) for u in units if isinstance(u, Region) for n in u.lowered.inputs}
         return [u for u in units if isinstance(u, Region) or not self._is_restrided(u) or u in asked]
 
     def _is_restrided(self, unit: fx.Node) -> bool:
-        """Whether a view is made by its strides; one that is returned or written to stays an operator: PyTorch counts
-        versions."""
+        """Whether `as_strided` of its base can replace a view. A view that is returned or written to stays an operator,
+        since PyTorch counts its versions."""
         if unit not in self.restrided:
             if unit.target in PIECES:
                 found = all(map(self._is_restrided, unit.users))
@@ -171,7 +168,7 @@ class _Assembler:
         return [part_of(unit).base] if self._is_restrided(unit) else unit.all_input_nodes
 
     def _awaited(self, unit: Unit) -> Sequence[fx.Node]:
-        """The operands of the collective that this call waits for; until then its stream reads them."""
+        """The operands of the collective that this call waits for: the collective's stream reads them until then."""
         if not isinstance(unit, fx.Node) or str(unit.target) != WAIT:
             return ()
         return self._reads(through(unit.all_input_nodes[0], lambda result: result.target is operator.getitem))
@@ -199,7 +196,7 @@ class _Assembler:
         if target is attention_backward.OPERATOR:
             target = attention_backward.attention_backward()
         elif isinstance(target, OpOverload):
-            # Below autograd and Dynamo, calling the implementation costs the host less than the dispatcher.
+            # Autograd and Dynamo are done here: call the implementation without the dispatcher, which costs more.
             target = IMPLEMENTATIONS.get(target.name(), target)
         meta = unit.meta.get("val")
         recipe = self._recipe(unit)
@@ -212,30 +209,27 @@ class _Assembler:
             return ViewStep(unit.name, self._slot(unit), self._slot(base), spec, offset)
         if unit.target in PRODUCTS and meta.device.type == "cpu" and not kwargs and meta.is_contiguous():
             return CallStep(unit.name, self._slot(unit), target.overloadpacket.out, args, {}, out=spec)
-        # A view of a tensor of the planned layout has its planned layout; one of several results may differ.
+        # A view of a tensor in its planned layout is as planned; a result of several may not be.
         given = None if is_view(unit) and unit.target is not operator.getitem else spec
         return CallStep(unit.name, self._slot(unit), target, args, kwargs, given, recipe=recipe, operator=stands_for)
 
     def _recipe(self, unit: fx.Node) -> Recipe | None:
-        """The recipe of one of tilewright's operators, all on the GPU of the graph; None where it has none."""
+        """The recipe of a call of a tilewright operator with all tensors on the graph's GPU, if it has one."""
         target, metas = unit.target, [n.meta.get("val") for n in unit.all_input_nodes]
         if self.device is None or not isinstance(target, OpOverload) or target.name() not in RECIPES:
             return None
         if not all(isinstance(meta, torch.Tensor) and meta.device == self.device for meta in metas):
             return None
         operands: dict[fx.Node, Any] = {n: self._operand(number, n) for number, n in enumerate(unit.all_input_nodes)}
-        given = [
-            unit.args[place] if place < len(unit.args) else unit.kwargs.get(argument.name, argument.default_value)
-            for place, argument in enumerate(target._schema.arguments)
-        ]
+        given = list(arguments(unit).values())
         recipe = compiled_recipe(target.name(), list(operands.values()), map_arg(given, operands.__getitem__))
         results = unit.meta["val"] if isinstance(unit.meta["val"], (tuple, list)) else [unit.meta["val"]]
-        # The results of a call are copied where their layout differs from the plan; those of a recipe must not differ.
+        # A call's results are copied if their layout is not as planned; a recipe's results must be as planned.
         found = [] if recipe is None else [recipe.buffers[number] for number in recipe.results]
         return recipe if [layout_of(result) for result in results] == found else None
 
     def _operand(self, number: int, node: fx.Node) -> Operand:
-        """A tensor of the graph, at the address that it has if its memory begins on a line."""
+        """A tensor of the graph as an operand; its memory is assumed to begin at a multiple of `LINE`."""
         meta = node.meta["val"]
         begin = 0 if node in self.kernel_results else meta.storage_offset() * meta.element_size() % LINE
         return Operand(number, tuple(meta.shape), tuple(meta.stride()), meta.dtype, meta.device, begin)
@@ -262,7 +256,7 @@ class _Assembler:
         return step
 
     def takeovers(self, position: int, region: Region) -> list[fx.Node | None]:
-        """For each output of the region, the operand whose storage it overwrites."""
+        """For each output of the region, the operand whose storage it overwrites, or None."""
         found: list[fx.Node | None] = []
         taken: set[fx.Node] = set()
         for number in range(len(region.lowered.outputs)):
@@ -273,7 +267,7 @@ class _Assembler:
         return found
 
     def _takes_over(self, position: int, region: Region, number: int, taken: set[fx.Node]) -> fx.Node | None:
-        """An operand whose storage dies here, of this graph or its forward, that output `number` can overwrite."""
+        """An operand that output `number` can overwrite: nothing reads its storage after the unit at `position`."""
         nest, in_order = region.lowered.nest, region.language == "c++"
         result = region.lowered.outputs[number].meta["val"]
         for index, node in enumerate(region.lowered.inputs):
@@ -290,7 +284,7 @@ class _Assembler:
         """Whether this graph or its forward made `storage`, and nothing reads it or a view of it after `position`."""
         is_saved = storage.op == "placeholder" and storage.meta.get(HIDDEN, False)
         if storage not in self.kernel_results and not _is_computed(storage) and not is_saved:
-            # Other library calls may return an operand.
+            # Another library call may return its operand.
             return False
         shown = closure([storage], lambda node: filter(_shows_operand, node.users))
         return all(self.last_use.get(node, -1) <= position for node in shown)
@@ -301,7 +295,7 @@ class _Assembler:
 
 
 def interpreted(graph: fx.Graph) -> Boxed:
-    """The graph as PyTorch runs it, operator by operator."""
+    """A function that runs the graph as PyTorch does, operator by operator."""
     own = next((node for node in graph.nodes if str(node.target).startswith("tilewright.")), None)
 
     @cache

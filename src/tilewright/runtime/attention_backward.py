@@ -1,10 +1,10 @@
-"""The backward of PyTorch's fused attention for CPUs, as exact as the backward of attention written out.
+"""The backward of PyTorch's fused attention for CPUs, as accurate as the backward of unfused attention.
 
-PyTorch's kernel computes the weights again as exp(s - lse) and takes the row sums of dO ∘ O for those of
-P ∘ dP. Both depend on rounded values of forward: an lse of 30 is off by 2e-6 in fp32, and O in bf16 by 2⁻⁹, so that
-gradients which nearly cancel (a peaked row; the sum over all keys) have several times the error that eager has.
-`attention_backward.h` computes both from whole rows instead: the same five matrix products, done by the BLAS that
-PyTorch brings, without the online softmax that whole rows do not need. Operands of 16 bits are computed with in fp32.
+PyTorch's kernel recomputes the weights as exp(s - lse), and uses the row sums of dO ∘ O for those of P ∘ dP. Both
+depend on rounded results of forward: an lse of 30 is off by 2e-6 in fp32, O in bf16 by 2⁻⁹. Gradients that nearly
+cancel (in a peaked row; in the sum over all keys) then have several times eager's error. `attention_backward.h`
+computes both from whole rows: the same five matrix products, by PyTorch's BLAS, without an online softmax. It computes
+16-bit operands in fp32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 from tilewright.emit.cpp import translation_unit
-from tilewright.records.recipe import Layout
+from tilewright.launch.driver import address
+from tilewright.records.errors import CompilerError
+from tilewright.records.recipe import Layout, dense_strides
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import CPU, empty, threads
 
@@ -27,9 +29,9 @@ OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.d
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_ROWS, LEAST_ROWS = 128, 16
 SCRATCH_BYTES = 4 * 1024 * 1024
-"""What a thread's two blocks of rows, of P and of dP, may take, as long as they have `LEAST_ROWS`."""
+"""The most bytes of a thread's two blocks of rows (P and dP), unless they have fewer than `LEAST_ROWS` rows then."""
 PAD = 16
-"""Elements between rows: those that begin a power of two apart share few lines of the cache (10 % slower)."""
+"""Elements between rows: rows that are a power of two apart map to few cache sets (10 % slower)."""
 Strides = ctypes.c_int64 * 3
 
 
@@ -50,8 +52,8 @@ class AttentionArguments(ctypes.Structure):
 
 
 def attention_backward() -> Callable[..., Any]:
-    """The function that replaces `OPERATOR`, with its arguments and results; that operator itself if PyTorch's library
-    does not export its BLAS. Raises CompilerError.
+    """The function that replaces `OPERATOR`, with the same arguments and results; `OPERATOR` itself if PyTorch does not
+    export its BLAS. Raises CompilerError.
     """
     gemm = _gemm()
     if gemm is None:
@@ -62,13 +64,11 @@ def attention_backward() -> Callable[..., Any]:
 
 @functools.cache
 def _gemm() -> int | None:
-    """The address of `sgemm_` in the BLAS that PyTorch was linked with; None where its library hides it."""
-    libraries = Path(torch.__file__).parent / "lib"
+    """The address of `sgemm_` in PyTorch's BLAS; None if PyTorch's library does not export it."""
     try:
-        function = ctypes.CDLL(str(libraries / "libtorch_cpu.so")).sgemm_
-    except (OSError, AttributeError):
+        return address(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so"), "sgemm_")
+    except CompilerError:
         return None
-    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _backward(
@@ -76,9 +76,9 @@ def _backward(
     out: torch.Tensor, lse: torch.Tensor, dropout_p: float, is_causal: bool, *, attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Sequence[torch.Tensor]:  # fmt: skip
-    """dq, dk, dv of grad, q [B, H, Nq, d], k and v [B, H / n, Nk, d]; the mask broadcasts to the scores.
+    """dq, dk, dv of grad and q [B, H, Nq, d], k and v [B, H / n, Nk, d]; the mask broadcasts to the scores.
 
-    Each n heads of queries that follow one another share a head of keys (n is 1 unless attention is grouped).
+    n consecutive heads of queries share a head of keys (n is 1 unless attention is grouped).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if q.dtype not in DTYPES or 0 in (*q.shape, *k.shape):
@@ -114,21 +114,20 @@ def _backward(
 
 
 def _by_rows(x: torch.Tensor) -> torch.Tensor:
-    """An operand whose rows are dense and do not overlap, as a matrix product reads them."""
+    """`x`, or a copy of it, with contiguous rows that do not overlap, as a matrix product reads them."""
     fits = x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]
-    # `contiguous` would keep any stride along an axis of one row.
+    # `contiguous` would keep any stride along an axis of size 1.
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
 def _like_eager(x: torch.Tensor) -> torch.Tensor:
-    """fp32 in pooled storage for a gradient [B, H, N, d], laid out as [B, N, H, d] like PyTorch's."""
-    batch, heads, rows, depth = x.shape
-    strides = (rows * heads * depth, depth, heads * depth, 1)
-    return empty(Layout((batch, heads, rows, depth), strides, torch.float32, CPU))
+    """An fp32 tensor in pooled storage for a gradient [B, H, N, d], in memory [B, N, H, d] like PyTorch's."""
+    shape = tuple(x.shape)
+    return empty(Layout(shape, dense_strides(shape, (0, 2, 1, 3)), torch.float32, CPU))
 
 
 def _scratch(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """[threads, a block of P and one of dP] in pooled storage, the rows of a block, and their stride."""
+    """Pooled storage [threads, a block of P and one of dP], the rows of a block, and the row stride."""
     keys = k.shape[2]
     rows = min(max(SCRATCH_BYTES // (2 * 4 * keys), LEAST_ROWS), MOST_ROWS, q.shape[2])
     row = keys + PAD

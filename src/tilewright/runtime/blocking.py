@@ -1,4 +1,4 @@
-"""How a generated Triton kernel is launched: programs, blocks, warps and scratch, from the nest and the device."""
+"""Chooses programs, block sizes, warps and scratch of a generated Triton kernel from its nest and the device."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ TILE = 1024
 INTERPRETED_TILE = 16384
 """The interpreter's time depends on the number of programs and operations, hardly on elements."""
 PER_PROCESSOR = 16
-"""Programs per multiprocessor above which fewer, larger programs are balanced as well."""
+"""With more programs per multiprocessor than this, larger and fewer programs are balanced as well."""
 SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "sigmoid"})
-"""Functions that take many times what a multiplication does."""
+"""Functions that take many times as long as a multiplication."""
 MANY_COLUMN_VALUES = 3
 SECTOR = 16
-"""Elements of 16 bits in 32 bytes, which memory moves at once."""
+"""16-bit elements of a 32-byte sector, the unit of memory traffic."""
 LEAST_COLUMNS = 32
-"""Columns of a program that takes all rows: two sectors of 16-bit elements, or more."""
+"""The fewest columns of a program that owns all rows: two sectors of 16-bit elements."""
 LONG_BLOCK = 2048
-"""Columns that a program takes at once from a row too long to hold."""
+"""Columns of a block of a row that is too long for registers."""
 WAVES = 2
-"""Programs for each multiprocessor where each owns a strip of rows."""
+"""Programs per multiprocessor if each owns a strip of rows."""
 MOST_AHEAD = 2
-"""Tiles of a strip that are prefetched, if shared memory holds them; one if registers are few."""
+"""Tiles of a strip that are prefetched if shared memory holds them; one if registers are scarce."""
 SHARED_BYTES = 100 * 1024
-"""Shared memory of a program: a little less than half of an H200's, so that a multiprocessor holds two."""
+"""Shared memory of a program: a little less than half of an H200's, so that two fit a multiprocessor."""
 LEAST_SHARED_BYTES = 48 * 1024
-"""Shared memory that every program may use; PyTorch does not report it for AMD GPUs."""
+"""Shared memory available to every program; PyTorch does not report the limit of AMD GPUs."""
 REDUCTION_BYTES = 32 * 1024
-"""Share of a program's shared memory for reductions and layout conversions."""
+"""The part of a program's shared memory for reductions and layout conversions."""
 MOST_PARTS = 512
-"""Partial sums of a column that a program loads at once: one round trip to memory and one reduction for all of them."""
+"""Partial sums of a column that a program loads at once, in one round trip to memory, and reduces together."""
 MANY_LOADS = 6
-"""Loads per element above which a thread has eight elements, not sixteen: a max pool's gradient took 219 registers."""
+"""With more loads per element, a thread has eight elements instead of sixteen: a max pool's gradient took 219
+registers."""
 COLUMN_REGISTERS = 200
-"""Registers of a thread for the values that it keeps of its columns."""
+"""Registers of a thread for the column values that it keeps."""
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """How many programs run, over which blocks. Sizes are named as the kernel's parameters are."""
+    """How many programs run over which blocks; sizes by the names of the kernel's parameters."""
 
     programs: int
     sizes: dict[str, int]
@@ -58,9 +59,9 @@ class Blocking:
 
 
 def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> Blocking:
-    """Block sizes for a device of so many multiprocessors; `tile` is the elements of a block.
+    """The launch of a nest's kernel on a device with this many multiprocessors; `tile` is the elements of a block.
 
-    `shared_bytes`: what tiles on their way may take of a program's shared memory.
+    `shared_bytes` bounds the shared memory of a program's prefetched tiles.
     """
     schedule = TritonSchedule(nest)
     rows, columns = nest.row_count, nest.col_count
@@ -83,20 +84,20 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
 
 
 def _rows_of_sectors(schedule: TritonSchedule, block_cols: int) -> int:
-    """Rows of a program where rows are the contiguous axis: neighbouring rows share sectors of 32 bytes.
+    """Rows of a program if the rows are the contiguous axis: neighbouring rows share 32-byte sectors.
 
-    Layer norm of Whisper's residual stream, which lies as its convolution left it, took 64 us of 98 MB in two rows.
+    Two rows a program: the layer norm of Whisper's residual stream (a convolution's layout, 98 MB) took 64 µs.
     """
     held = max(block_cols * schedule.registers_per_column, 1)
     return max(min(SECTOR, power_of_two(REGISTERS // held + 1) // 2), 1)
 
 
 def _rows_that_share(nest: Nest, fewest: int) -> int:
-    """The factor for a block's rows if values vary with columns alone and there are at least `fewest` elements.
+    """By how much to multiply a block's rows if some values vary with columns alone and there are `fewest` elements.
 
-    A thread loads and computes them once for its rows. Batch norm at inference with a SiLU, 802,816 rows of 96 columns
-    in bf16, where a copy takes 73 us: with one row for each thread 258 us, two 158, four 127. In training, where the
-    root was taken before, 64 columns: 90, 74, 74; and 200,704 rows of 144: 53, 63, 65.
+    A thread loads and computes column values once for all its rows. Batch norm with SiLU in bf16 on an H200, µs with
+    1, 2 and 4 rows a thread: inference, 802,816 × 96: 258, 158, 127 (a copy takes 73); training (the root is known),
+    802,816 × 64: 90, 74, 74; 200,704 × 144: 53, 63, 65.
     """
     of_columns = [step for step in nest.steps if step.level is Level.COL]
     if nest.transposes or nest.row_count * nest.col_count < fewest:
@@ -107,9 +108,9 @@ def _rows_that_share(nest: Nest, fewest: int) -> int:
 
 
 def _repeats(nest: Nest, access: Access) -> bool:
-    """Whether neighbours along the columns read one element: copied ahead of time, each thread would copy four bytes.
+    """Whether neighbouring columns read one element; prefetching would copy four bytes a thread.
 
-    Six moments for each sample and group of 16 channels in the gradient of a group norm, 2,097,152 elements: 107 us.
+    The gradient of a group norm with six moments for each 16 channels, 2,097,152 elements, took 107 µs so.
     """
     _, columns = nest.split(access.strides)
     return nest.cols[-1] > 1 and columns[-1] == 0
@@ -118,20 +119,20 @@ def _repeats(nest: Nest, access: Access) -> bool:
 def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
     """Column sums: each program loops over a strip of rows and prefetches the next tiles.
 
-    H200, bf16, 16384 rows: the derivative of GELU and its sums, 8192 columns, 223 us (192 at the bandwidth of copies),
-    by whole rows one at a time 361; that of layer norm, 2048 columns, 86 us (64), in tiles of one row 110, one at a
+    H200, bf16, 16384 rows: GELU's derivative and its sums, 8192 columns: 223 µs (192 at the bandwidth of a copy), one
+    whole row at a time 361. Layer norm's derivative, 2048 columns: 86 µs (64), in tiles of one row 110, one row at a
     time 151.
     """
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
     accesses = [s.access for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     loads, repeats = [access.buffer for access in accesses], any(_repeats(nest, access) for access in accesses)
-    # Of rows too long to hold, and of which a number alone is kept: as many programs as without a sum.
+    # If rows are too long for registers and each sum is one number, use as many programs as without a sum.
     is_number = not schedule.whole_row and all(nest.steps[i].level is Level.SCALAR for i in schedule.sums)
     if is_number:
         block_rows, block_cols, elements, warps = 1, wide, wide, max(wide // 512, 4)
     elif schedule.splits_columns:
-        # Each element has an accumulator for each sum, and a register or two for each load.
+        # Each element needs an accumulator per sum, and one or two registers per load.
         many = len(schedule.sums) > 2 or len(loads) > MANY_LOADS
         each = 4 if repeats else 8 if many else 16
         widest = max(each // 4 * tile // power_of_two(rows), LEAST_COLUMNS) if schedule.has_few_rows else tile
@@ -144,7 +145,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
         # Two rows share the barriers of one reduction.
         block_rows = min(power_of_two(rows), max(4 * tile // block_cols, 1 if block_cols > 4 * tile else 2))
         elements = block_rows * block_cols
-        # 32 elements a thread, or as many columns as it has registers for.
+        # 32 elements a thread, or fewer if its columns need more registers.
         warps = max(
             elements // (32 * WARP),
             power_of_two(-(-block_cols * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
@@ -156,9 +157,9 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     most = 1 if schedule.one_strip else max(waves * processors // across, 1)
     strip = -(-tiles // min(tiles, most))
     strips = -(-tiles // strip)
-    on_their_way = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)
+    tile_bytes = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)
     deepest = MOST_AHEAD if wide * schedule.registers_per_column <= REGISTERS or schedule.splits_columns else 1
-    ahead = 1 + min(deepest, shared_bytes // max(on_their_way, 1)) if schedule.whole_row and not repeats else 1
+    ahead = 1 + min(deepest, shared_bytes // max(tile_bytes, 1)) if schedule.whole_row and not repeats else 1
     sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "TILES": strip, "AHEAD": ahead}
     if schedule.one_strip:
         return Blocking(across, sizes, min(warps, 16))

@@ -1,4 +1,4 @@
-"""Programs whose sizes change between calls: compiled for sizes that recur, run eagerly for others."""
+"""Compiles programs of changing sizes for the sizes that recur; runs others eagerly."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tilewright.graph.capture import Boxed
 from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 
 AT_ONCE = 4
-"""The number of sizes for which a program is compiled at the first call; for others at the second."""
+"""A program is compiled for its first this many sizes at the first call, for later sizes at the second call."""
 MOST_SIZES = 16
-"""The largest number of sizes for which a program is compiled; with others PyTorch runs it."""
+"""The most sizes for which a program is compiled; PyTorch runs it for others."""
 MOST_SEEN = 4096
-"""The number of sizes that are remembered after one call."""
+"""The most sizes that are remembered after their first call."""
 
 
 class CompiledBySize:
-    """A captured function whose arguments at `places` have sizes that change.
+    """A captured function whose arguments at `places` change their sizes.
 
-    A sequence that grows brings each size once, and kernels for it would cost more than they save: such a call runs
-    `eager`, the captured operators under autograd. `past_limit` is called before a call with one size too many.
+    A growing sequence has each size once, and compiling for it would cost more than it saves: such a call runs `eager`,
+    the captured operators under autograd. `past_limit` is called before a call with a size beyond `MOST_SIZES`.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class CompiledBySize:
 
 
 class ExecutableBySize:
-    """A graph with symbolic sizes: compiled for each set of sizes when a call first brings them.
+    """A graph with symbolic sizes, compiled for each set of sizes at the first call with it.
 
-    Sizes that depend on data stay symbolic. `compile` gives the executable for the sizes of the arguments it is shown;
-    `otherwise` runs any.
+    Sizes that depend on data stay symbolic. `compile` returns the executable for the sizes of these arguments;
+    `otherwise` runs any sizes.
     """
 
     _boxed_call = True
@@ -74,7 +74,7 @@ class ExecutableBySize:
         sizes = size_key(args, offsets=self.offsets, counted=self.counted)
         run = self.known.get(sizes)
         if run is None:
-            # Two threads may compile the same sizes; the library they load is one.
+            # Two threads may compile for the same sizes; they load the same library.
             run = self.compile(args) if len(self.known) < MOST_SIZES else self.otherwise
             if run is not self.otherwise:
                 self.known[sizes] = run

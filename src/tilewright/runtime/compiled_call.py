@@ -1,4 +1,4 @@
-"""The callable of a compiled program: through AOTAutograd's wrappers at first, then, where it can, in C++ alone."""
+"""The callable of a compiled program: the first call runs AOTAutograd's wrappers, later ones C++ alone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def compiled_call(called: Called) -> Callable[..., Any]:
-    """Call with the program's inputs; gives the list of its results.
+    """A function of the program's inputs that returns the list of its results.
 
-    The first call runs in AOTAutograd's wrappers, which check operators of the user then.
+    AOTAutograd's wrappers run the first call, since they check the user's operators, and all calls until the executor
+    is built.
     """
     otherwise = called.otherwise
     was_called = False
@@ -35,7 +36,7 @@ def compiled_call(called: Called) -> Callable[..., Any]:
 
 
 def _as_data(called: Called) -> tuple[Any, ...]:
-    """As native/executor.cpp reads it."""
+    """`called` in the form that native/executor.cpp reads."""
     plain, autograd = called.plain, called.plain.autograd
     functions = called.forward, called.backward, called.otherwise, called.stand_in, called.mark
     if autograd is None:

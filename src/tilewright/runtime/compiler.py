@@ -1,4 +1,4 @@
-"""Generated C++ as a library of this process: compiled for the machine's own instruction set, loaded once."""
+"""Compiles generated C++ for this machine's instruction set and loads it, once a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 
 def has_libmvec(libc: str, version: str) -> bool:
-    """Whether this C library has vector forms of all functions that `prelude.h` declares.
+    """Whether this C library has vector versions of all functions that `prelude.h` declares.
 
     >>> has_libmvec("glibc", "2.36"), has_libmvec("glibc", "2.31"), has_libmvec("", "")
     (True, False, False)
@@ -24,25 +24,25 @@ def has_libmvec(libc: str, version: str) -> bool:
 
 
 WIDEST = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-"""g++ takes 256 bits on most machines that have 512: cross entropy of 124 × 2000 logits took 173 µs so, and 113 now."""
+"""g++ prefers 256-bit vectors even if the machine has 512: cross entropy of 124 × 2000 logits took 173 µs, now 113."""
 VECTORS = ("-DTW_LIBMVEC",) if WIDEST and has_libmvec(*platform.libc_ver()) else ()
-"""Sines of 1024 × 1024 took 7.7 ms without (one core), eager's 0.5."""
+"""Without it, sines of 1024 × 1024 took 7.7 ms on one core; eager takes 0.5."""
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
     *WIDEST, *VECTORS,
 )  # fmt: skip
-"""No product is contracted into a sum: fp32 rounds where eager rounds, a value that backward computes again is
-the value forward had, and what cancels in eager cancels here. Zeros keep their signs: without them g++ 12
-compiles some masked sums wrongly (`tests/fuzz/test_found.py`)."""
+"""No fused multiply-add: fp32 rounds where eager rounds, a value that backward recomputes equals forward's, and terms
+that cancel in eager cancel here. Signed zeros stay on: without them g++ 12 compiles some masked sums wrongly
+(`tests/fuzz/test_found.py`)."""
 
 _loaded: dict[str, ctypes.CDLL] = {}
-"""The libraries of this process."""
+"""The libraries that this process has loaded, by key."""
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library compiled from `source`: this process's, else the cache's, else compiled now. A damaged cache entry is
-    rebuilt; if the cache cannot be used, a warning says so and the library is compiled for this process alone. Raises
-    CompilerError (no compiler, one that fails, one that hangs).
+    """The library compiled from `source`, which is loaded, in the cache, or compiled now. A damaged cache entry is
+    rebuilt. If the cache cannot be used, a warning says so, and the library is compiled for this process alone. Raises
+    CompilerError (the compiler is missing, fails or hangs).
     """
     key = cache.key_of(source)
     if key not in _loaded:

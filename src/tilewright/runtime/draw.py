@@ -1,4 +1,4 @@
-"""Advances PyTorch's CPU generator by a whole draw, for kernels that compute the numbers from its saved state."""
+"""Advances PyTorch's CPU generator by a whole draw; kernels compute the numbers from the state before it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import torch
 from tilewright.passes.random.draws import SHAPE
 from tilewright.runtime.executable import OneResult, Slots, fill, slots_in
 
-_one_at_a_time = threading.Lock()
+_lock = threading.Lock()
 
 
-def _free_the_lock() -> None:
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
 
 
-# A thread that drew while the process forked does not exist in the child.
-os.register_at_fork(after_in_child=_free_the_lock)
+# The thread that held the lock when the process was forked does not exist in the child.
+os.register_at_fork(after_in_child=_renew_lock)
 
 Taker = Callable[[int, int, int], None]
-"""Called with the addresses of the generator's state and of the stream, the elements between them."""
+"""`tw_take`: address of the generator's state, number of elements drawn, address of the stream."""
 
 
 @dataclass
 class DrawStep(OneResult):
-    """Moves PyTorch's generator by a draw, and keeps the state that the draw begins with."""
+    """Advances PyTorch's generator by a draw; its result is the stream: the state before the draw."""
 
     take: Taker
     size: Any
-    """The shape that is drawn; an extent may be a slot."""
+    """The shape of the draw; an extent may be a `Slot`."""
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ class DrawStep(OneResult):
 
     @staticmethod
     def taker(library: ctypes.CDLL) -> Taker:
-        """`tw_take` of a library whose kernels draw."""
+        """The function `tw_take` of a library whose kernels draw."""
         take: Any = library.tw_take
         take.restype = None
         take.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
@@ -54,7 +54,7 @@ class DrawStep(OneResult):
     def run(self, slots: Slots) -> None:
         elements = prod(fill(self.size, slots))
         stream = torch.empty(SHAPE, dtype=torch.int32)
-        with _one_at_a_time:
+        with _lock:
             _take(self.take, elements, stream)
         slots[self.output] = stream
 
@@ -65,7 +65,7 @@ def _take(take: Taker, elements: int, stream: torch.Tensor) -> None:
         before = generator.get_state()
         after = before.clone()
         take(after.data_ptr(), elements, stream.data_ptr())
-        # PyTorch's own draws do not take this lock, so another thread may have drawn meanwhile.
+        # Retry if another thread drew meanwhile: PyTorch's draws do not take this lock.
         if torch.equal(generator.get_state(), before):
             generator.set_state(after)
             return

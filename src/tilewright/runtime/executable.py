@@ -1,8 +1,8 @@
 """A compiled graph: kernels, library calls and views over a list of slots, run in order.
 
-Kernels write to pooled storage; a slot is cleared after its last use, so that storage goes back as
-early as it can. A kernel may write in place of an operand that dies with it. A graph runs as one program of the
-executor in C++ (`native.py`); the steps here are its Python twin.
+Kernels write to pooled storage. A slot is cleared after its last use, which returns the storage. A kernel may overwrite
+an operand that it reads last. A graph runs as one program of the executor in C++ (`native.py`); the steps here are its
+Python twin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _note_fork() -> None:
     _forked = True
 
 
-# libgomp's threads do not survive a fork; the child runs on the calling thread alone.
+# libgomp's threads do not survive a fork: a child process runs kernels on the calling thread alone.
 os.register_at_fork(after_in_child=_note_fork)
 
 
@@ -43,11 +43,11 @@ def threads() -> int:
 
 
 class PlanMismatch(RuntimeError):
-    """A call's argument or an operator's result differs from its metadata in the graph."""
+    """An argument of a call or a result of an operator differs from its metadata in the graph."""
 
 
 class IndexOutOfBounds(IndexError, RuntimeError):
-    """An index names no element; PyTorch's `gather` raises a RuntimeError, its other lookups an IndexError."""
+    """An index is out of bounds. PyTorch's `gather` raises a RuntimeError then, its other lookups an IndexError."""
 
 
 def layout_of(meta: torch.Tensor) -> Layout:
@@ -55,7 +55,7 @@ def layout_of(meta: torch.Tensor) -> Layout:
 
 
 def empty(layout: Layout) -> torch.Tensor:
-    """An uninitialised tensor of this layout; on a CPU in pooled storage."""
+    """An uninitialised tensor of this layout, on a CPU in pooled storage."""
     if layout.device.type == "cpu":
         return pool.empty(layout.shape, layout.strides, layout.dtype, layout.extent)
     return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=layout.device)
@@ -64,7 +64,7 @@ def empty(layout: Layout) -> torch.Tensor:
 def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of this layout in the storage of `tensor`, which has no reader left; `tensor` itself if its layout fits.
 
-    It is not a view of that one: autograd forbids a caller to write to a result that is a view.
+    It is not a view of `tensor`: autograd would forbid a caller to write to it.
     """
     if tensor.dtype == layout.dtype and tensor.shape == layout.shape and tensor.stride() == layout.strides:
         return tensor
@@ -76,8 +76,8 @@ def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself, or a copy where its strides are not those planned; PlanMismatch for another tensor."""
-    # A 0-d result may be on the CPU although it was planned on the GPU, as the seeds of PyTorch's attention are.
+    """`tensor`, or a copy with the planned strides. Raises PlanMismatch for another dtype, shape or device."""
+    # A 0-d result planned on the GPU may be on the CPU, like the seeds of PyTorch's attention.
     elsewhere = tensor.dim() > 0 and tensor.device.type != layout.device.type
     if tensor.dtype != layout.dtype or tensor.shape != layout.shape or elsewhere:
         raise PlanMismatch(
@@ -93,7 +93,7 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_strides(tensor: torch.Tensor, layout: Layout) -> bool:
-    """Whether strides differ only where there is one element."""
+    """Whether strides differ from the layout's only along axes of one element."""
     triples = zip(layout.shape, layout.strides, tensor.stride(), strict=True)
     return all(mine == theirs or size == 1 for size, mine, theirs in triples)
 
@@ -106,7 +106,7 @@ class Step:
     """One step of an executable."""
 
     generated: ClassVar[bool] = False
-    """Whether it launches a kernel that tilewright wrote."""
+    """Whether it launches a generated kernel."""
     name: str
     frees: tuple[int, ...] = field(default=(), kw_only=True)
     """Slots whose last use is this step."""
@@ -132,9 +132,10 @@ class GeneratedStep(Step):
     generated: ClassVar[bool] = True
     inputs: tuple[int, ...]
     outputs: tuple[tuple[int, Layout, int | None], ...]
-    """Slot, layout, and the slot whose storage it takes over (or None)."""
+    """Slot, layout, and the slot whose storage it overwrites (or None)."""
     given: frozenset[int] = field(default=frozenset(), kw_only=True)
-    """Slots of the call's arguments: only the executor in C++ sees whether nobody else holds the storage of one."""
+    """Slots of the call's arguments. Only the executor in C++ overwrites these: it can see whether the caller still
+    holds their storage."""
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -145,13 +146,11 @@ class GeneratedStep(Step):
         return tuple(slot for slot, *_ in self.outputs)
 
     def results(self, slots: Slots) -> list[torch.Tensor]:
-        """Tensors to write to, which fill their slots."""
-        found = []
+        """Fill the output slots with tensors to write to, and return these."""
         for slot, layout, taken in self.outputs:
             is_fresh = taken is None or taken in self.given
             slots[slot] = empty(layout) if is_fresh else over(layout, slots[taken])  # type: ignore[index]
-            found.append(slots[slot])
-        return found
+        return [slots[slot] for slot in self.writes]
 
 
 @dataclass
@@ -159,9 +158,9 @@ class KernelStep(GeneratedStep):
     """One compiled C++ kernel."""
 
     function: Callable[..., int]
-    """Gives 0, or 1 if an index was outside."""
+    """Returns 0, or 1 if an index was out of bounds."""
     checks: tuple[int, ...] = ()
-    """The extents that its indices must stay below."""
+    """The extents that bound its indices."""
 
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs] + self.results(slots)
@@ -189,16 +188,16 @@ class OneResult(Step):
 
 @dataclass
 class CallStep(OneResult):
-    """A PyTorch operator (or a view); arguments name slots by `Slot`."""
+    """A call of an operator or another function; a `Slot` among the arguments stands for the slot's value."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     spec: Layout | None = None
     out: Layout | None = None
-    """The layout of a pooled tensor that `target`, an overload with `out=`, writes to."""
+    """The layout of the pooled tensor that `target`, an `out=` overload, writes to."""
     recipe: Recipe | None = None
-    """Of one of tilewright's operators on a GPU: what the executor does instead; its inputs are `reads`."""
+    """What the executor performs instead, for one of tilewright's operators on a GPU; its inputs are `reads`."""
     operator: OpOverload | None = None
     """The operator that the recipe stands for."""
 
@@ -218,12 +217,12 @@ class CallStep(OneResult):
 
 @dataclass
 class ViewStep(OneResult):
-    """Elements of another tensor under other strides: a chain of views in one."""
+    """A chain of views as one `as_strided` of its base."""
 
     base: int
     spec: Layout
     offset: int = 0
-    """Elements from the other tensor's first one to its own."""
+    """Elements from the base's first element to the view's."""
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -236,7 +235,7 @@ class ViewStep(OneResult):
 
 @dataclass
 class ConstantStep(OneResult):
-    """A tensor that the program itself holds."""
+    """A tensor that is a constant of the program."""
 
     value: Any
 
@@ -246,14 +245,15 @@ class ConstantStep(OneResult):
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the list of values, as an argument."""
+    """An argument that is the value of a slot."""
 
     index: int
     is_number: bool = False
-    """Whether it holds a number, which PyTorch's functions in Python take for a tensor, and its operators do not."""
+    """Whether it holds a number: PyTorch's Python functions accept one where its operators require a tensor."""
 
 
 def fill(argument: Any, slots: Slots) -> Any:
+    """The argument with the value of each `Slot` in its place."""
     kind = type(argument)
     if kind is Slot:
         return slots[argument.index]
@@ -278,11 +278,11 @@ def slots_in(argument: Any) -> Iterator[int]:
 
 
 class Executable:
-    """Call with the list of inputs (which is emptied); gives the list of results, as AOTAutograd expects.
+    """Call with the list of inputs, which is emptied; returns the list of results, as AOTAutograd expects.
 
-    `otherwise` runs the graph as PyTorch does: for tensors without memory of their own (fake ones, subclasses), under
-    a mode that computes nothing, for forward-mode differentiation, and from the moment on when an operator does not
-    return what the graph says.
+    `otherwise` runs the graph as PyTorch does: for tensors without their own memory (fake tensors, subclasses), under a
+    mode that computes nothing, for forward-mode differentiation, and for all later calls once an operator has returned
+    something else than its metadata say.
     """
 
     _boxed_call = True
@@ -299,14 +299,14 @@ class Executable:
         self.native = native
         self._is_given_up = False
         self._was_right = False
-        """Whether every result was once as planned: only the first call can show that one is not."""
+        """Whether a call has returned results as planned; a result that is not as planned shows in the first call."""
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if carries_tangents(args):
             return self.otherwise(args)
         kept = None
         if not self._was_right:
-            # AOTAutograd watches this call with a mode that takes tensors of no other class.
+            # AOTAutograd runs the first call under a mode that rejects subclasses.
             args[:] = map(as_plain, args)
             kept = list(args)
         try:
@@ -348,10 +348,10 @@ class Executable:
 
 
 def as_plain(value: Any) -> Any:
-    """The value; a tensor of a subclass that does not intercept operators, as one of PyTorch's own class."""
+    """`value`; for a tensor of a subclass that does not intercept operators, the same as a `torch.Tensor`."""
     return value if is_plain(value) else without_subclass(value)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether this is no tensor, or one that has memory of its own and is of PyTorch's own classes."""
+    """Whether this is no tensor, or a `torch.Tensor` or `Parameter` (no subclass)."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) or not isinstance(value, torch.Tensor)

@@ -1,7 +1,7 @@
-"""Generated Triton kernels: loaded from source, launched with block sizes that suit the nest.
+"""Generated Triton kernels: loads them from source, compiles them for a GPU, and launches them.
 
-On a GPU they are compiled for its architecture; with `TRITON_INTERPRET=1` set before Triton is first
-imported they run on CPU tensors, one program after another, which is for tests.
+If `TRITON_INTERPRET=1` is set before Triton is first imported (in tests), they run on CPU tensors, one program after
+another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from tilewright.emit.triton_schedule import TritonSchedule
 from tilewright.emit.triton_step import in_memory
-from tilewright.launch.triton import POINTERS_LAST, loaded
+from tilewright.launch.triton import POINTERS_LAST, is_interpreted, loaded
 from tilewright.loops.nest import Nest
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
@@ -39,16 +39,16 @@ from tilewright.runtime.blocking import (
 from tilewright.runtime.executable import GeneratedStep, Slots
 
 ALIGNED = 16
-"""Bytes; Triton compiles a kernel again for pointers that are not multiples of it."""
+"""Bytes. Triton compiles a kernel again for pointers that are not multiples of this."""
 COMPILING = min(16, os.cpu_count() or 1)
-"""Kernels that are compiled at a time."""
+"""How many kernels are compiled at a time."""
 
 
 class TritonKernel:
-    """One nest, ready to launch.
+    """The kernel of one nest.
 
-    Raises CompilerError where Triton is missing or rejects the source, CacheError where the source
-    cannot be kept on disk (Triton reads it from there).
+    Raises CompilerError if Triton is missing or rejects the source, CacheError if the source cannot be written to disk,
+    where Triton reads it.
     """
 
     def __init__(self, nest: Nest, source: str) -> None:
@@ -60,11 +60,11 @@ class TritonKernel:
         self.allows_fma = TritonSchedule(nest).allows_fma
         self._plans: dict[torch.device, Blocking] = {}
         self._compiled: dict[torch.device, list[tuple[Any, int]]] = {}
-        """The compiled kernels for a device, and the number of programs."""
+        """By device: the compiled main kernel and the one after it, if any, each with its number of programs."""
         self._submitted: dict[torch.device, list[tuple[Any, int]]] = {}
 
     def plan(self, device: torch.device) -> Blocking:
-        """How the kernel is launched on `device`."""
+        """Programs, blocks, warps and scratch of a launch on `device`."""
         if device not in self._plans:
             if device.type == "cuda":
                 found = torch.cuda.get_device_properties(device)
@@ -76,13 +76,13 @@ class TritonKernel:
         return self._plans[device]
 
     def compile(self, device: torch.device) -> None:
-        """Compile for `device` now rather than at the first launch; a failure raises KernelError."""
-        if device.type == "cuda" and device not in self._compiled and not interpreted():
+        """Compile for `device` now, not at the first launch. Raises KernelError."""
+        if device.type == "cuda" and device not in self._compiled and not is_interpreted():
             self.submit(device)
             self.finish(device)
 
     def submit(self, device: torch.device) -> None:
-        """Compile for `device`, or, in Triton's `AsyncCompileMode`, begin to; `finish` ends it."""
+        """Compile for `device`; in Triton's `AsyncCompileMode` only start to. `finish` waits for the result."""
         chosen = self.plan(device)
         stored = [in_memory(b.dtype) for b in self.nest.buffers]
         dtypes = [getattr(torch, d) for d in (*stored, *(d for _, d in chosen.scratch))]
@@ -93,7 +93,7 @@ class TritonKernel:
     def finish(self, device: torch.device) -> None:
         with self._named_failure():
             found = self._submitted.pop(device)
-            # Triton gives the kernel itself where it need not wait for it.
+            # Triton returns the kernel instead of a future if it is already compiled.
             self._compiled[device] = [(k.result() if hasattr(k, "result") else k, programs) for k, programs in found]
 
     def is_compiled(self, device: torch.device) -> bool:
@@ -109,9 +109,9 @@ class TritonKernel:
     def launch(
         self, tensors: Sequence[torch.Tensor], chosen: Blocking | None = None, numbers: Sequence[int] = ()
     ) -> None:
-        """Run over one tensor for each buffer of the nest, in order, all on one device, and the launch's numbers."""
+        """Run for these tensors (one for each buffer of the nest, in order, all on one device) and numbers."""
         device = tensors[-1].device
-        if device.type != "cuda" and not interpreted():
+        if device.type != "cuda" and not is_interpreted():
             raise CompilerError("CPU tensors need TRITON_INTERPRET=1 set before Triton is first imported")
         chosen = chosen or self.plan(device)
         scratch = [torch.empty(n, dtype=getattr(torch, d), device=device) for n, d in chosen.scratch]
@@ -120,9 +120,9 @@ class TritonKernel:
             self._run(chosen, [*stored, *scratch, *numbers], lambda kernel, programs: kernel[(programs,)])
 
     def recipe(self, device: torch.device, results: Sequence[Layout], numbers: Sequence[int] = ()) -> Recipe | None:
-        """What a launch allocates and sends, for pointers at multiples of `ALIGNED`; None where Triton must launch.
+        """The recipe of a launch with pointers at multiples of `ALIGNED`; None if Triton must launch the kernel.
 
-        Its inputs are the nest's; `results` is how the nest's outputs lie, `numbers` the launch's.
+        Its inputs are the nest's inputs; `results` has the layouts of the outputs, `numbers` the launch's numbers.
         """
         if device not in self._compiled:
             return None
@@ -143,7 +143,7 @@ class TritonKernel:
     def _run(
         self, chosen: Blocking, arguments: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
     ) -> list[tuple[Any, int]]:
-        """Pass each kernel its arguments through `on`, which returns the kernel compiled for them."""
+        """Call `on(kernel, programs)` with the arguments of each kernel; returns its results and the programs."""
         calls = [(self.main, chosen.programs, chosen.sizes, chosen.warps)]
         if self.after is not None and chosen.after_sizes is not None:
             calls.append((self.after, chosen.after_programs, chosen.after_sizes, 4))
@@ -152,29 +152,28 @@ class TritonKernel:
             constants = {name: sizes[name] for name in kernel.arg_names[len(arguments) :]}
             options = {"num_warps": warps, "enable_fp_fusion": self.allows_fma}
             if "libdevice." in self.source:
-                # Eager's kernels keep subnormals.
+                # Keep subnormals, as eager's kernels do.
                 options["enable_reflect_ftz"] = False
             if self.nest.checks:
-                # Triton leaves assertions out of kernels that are not for debugging.
+                # Triton drops assertions from kernels that are not compiled for debugging.
                 options |= {"debug": True, "sanitize_overflow": False}
-            fitting = on(kernel, programs)(*arguments, **constants, **options)
-            done.append((fitting, programs))
+            done.append((on(kernel, programs)(*arguments, **constants, **options), programs))
         return done
 
 
 @functools.cache
 def kernel_of(nest: Nest, source: str) -> TritonKernel:
-    """The kernel of a nest: one for all regions and graphs that share it."""
+    """The kernel of a nest, shared by all regions and graphs with this nest."""
     return TritonKernel(nest, source)
 
 
 def compile_together(wanted: Sequence[tuple[TritonKernel, torch.device]]) -> None:
-    """Compile kernels for their devices, several at a time; one that fails is left to `TritonKernel.compile`.
+    """Compile kernels for their devices in parallel; `TritonKernel.compile` later reports those that fail.
 
-    LLVM and ptxas run beside each other; Triton's own part holds the interpreter's lock.
+    Only LLVM and ptxas run in parallel: Triton's own passes hold the interpreter's lock.
     """
     missing = [(kernel, device) for kernel, device in dict.fromkeys(wanted) if not kernel.is_compiled(device)]
-    if not missing or interpreted():
+    if not missing or is_interpreted():
         return
     from triton import AsyncCompileMode
 
@@ -196,12 +195,12 @@ class TritonStep(GeneratedStep):
     kernel: TritonKernel
     device: torch.device
     elsewhere: tuple[int, ...] = ()
-    """Inputs, by their place, that are on the CPU beside operands on a GPU, as a 0-d tensor may be."""
+    """Positions of inputs that are on the CPU although the others are on a GPU, as 0-d tensors may be."""
     numbers: tuple[int, ...] = ()
-    """What the launch gives beside the buffers (`Lowered.numbers`)."""
+    """The launch's arguments beside the buffers (`Lowered.numbers`)."""
 
     def recipe(self) -> Recipe | None:
-        """The recipe by which the executor runs this step; None if Triton must launch it."""
+        """The recipe with which the executor runs this step; None if Triton must launch it."""
         return self.kernel.recipe(self.device, [layout for _, layout, _ in self.outputs], self.numbers)
 
     def run(self, slots: Slots) -> None:
@@ -211,16 +210,9 @@ class TritonStep(GeneratedStep):
         self.kernel.launch(tensors + self.results(slots), numbers=self.numbers)
 
 
-def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter in this process."""
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
-
-
 @functools.cache
 def _module(source: str) -> ModuleType:
-    """The module of `source`, imported from a file in the cache. A damaged file is written again."""
+    """The module of `source`, imported from a file in the cache; a damaged file is rewritten."""
     if importlib.util.find_spec("triton") is None:
         raise CompilerError("Triton is not installed")
     key = cache.key_of(source)

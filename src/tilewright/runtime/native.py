@@ -1,4 +1,4 @@
-"""A compiled graph as one program of the executor in C++: its steps as plain data, and when it is used."""
+"""Describes a compiled graph to the C++ executor as one program, and decides when the executor runs it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from tilewright.runtime.gpu import TritonStep
 from tilewright.runtime.pool import SMALL
 
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Classes of a number of a graph; symbols are those that depend on data."""
+"""Classes of a graph's numbers; symbolic ones depend on data."""
 Run = Callable[[list[Any]], Any]
-"""Runs a program on a list of arguments, which is emptied; None, and nothing done, where they are not plain tensors."""
+"""Runs a program on a list of arguments, which it empties. If these are not plain tensors it does nothing and returns
+None."""
 RECIPE, CALL, VIEW, CONSTANT, PYTHON, KERNEL = range(6)
 """Kinds of steps, as in launch/native/program.h."""
 CALLS_IN_PYTHON = 2
-"""Calls of a graph on a CPU before the executor is built: a program that calls it once or twice needs none."""
+"""Calls of a graph on a CPU that run in Python before the executor's build starts: few calls do not need it."""
 
 
 class Native:
-    """The program of one executable on `device`, made when the executor has been built."""
+    """The program of one executable on `device`, made once the executor is built."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -57,14 +58,14 @@ class Native:
             EXTENSION.module()
 
     def program(self, executable: Executable) -> Run | None:
-        """What runs `executable`; None while its steps must run in Python."""
+        """The function that runs `executable`; None while its steps must run in Python."""
         if self._run is None and self._calls_in_python and EXTENSION.found is None:
             self._calls_in_python -= 1
             return None
         if self._run is None and not self._failed and (module := EXTENSION.module()) is not None:
             try:
                 self._run = _program(module, executable, self.device)
-            # Programs that the executor does not support run in Python.
+            # A program that the executor does not support runs in Python.
             except (CompilerError, RuntimeError, TypeError) as error:
                 self._failed = True
                 warn_once(f"compiled models cost the host more in Python: {error}")
@@ -74,7 +75,7 @@ class Native:
 
 def _program(module: ModuleType, executable: Executable, device: torch.device) -> Run:
     inputs = [(slot, None if spec is None else native_layout(spec)) for slot, spec in executable.inputs]
-    parts = _parts(executable)
+    parts = _getitems(executable)
     taken = {id(part) for found in parts.values() for part in found}
     steps = []
     for step in executable.steps:
@@ -96,8 +97,8 @@ def _program(module: ModuleType, executable: Executable, device: torch.device) -
     return run
 
 
-def _parts(executable: Executable) -> dict[int, list[CallStep]]:
-    """For each slot of several results, the steps that take one: the executor fills their slots at once."""
+def _getitems(executable: Executable) -> dict[int, list[CallStep]]:
+    """For each slot that holds several results, the `getitem` steps: the executor fills their slots with the call."""
     found: dict[int, list[CallStep]] = {}
     for step in executable.steps:
         if isinstance(step, CallStep) and step.target is operator.getitem:
@@ -106,7 +107,7 @@ def _parts(executable: Executable) -> dict[int, list[CallStep]]:
 
 
 def holds_values(graph: fx.Graph) -> bool:
-    """Whether the graph computes with tensors and numbers alone; several results of a call are taken one by one."""
+    """Whether all values are tensors and numbers, and each call with several results is read by `getitem` alone."""
     for node in graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder" and not _is_value(value):
@@ -123,14 +124,14 @@ def holds_values(graph: fx.Graph) -> bool:
 
 
 def _is_value(value: object) -> bool:
-    # The ragged size of a nested tensor stays a symbol when the program runs.
+    # The ragged size of a nested tensor is symbolic even when the program runs.
     if isinstance(value, torch.SymInt) and value.node.is_nested_int():
         return False
     return value is None or isinstance(value, (torch.Tensor, *NUMBERS))
 
 
 def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]]) -> tuple[int, tuple[Any, ...]]:
-    """The kind of a step, and its description for the executor, as `program.h` reads it."""
+    """The kind of a step and its description, as native/program.h reads them."""
     if isinstance(step, TritonStep) and (recipe := step.recipe()) is not None:
         outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
         return RECIPE, (native_recipe(module, recipe), step.inputs, outputs, _in_python(step))
@@ -158,7 +159,7 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
 
 
 def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
-    """The step's recipe, whose results are those that `parts` take; None where it has none, or two take one result."""
+    """The step's recipe with the results that `parts` take; None without a recipe, or if two parts take one result."""
     if step.recipe is None:
         return None
     if parts is None:
@@ -171,7 +172,7 @@ def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
 
 
 def _recorded(step: CallStep) -> tuple[Any, ...] | None:
-    """The operator that a recipe stands for, and its arguments, for a profiler; None where they have no form."""
+    """A recipe's operator and arguments for a profiler; None if the executor cannot represent an argument."""
     target = step.operator
     if target is None or (operands := _operands(target, step)) is None:
         return None
@@ -179,24 +180,20 @@ def _recorded(step: CallStep) -> tuple[Any, ...] | None:
 
 
 def _call(step: CallStep, parts: Sequence[CallStep] | None) -> tuple[Any, ...] | None:
-    """A call through the dispatcher; None where it is no operator of PyTorch's, or one that gives a list."""
+    """A call through the dispatcher; None if it is no operator, or returns a list."""
     target = step.target
     if not isinstance(target, OpOverload) or (operands := _operands(target, step)) is None:
         return None
-    results = [(0, step.output, _checked(step))] if target._schema.returns else []
-    if parts is not None:
-        if len(target._schema.returns) == 1:
-            return None
-        results = [(int(part.args[1]), part.output, _checked(part)) for part in parts]
+    if parts is not None and len(target._schema.returns) == 1:
+        return None
+    taken = [(0, step)] if parts is None else [(int(part.args[1]), part) for part in parts]
+    results = [(i, one.output, None if one.spec is None else native_layout(one.spec)) for i, one in taken]
+    results = results if target._schema.returns else []
     return target._schema.name, target._schema.overload_name, operands, results
 
 
-def _checked(step: CallStep) -> tuple[Any, ...] | None:
-    return None if step.spec is None else native_layout(step.spec)
-
-
 def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | None:
-    """One for each argument of the operator's schema; None where the executor has no form for one."""
+    """A call's operands in the order of the schema; None if the executor cannot represent one."""
     values = []
     for place, argument in enumerate(target._schema.arguments):
         if argument.is_out and step.out is not None:
@@ -204,7 +201,7 @@ def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | Non
             continue
         given = step.args[place] if place < len(step.args) else step.kwargs.get(argument.name, argument.default_value)
         operand = _operand(given)
-        # The executor makes lists of tensors; those of sizes that depend on data are Python's.
+        # The executor makes lists of tensors, but not of sizes that depend on data.
         is_tensor = "Tensor" in str(argument.type)
         is_number = isinstance(given, Slot) and given.is_number
         if operand is None or (is_tensor and is_number) or (operand[0] == "slots" and not is_tensor):
@@ -214,7 +211,7 @@ def _operands(target: OpOverload, step: CallStep) -> list[tuple[str, Any]] | Non
 
 
 def _fresh(layout: Layout) -> tuple[Any, ...]:
-    """A tensor's layout, and what allocates it where that is not PyTorch."""
+    """A result's layout, and the function that allocates it in the pool, or None if PyTorch does."""
     is_pooled = layout.extent * layout.dtype.itemsize >= SMALL
     return native_layout(layout), partial(empty, layout) if is_pooled else None
 
@@ -230,7 +227,7 @@ def _operand(value: Any) -> tuple[str, Any] | None:
 
 
 def _in_python(step: Step, parts: Sequence[CallStep] | None = None) -> Callable[..., list[Any]]:
-    """The step as a function of the values it reads; it gives those it writes, or those that `parts` take of it."""
+    """The step as a function from the values it reads to those it writes, or to those that `parts` take of these."""
     inputs, outputs = step.reads, [part.output for part in parts or ()] or step.writes
 
     def run(*values: Any) -> list[Any]:

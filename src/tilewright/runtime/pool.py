@@ -1,13 +1,11 @@
-"""Storage for outputs and temporaries that returns when its tensor dies.
+"""A pool of host memory for outputs and temporaries.
 
-The first touch of a fresh page costs a CPU several times what writing a warm one does, and a large
-`malloc` is fresh pages every time. The pool keeps the pages: a block goes back when the last tensor
-on it is freed, whoever held it (autograd, a view, another thread). Blocks of 2 MB and more are
-aligned to huge pages. Idle blocks never exceed twice the live bytes at the peak; `trim` returns them
-to the system.
+The first write to a fresh page takes several times as long as a write to a warm one, and a large `malloc` returns fresh
+pages every time. The pool keeps the pages: a block returns to it when the last tensor on it is freed, whoever held that
+(autograd, a view, another thread). Blocks of 2 MB and more are aligned to huge pages. Idle bytes are at most twice the
+peak of the live bytes; `trim` returns them to the system.
 
-Live bytes are the requested ones: the rest of a block's size class is address space that is never
-touched.
+Live bytes are those requested: the rest of a block's size class is address space that is never touched.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ import torch
 from tilewright.measure.memory import register_pool
 
 SMALL = 1024 * 1024
-"""Below this PyTorch's own allocator does as well: glibc keeps such blocks, and takes 4 µs less to give one."""
+"""PyTorch allocates smaller tensors: glibc keeps such blocks, too, and its allocation is 4 µs faster."""
 HUGE_PAGE = 2 * 1024 * 1024
 SPARE = 2
-"""Idle bytes for each byte live at the peak: blocks of many sizes take turns, and none should be mapped anew."""
+"""Idle bytes per live byte at the peak: enough that programs whose blocks vary in size map none anew."""
 
 
 class Pool:
@@ -44,22 +42,22 @@ class Pool:
         self.idle_bytes = 0
 
     def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, extent: int) -> torch.Tensor:
-        """An uninitialised CPU tensor; `extent` is the elements its storage must span."""
+        """An uninitialised CPU tensor; `extent` is the number of elements that its storage spans."""
         nbytes = extent * dtype.itemsize
         if nbytes < SMALL:
             return torch.empty_strided(shape, strides, dtype=dtype)
         block = self._take(size_class(nbytes), nbytes)
         whole = torch.frombuffer(block, dtype=dtype, count=extent)
-        # Not a view of another tensor: autograd lets a caller write to it as to any result. A storage that Python has
-        # seen counts as held: autograd would add a second gradient to this one in new memory.
+        # Set the storage instead of returning a view, so that autograd lets a caller write to it. Do not touch the
+        # storage from Python: autograd would then accumulate a second gradient out of place.
         return torch.empty(0, dtype=dtype).set_(whole, 0, shape, strides)  # type: ignore[call-overload, no-any-return]
 
     def after_fork(self) -> None:
-        """Another thread may have held the lock when this process was forked; it does not exist here."""
+        """Renew the lock: a thread that held it when the process was forked does not exist in the child."""
         self._lock = threading.RLock()
 
     def trim(self) -> int:
-        """Return every idle block to the system; gives the bytes released."""
+        """Return every idle block to the system; returns the bytes released."""
         with self._lock:
             released = self.idle_bytes
             for blocks in self._idle.values():
@@ -84,7 +82,7 @@ class Pool:
         return block
 
     def _type(self, size: int) -> type[ctypes.Array[ctypes.c_char]]:
-        """The buffer class of one size, whose end of life gives the block back."""
+        """The buffer class of one size; deleting an instance returns its block to the pool."""
         if size not in self._types:
 
             def give_back(block: Any, pool: Pool = self) -> None:
@@ -106,7 +104,7 @@ class Pool:
 
 
 def size_class(nbytes: int) -> int:
-    """The next of eight steps between powers of two, in whole pages: at most 12.5 % is wasted."""
+    """`nbytes` rounded up to one of eight sizes between powers of two, in whole pages: at most 12.5 % is wasted."""
     step = max(1 << max(nbytes.bit_length() - 4, 0), mmap.PAGESIZE)
     return -(-nbytes // step) * step
 

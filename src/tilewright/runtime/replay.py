@@ -1,13 +1,13 @@
-"""Compiled graphs that are recorded as CUDA graphs, and from then on replayed: one launch in place of all.
+"""Records compiled graphs as CUDA graphs and replays them: one launch instead of many.
 
-    call 1   by calls: kernels are compiled and loaded, ways of computing raced, tables sent to the device
-    call 2   by calls, watched for operators that wait for the device, which would break a recording off
+    call 1   launch by launch: kernels are compiled and loaded, alternatives raced, tables sent to the device
+    call 2   launch by launch, watched for operators that wait for the device, which a recording does not allow
     call 3   recorded (`graph/cuda_graph.py`) and replayed for the first time; later calls are replays
 
-Calls are counted for each thread, each set of sizes, and each set of addresses of the inputs that are written to (a
-cache): these are written in place, not copied. A backward is recorded after its forward, whose saved tensors then keep
-their addresses. A recording must not fail: it would leave PyTorch 2.11's allocator and generators unusable. So graphs
-that cannot be recorded are found beforehand, and run by calls.
+Calls are counted for each thread, each set of sizes, and each set of addresses of inputs that the graph writes to
+(caches): these are written in place, not copied. A backward is recorded after its forward, whose saved tensors then
+keep their addresses. A failed recording would leave PyTorch 2.11's allocator and generators unusable, so graphs that
+cannot be recorded are found beforehand and run launch by launch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tilewright.graph.specialise import is_symbolic, reads_offsets, size_key
 from tilewright.runtime.by_size import MOST_SIZES
 
 ALIGNMENT = 16
-"""Bytes; PyTorch copies an input that does not begin at a multiple of it, and would lose what is written to it."""
+"""Bytes. PyTorch copies an input whose address is not a multiple of this, so writes to it would be lost."""
 WAITS = "called a synchronizing CUDA operation"
-"""What PyTorch's synchronisation debug mode says of an operator that waits for the device."""
+"""The warning of PyTorch's synchronisation debug mode about an operator that waits for the device."""
 
 
 def obstacle(graph: CallableGraph) -> str | None:
-    """Why no CUDA graph can stand for the calls of `graph`; None where nothing is in its way."""
+    """Why `graph` cannot be recorded as a CUDA graph; None if it can."""
     devices: dict[torch.device, fx.Node] = {}
     for node in graph.module.graph.nodes:
         value = attrgetter(str(node.target))(graph.module) if node.op == "get_attr" else node.meta.get("val")
@@ -53,17 +53,17 @@ def obstacle(graph: CallableGraph) -> str | None:
 
 
 def device_of(graph: CallableGraph) -> int:
-    """The number of the one CUDA device of a graph without obstacles."""
+    """The index of the CUDA device of a graph without obstacles."""
     values = (node.meta.get("val") for node in graph.module.graph.nodes)
     found = next(value.device.index for value in values if isinstance(value, torch.Tensor))
     return found or 0
 
 
 class Replay:
-    """A compiled graph as AOTAutograd calls it: by calls at first, then, unless `is_refused`, as a CUDA graph.
+    """A compiled graph as AOTAutograd calls it: launch by launch at first, then, unless `is_refused`, as a CUDA graph.
 
-    `run` computes `graph`. `refuse` is told why, once, where calls show that it cannot be recorded. `forward` is
-    the forward of a backward.
+    `run` computes `graph`. `refuse` is called once, with the reason, if a call shows that the graph cannot be recorded.
+    `forward` is the forward of a backward.
     """
 
     _boxed_call = True
@@ -74,7 +74,7 @@ class Replay:
     ) -> None:  # fmt: skip
         self.run = run
         self._written = sorted(written_inputs(graph.module) - set(graph.static))
-        """Inputs that the graph writes to and whose address may change from call to call."""
+        """Inputs that the graph writes to and whose addresses may change between calls."""
         self.graph = replace(graph, static=[*graph.static, *self._written])
         self.refuse = refuse
         self.forward = forward
@@ -92,11 +92,11 @@ class Replay:
             sizes = (sizes, *(args[place].data_ptr() for place in self._written))
         so_far = known.get(sizes, 0)
         if torch.cuda.is_current_stream_capturing() or carries_tangents(args):
-            # Somebody records more than this, or differentiates it.
+            # A larger recording is running, or forward-mode differentiation.
             return self._by_calls(args)
         if not isinstance(so_far, int):
             return so_far(args)
-        # For as many sizes as are compiled.
+        # Graphs are recorded for as many sizes as are compiled.
         if self.is_refused or (len(known) >= MOST_SIZES and sizes not in known):
             return self._by_calls(args)
         known[sizes] = so_far + 1
@@ -122,7 +122,7 @@ class Replay:
     def _watched(self, args: list[Any]) -> Sequence[Any]:
         why = self._unfit(args)
         for place, x in enumerate(args):
-            # A recording copies inputs to aligned memory: the kernels for aligned inputs must be loaded before it.
+            # A recording copies inputs to aligned memory, so load the kernels for aligned inputs before it.
             if isinstance(x, torch.Tensor) and place not in self.graph.static and x.data_ptr() % ALIGNMENT:
                 args[place] = x.clone()
         results, waits = watched(self._by_calls, args)
@@ -134,7 +134,7 @@ class Replay:
         return results
 
     def _unfit(self, args: Sequence[Any]) -> str | None:
-        """What makes these arguments unfit to be copied into a recording's own, or to be written to."""
+        """Why a recording cannot copy these arguments, or write to them; None if it can."""
         inputs = self.graph.module.graph.find_nodes(op="placeholder")
         tensors = [(i, x) for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
         for place in [i for i, x in tensors if i not in self.graph.static and overlaps(x)]:
@@ -146,7 +146,7 @@ class Replay:
 
 
 def overlaps(x: torch.Tensor) -> bool:
-    """Whether elements of x share memory other than by a stride of 0, as those of `unfold` do."""
+    """Whether elements of x share memory by other strides than 0, as in a result of `unfold`."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1 and s):
         if stride <= reach:
@@ -158,7 +158,7 @@ def overlaps(x: torch.Tensor) -> bool:
 def watched(run: Boxed, args: list[Any]) -> tuple[Sequence[Any], bool]:
     """The results of `run`, and whether an operator in it waited for the device.
 
-    PyTorch says it in warnings, of every wait but those of collectives and sparse tensors; others are passed on.
+    PyTorch warns about every wait except those of collectives and sparse tensors; other warnings are passed on.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:

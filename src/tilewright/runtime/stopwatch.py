@@ -1,4 +1,4 @@
-"""The time of each step of an executable, and of each operator of a graph as eager runs it."""
+"""Times each step of an executable, and each operator of a graph run eagerly."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REPEATS = 9
 
 
 def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, CallTime]:
-    """The time of every step by its name as the program runs: each finds in the caches what the one before left there.
+    """The time of every step, by name, in a run of the whole program, so that caches hold what earlier steps left.
 
-    On a GPU that of its kernels alone, and steps that launch nothing are left out; on a CPU the median of a few runs.
+    On a GPU the time of a step's kernels alone, without steps that launch none; on a CPU the median of a few runs.
     """
     slots: Slots = []
 
@@ -64,7 +64,7 @@ class _Timed(fx.Interpreter):
 
 
 def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> dict[str, float]:
-    """Median microseconds of every operator of `graph` run one by one as PyTorch runs them on `device`."""
+    """Median microseconds of every operator of `graph`, run eagerly one by one on `device`."""
     timed = _Timed(fx.GraphModule(torch.nn.Module(), graph), stopwatch_for(device))
     with torch.no_grad():
         for _ in range(REPEATS):
@@ -73,8 +73,8 @@ def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> d
 
 
 def example_inputs(graph: fx.Graph) -> list[Any]:
-    """Random tensors of the layouts and devices of `graph`'s placeholders; numbers as captured, and valid states of
-    PyTorch's generator."""
+    """Values for the placeholders of `graph`: random tensors, the captured numbers, valid states of PyTorch's
+    generator."""
     generators: dict[torch.device, torch.Generator] = {}
     return [
         example_stream(elements) if (elements := _drawn(n)) else random_like(n.meta.get("val"), generators)
@@ -84,17 +84,17 @@ def example_inputs(graph: fx.Graph) -> list[Any]:
 
 
 def _drawn(node: fx.Node) -> int:
-    """How many numbers are drawn again from the saved state that a placeholder is; 0 where it is none.
+    """If a placeholder is a saved generator state, how many numbers are drawn again from it; else 0.
 
-    A kernel computes places in memory from what such a state says.
+    The state must be valid, since kernels compute addresses from it.
     """
     kept = [user for user in node.users if user.target is keep]
     return max((prod(user.args[1]) for user in kept), default=0)  # type: ignore[arg-type]
 
 
 def random_like(meta: Any, generators: dict[torch.device, torch.Generator]) -> Any:
-    """A random tensor of the same layout and device, by the device's generator, made where there is none; of another
-    value the value itself."""
+    """A random tensor of the same layout and device; any other value itself. A missing generator of a device is added
+    to `generators`."""
     if not isinstance(meta, torch.Tensor):
         return meta
     if meta.device not in generators:

@@ -1,4 +1,4 @@
-"""Whether a kernel may write a result over an operand: each element after its last read."""
+"""Whether a kernel may overwrite an operand with a result: it must write each element after its last read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from tilewright.loops.nest import Access, Level, Nest, Step
+from tilewright.records.recipe import dense_strides
 
 
 def same_storage_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -19,19 +20,15 @@ def same_storage_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no gaps, whatever the order of its axes."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    axes = sorted(((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1), reverse=True)
+    return [stride for stride, _ in axes] == list(dense_strides([size for _, size in axes]))
 
 
 def writes_after_reads(nest: Nest, source: int, target: int, *, in_order: bool) -> bool:
-    """Whether output `target` may share storage with input `source`: each element is read for the
-    last time in the pass over the columns that writes it, or before by the row that it belongs to.
+    """Whether output `target` may share storage with input `source`: the last read of each element is in the pass over
+    the columns that writes it, or earlier in the same row.
 
-    `in_order`: one thread runs a row, all reads of a pass's beginning before its stores.
+    `in_order`: one thread runs a row, and reads of row values precede a pass's stores.
     """
     stores = [n for n, store in enumerate(nest.stores) if store.access.buffer == len(nest.inputs) + target]
     stored = nest.stores[stores[0]].access
@@ -46,14 +43,14 @@ def writes_after_reads(nest: Nest, source: int, target: int, *, in_order: bool) 
             return False
         if load.where == "after" or last[number] > min(stages[n] for n in stores):
             return False
-    # A program that reduces over columns owns whole rows; otherwise other blocks of a row still read what a narrow
-    # result would overwrite, and other rows what one without rows would.
+    # A program that reduces over columns owns whole rows. Otherwise the result must vary with every axis, or other
+    # blocks would still read elements that one block overwrites.
     owned = nest.rows if any(s.name == "reduce_cols" for s in nest.steps) else nest.rows + nest.cols
     return all(stride or n == 1 for n, stride in zip(owned, stored.strides, strict=False))
 
 
 def _reads_own_row(nest: Nest, load: Step, stored: Access) -> bool:
-    """Whether a load reads one element of its row of `stored`, at a checked index, before the row's columns."""
+    """Whether a load reads, before the row's columns, one element of the same row of `stored` at a checked index."""
     access = load.access
     if access is None or load.level is not Level.ROW or len(access.by) != 1 or len(nest.cols) != 1:
         return False

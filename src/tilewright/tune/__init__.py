@@ -1,1 +1,1 @@
-"""Settles alternatives by prediction and, where that is close, by measurement."""
+"""Chooses between alternatives by prediction or, if predictions are close, by measurement."""

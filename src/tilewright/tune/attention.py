@@ -1,6 +1,6 @@
-"""Whose attention kernels run: tilewright's raced against PyTorch's on a GPU, and the outcome kept.
+"""Races tilewright's attention kernels against PyTorch's on a GPU and keeps the outcome for all processes.
 
-`raced` follows what is kept, in any process; `race` fills it.
+`raced` reads kept outcomes; `race` measures missing ones.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ THEIRS, OURS = "pytorch", "tilewright"
 
 
 def raced(request: Request, training: bool) -> tuple[float, float] | None:
-    """Microseconds of tilewright's kernels and of PyTorch's, as `choose_kernels` takes them."""
+    """Kept microseconds of tilewright's kernels and of PyTorch's; None if they were not raced."""
     outcome = outcomes.kept(_key(request, training))
     if outcome is None:
         return None
-    # Ours are missing where their results were wrong.
+    # The outcome has no time for kernels whose results were wrong.
     return outcome.times_us.get(OURS, math.inf), outcome.times_us[THEIRS]
 
 
 def race(request: Request, training: bool) -> tuple[float, float] | None:
-    """`raced`, after a race on random operands where there was none. None on a CPU, whose interpreter is no race."""
+    """As `raced`, but races on random operands if no outcome is kept. None on a CPU."""
     if request.device.type != "cuda":
         return None
     if outcomes.kept(_key(request, training)) is None:
@@ -53,7 +53,7 @@ def _key(request: Request, training: bool) -> str:
 
 
 def _race(request: Request, training: bool) -> Outcome:
-    """Both, forward or forward and backward, on random operands."""
+    """Time both on random operands: forward, in training with backward."""
     from tilewright.kernels.attention import registered
     from tilewright.kernels.attention.dispatch import strides_like
 
@@ -98,10 +98,10 @@ def _operands(request: Request, training: bool) -> list[torch.Tensor]:
 
 
 def _mask(request: Request) -> torch.Tensor | None:
-    """A mask of the request's kind that hides every eighth key; one for all heads, as most are."""
+    """A [queries, keys] mask of the request's kind that hides every eighth key; all heads share it, as is usual."""
     if request.mask == "none":
         return None
-    seen = (torch.arange(request.keys, device=request.device) % 8 > 0).expand(request.queries, -1).contiguous()
+    visible = (torch.arange(request.keys, device=request.device) % 8 > 0).expand(request.queries, -1).contiguous()
     if request.mask == "boolean":
-        return seen
-    return torch.zeros_like(seen, dtype=request.dtype).masked_fill_(~seen, -torch.inf)
+        return visible
+    return torch.zeros_like(visible, dtype=request.dtype).masked_fill_(~visible, -torch.inf)

@@ -26,7 +26,7 @@ FUSED, APART = "fused", "apart"
 
 
 def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outcome]:
-    """Time each region against its parts on random inputs; one call of the C++ compiler for all that need it."""
+    """Time each region against its parts on random inputs; all C++ kernels are compiled together."""
     regions = [r for fused, parts in pairs for r in (fused, *parts) if r.language == "c++"]
     library = load(translation_unit(list(dict.fromkeys(map(source_of, regions))))) if regions else None
     return [_race(library, fused, parts) for fused, parts in pairs]
@@ -47,7 +47,7 @@ def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -
 
 
 class _Program:
-    """Kernels in order over shared slots."""
+    """The kernels of some regions, run in order over a list of slots."""
 
     def __init__(
         self,
@@ -60,16 +60,15 @@ class _Program:
         self.steps: list[Step] = []
         for region in regions:
             inputs = tuple(self._slot(n) for n in region.lowered.inputs)
-            results_of = region.lowered.outputs
-            for node in results_of:
+            for node in region.lowered.outputs:
                 self.slots.setdefault(node, len(self.slots))
-            outputs = tuple((self.slots[n], layout_of(n.meta["val"]), None) for n in results_of)
+            outputs = tuple((self.slots[n], layout_of(n.meta["val"]), None) for n in region.lowered.outputs)
             self.steps.append(kernel_step(region, source_of(region), library, inputs, outputs))
         self.filled: Slots = [*values.values(), *([None] * (len(self.slots) - len(values)))]
         self.results = [self._slot(node) for node in results]
 
     def _slot(self, node: fx.Node) -> int:
-        """Where the value of `node` is; a view of a part's result is made first."""
+        """The slot of `node`; for a view of a part's result, first add the step that makes it."""
         if node not in self.slots:
             args: Any = tuple(Slot(self._slot(a)) if isinstance(a, fx.Node) else a for a in node.args)
             self.slots[node] = len(self.slots)

@@ -1,9 +1,9 @@
-"""Decides which proposed fusions stay: by prediction, or if that is too close, by a race on this machine.
+"""Decides which proposed fusions stay: by prediction or, if that is too close, by a race on this machine.
 
-The fusion pass predicts that moving fewer bytes is faster. With `measure=True` each region whose predicted time is
-within a factor of `TELLS` of that of its operators one by one is raced against them, on a CPU or a GPU, and the outcome
-is kept; every later compilation of the same nest, in any process, follows it. A region that lost is taken apart, and
-its pairs are marked "tried and lost".
+The fusion pass assumes that moving fewer bytes is faster. With `measure=True`, a region whose predicted time is within
+a factor of `CLEAR_FACTOR` of that of its operators one by one is raced against them, and the outcome is kept: every
+later compilation of the same nest, in any process, follows it. A region that lost is split into its operators, and its
+decisions become "tried and lost".
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 from tilewright.tune.regions import APART, FUSED, race_regions
 
-TELLS = 1.5
-"""Predicted times of generated kernels that differ by more than this factor tell which is faster."""
+CLEAR_FACTOR = 1.5
+"""If predicted times of generated kernels differ by more than this factor, the prediction decides."""
 
 
 def settle(fusion: Fusion, target: Target, *, measure: bool) -> Fusion:
-    """`fusion` with the regions that measurement refuted taken apart."""
+    """`fusion` with the regions that lost a race split into their operators."""
     several = [r for r in fusion.regions if len(r.members) > 1 and _is_here(r)]
     if measure:
         unknown = [(r, parts) for r in several if _kept(r) is None and (parts := split_region(r)) is not None]
@@ -57,8 +57,8 @@ def _close(
     def is_close(region: Region, parts: Sequence[Region]) -> bool:
         works = [region_work(one.lowered) for one in (region, *parts)]
         whole, *split = (predicted_us(work, profile) for work in works)
-        told = all(is_fitted(work, profile) for work in works)
-        return not told or max(whole, sum(split)) < TELLS * min(whole, sum(split))
+        fitted = all(is_fitted(work, profile) for work in works)
+        return not fitted or max(whole, sum(split)) < CLEAR_FACTOR * min(whole, sum(split))
 
     return [(region, parts) for region, parts in pairs if is_close(region, parts)]
 
@@ -86,7 +86,7 @@ def _kept(region: Region) -> Outcome | None:
 
 
 def _key(region: Region) -> str:
-    """What the nest computes, and where."""
+    """The cache key of a race: the nest without its names, and the device."""
     if region.device.type == "cuda":
         where = torch.cuda.get_device_name(region.device)
     else:

@@ -12,6 +12,7 @@ import torch
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, Request, Strides, TensorLike
 from tilewright.kernels.dropout_add import generator
+from tilewright.records.recipe import dense_strides
 
 FORWARDS = ("decode.triton", "hopper.forward", "portable.launch")
 BACKWARDS = ("hopper.backward", "portable.launch")
@@ -134,11 +135,6 @@ def empty_gradient(x: torch.Tensor) -> torch.Tensor:
 
 def strides_like(x: TensorLike, width: int) -> tuple[Sequence[int], Strides]:
     """Shape and strides of a dense [B, H, S, width] in x's order of axes."""
-    shape = (*x.shape[:3], width)
-    steps = x.stride()
+    shape, steps = (*x.shape[:3], width), x.stride()
     order = sorted(range(3), key=lambda axis: (-steps[axis], axis))
-    strides, step = [0, 0, 0, 1], width
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return shape, tuple(strides)  # type: ignore[return-value]
+    return shape, dense_strides(shape, (*order, 3))  # type: ignore[return-value]

@@ -16,6 +16,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.fused import ON_CPU
+from tilewright.records.recipe import dense_strides
 
 aten = torch.ops.aten
 
@@ -39,9 +40,4 @@ def _lies_by_rows(mask: fx.Node) -> bool:
     if value is None:
         return True
     axes = [(size, stride) for size, stride in zip(value.shape, value.stride(), strict=True) if stride and size != 1]
-    expected = 1
-    for size, stride in reversed(axes):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    return [stride for _, stride in axes] == list(dense_strides([size for size, _ in axes]))
