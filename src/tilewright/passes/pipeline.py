@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import fx
 
 from tilewright.hardware.target import Target
+from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
 from tilewright.passes.attention.flex import call_for_bands
 from tilewright.passes.attention.kernel import Raced, choose_kernels, not_raced
-from tilewright.passes.attention.lay_masks import lay_masks
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import Price, recognise_attention, unpriced
-from tilewright.passes.attention.sdpa import settle_calls
-from tilewright.passes.attention.shift import settle_shifts
+from tilewright.passes.attention.sdpa import prepare_calls
+from tilewright.passes.attention.shift import zero_shift_gradients
 from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.casts import drop_round_trips
@@ -50,8 +50,8 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     """
     mark_pinned(module)
     decisions = leave_weights_out(module, target) + call_for_bands(module, target)
-    decisions += recognise_attention(module, target, price) + settle_calls(module, target)
-    settle_shifts(module)
+    decisions += recognise_attention(module, target, price) + prepare_calls(module, target)
+    zero_shift_gradients(module)
     gather_gradients(module)
     convolve_as_images(module, target)
     multiply_patches(module, target)
@@ -90,7 +90,7 @@ def optimise_joint(
     lighten_gradients(graph, target)
     lay_operands(graph, target)
     grouped = pad_groups(graph, target)
-    lay_masks(graph, target)
+    make_masks_contiguous(graph, target)
     padded = pad_products(graph, target)
     if any(decision.verdict == "taken" for decision in padded):
         drop_unread(graph)

@@ -13,7 +13,7 @@ from tilewright.hardware.target import target_named
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import CUDNN, PEERS, FusedAttention, Peer
 from tilewright.passes.attention.kernel import choose_kernels
-from tilewright.passes.attention.visible import Band
+from tilewright.passes.attention.mask_parts import Band
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SHAPES = ((2, 3, 7, 16),) * 3

@@ -22,7 +22,7 @@ from tilewright.hardware.target import Target, target_named
 from tilewright.passes.attention.acceptable import EFFICIENT, _Reached
 from tilewright.passes.attention.fused import ON_CPU
 from tilewright.passes.attention.pinned import mark_pinned
-from tilewright.passes.attention.sdpa import settle_calls
+from tilewright.passes.attention.sdpa import prepare_calls
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Decision
 
@@ -52,7 +52,7 @@ class Settled:
 
         def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
             mark_pinned(gm)
-            self.decisions: list[Decision] = settle_calls(gm, target)
+            self.decisions: list[Decision] = prepare_calls(gm, target)
             gm.graph.lint()
             found.append(gm)
             return self.runnable(gm)
@@ -93,7 +93,7 @@ def traced(function: Function, *inputs: Tensor) -> list[str]:
     inner = aot_autograd(fw_compiler=keep)
 
     def backend(gm: GraphModule, examples: Sequence[Tensor]) -> Callable[..., object]:
-        settle_calls(gm, TARGET)
+        prepare_calls(gm, TARGET)
         compiled: Callable[..., object] = inner(gm, examples)
         return compiled
 
@@ -190,7 +190,7 @@ def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> No
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        reasons.extend(decision.reason for decision in settle_calls(gm, TARGET))
+        reasons.extend(decision.reason for decision in prepare_calls(gm, TARGET))
         return gm.forward
 
     settled = torch.compile(function, backend=backend, fullgraph=True)
@@ -438,7 +438,7 @@ def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        reasons.append("; ".join(decision.reason for decision in settle_calls(gm, TARGET)))
+        reasons.append("; ".join(decision.reason for decision in prepare_calls(gm, TARGET)))
         gm.graph.lint()
         return gm.forward
 
@@ -490,7 +490,7 @@ def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal
     options: list[bool] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        settle_calls(gm, TARGET)
+        prepare_calls(gm, TARGET)
         (call,) = (node for node in gm.graph.nodes if node.target is sdpa)
         options.append(bool(call.kwargs.get("is_causal")))
         return gm.forward

@@ -1,7 +1,7 @@
-"""Attention in a graph: recognised in all its spellings, fused, and computed by the fastest kernel.
+"""Attention in a graph: recognised however it is written, fused, and computed by the fastest kernel.
 
-Before autograd `recognise` rewrites attention that the user spelled out (`spelling`, `writes`, `match`, `mask`, `form`,
-`own`), `unread_weights`, `flex` and `sdpa` read the masks of calls and make all calls fusible (`constants`, `places`,
-`visible`, `acceptable`), and `shift` removes gradients that are zero. `kernel` chooses among fused kernels in the graph
-of ATen operators (`fused`, `pinned`).
+Before autograd, `recognise` fuses attention written as products and a softmax (`spelling`, `writes`, `match`, `mask`,
+`form`, `own`); `unread_weights`, `flex` and `sdpa` read the masks of calls and make the calls fusible (`constants`,
+`iota`, `mask_parts`, `acceptable`); `shift` removes gradients that are zero. Later `kernel` chooses among fused kernels
+in the graph of ATen operators (`fused`, `pinned`).
 """

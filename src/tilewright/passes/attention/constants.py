@@ -81,7 +81,7 @@ class Constants:
         if name in SAME:
             return next(iter(known.values()), None)
         if name in ELEMENTWISE:
-            known = {x: once(value) for x, value in known.items()}
+            known = {x: without_repeats(value) for x, value in known.items()}
             shape = torch.broadcast_shapes(*(value.shape for value in known.values()))
             if shape.numel() * max(fake.itemsize, *(x.itemsize for x in known.values()), 1) > MOST_BYTES:
                 return None
@@ -91,7 +91,7 @@ class Constants:
         return None if result is None else _repeating(result.expand(fake.shape))
 
 
-def once(value: torch.Tensor) -> torch.Tensor:
+def without_repeats(value: torch.Tensor) -> torch.Tensor:
     """`value` with one element along each axis that it repeats along."""
     for axis, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
         if size > 1 and stride == 0:
@@ -101,7 +101,7 @@ def once(value: torch.Tensor) -> torch.Tensor:
 
 def _repeating(value: torch.Tensor) -> torch.Tensor:
     """`value` with stride 0 along each axis that it repeats along, where it is small enough to look."""
-    small, shape = once(value), value.shape
+    small, shape = without_repeats(value), value.shape
     if small.numel() > MOST_COMPARED:
         return value
     for axis, size in enumerate(small.shape):

@@ -22,9 +22,9 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.constants import MOST_BYTES, computed
 from tilewright.passes.attention.form import layout_may_change
+from tilewright.passes.attention.mask_parts import Band, band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
 from tilewright.passes.attention.spelling import Refusal, argument, same_shape, spelled, static, tensor_of
-from tilewright.passes.attention.visible import Band, band_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 

@@ -28,6 +28,7 @@ from torch.fx import Graph, Node
 from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking
+from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.mask_tensors import added_mask, dropped_keys, mask_in_order, shifted
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.own import WIDEST, check_own, needs_own_kernel, write_own
@@ -41,7 +42,6 @@ from tilewright.passes.attention.spelling import (
     static,
     tensor_of,
 )
-from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.writer import Writer
 
 
@@ -102,7 +102,7 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
     signs: list[Node] = []
     language = target.language_of(tensor_of(q).device)
     own = needs_own_kernel(attention, masking, language)
-    if language == "c++" or not masking.steady:
+    if language == "c++" or not masking.is_bounded:
         wide = torch.promote_types(tensor_of(q).dtype, torch.float32)
         signs.append(write.method("sum", write.method("detach", q), -1, dtype=wide))
     if masking.added or masking.in_order:
@@ -110,7 +110,7 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
             mask = mask_in_order(write, masking, attention.lead)
         else:
             mask = added_mask(write, masking, dropped, attention.lead, language)
-        if not masking.steady:
+        if not masking.is_bounded:
             q, mask, top = shifted(write, q, mask)
             signs.append(write.method("squeeze", top, -1))
     elif dropped is not None:
@@ -235,7 +235,7 @@ def _nan_of_keys(write: Writer, k: Node, masking: Masking) -> Node:
     may be -Inf and harmless. Where -Inf is added to unseen keys, any NaN or +Inf of theirs is NaN.
     """
     k = write.method("detach", k)
-    if masking.leaks:
+    if masking.nan_keys_leak:
         wide = torch.promote_types(tensor_of(k).dtype, torch.float32)
         return write.method("unsqueeze", write.method("sum", k, (-2, -1), dtype=wide), -1)
     first = write.method("select", k, -2, 0)

@@ -1,9 +1,9 @@
-"""One of PyTorch's fused attentions in a graph of ATen operators: read with its backward, and rewritten.
+"""Reads one of PyTorch's fused attentions and its backward in a graph of ATen operators, and rewrites both.
 
     out, lse, … = _scaled_dot_product_flash_attention(q, k, v, …)        →   out, lse, … = attention(q, k, v, …)
     dq, dk, dv = …_attention_backward(dout, q, k, v, out, lse, …)        →   dq, dk, dv = attention_backward(dout, …)
 
-Results keep the strides that PyTorch's have: views further on were traced for those.
+The results keep the strides of PyTorch's results, since later views were traced for these.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from tilewright.graph.insert import insert_call, insert_results, replace
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.mask_parts import Band, read_hidden_keys, read_mask
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
-from tilewright.passes.attention.spelling import Refusal
-from tilewright.passes.attention.visible import Band, hiding, visible
+from tilewright.passes.attention.spelling import Refusal, same_shape
 from tilewright.passes.shared_zeros import shared_zeros
+from tilewright.records.recipe import dense_strides
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -40,49 +41,50 @@ class Peer:
     name: str
     forward: Any
     backward: Any
-    from_start: bool
-    """Whether its causal mask is known to let query i see keys 0 to i where there are more keys than queries, or
-    fewer."""
-    hides: float = NEGLIGIBLE
-    """Numbers of a mask up to this one stand for keys that are not seen."""
+    causal_from_start: bool
+    """Whether query i is known to attend to keys 0 to i under its causal mask even if the numbers of queries and keys
+    differ."""
+    hidden_up_to: float = NEGLIGIBLE
+    """A mask value up to this masks a key."""
 
 
 CUDNN = Peer(
     "cuDNN",
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
-    from_start=False,
-    # PyTorch 2.11 makes False of a bool mask this number for cuDNN, and -inf for the others (its pull request 177868).
-    hides=-65504.0,
+    causal_from_start=False,
+    # PyTorch 2.11 replaces False in a bool mask by this number for cuDNN, by -inf for the others (pull request 177868).
+    hidden_up_to=-65504.0,
 )
 ON_CPU = Peer(
     "PyTorch's attention for CPUs",
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    from_start=True,
+    causal_from_start=True,
 )
 FLASH = Peer(
     "FlashAttention-2",
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_flash_attention_backward.default,
-    from_start=False,
+    causal_from_start=False,
 )
 EFFICIENT = Peer(
     "PyTorch's memory-efficient attention",
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_efficient_attention_backward.default,
-    from_start=True,
+    causal_from_start=True,
 )
 PEERS = (FLASH, CUDNN, EFFICIENT, ON_CPU)
 FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
-"""Scores of hidden keys, and whether a query that sees no key weighs all of them as if it saw them: softmax is the same
-for scores that are all less by one number, beside which a float32 still tells them apart. bf16 rounds it to -65536."""
+"""Mask values that mask a key, and whether a query without any key then attends to all keys as if unmasked: adding one
+finite number to all scores does not change a softmax, and fp32 still resolves the scores beside it. bf16 rounds -65504
+to -65536."""
 BY_FORWARD = {peer.forward: peer for peer in PEERS}
-"""By the operator that a graph calls."""
+"""By forward operator."""
 
 
 class FusedAttention:
-    """One fused attention of a graph and its backward, read and found to fit; raises Refusal where it does not."""
+    """One fused attention of a graph with its backward. Raises Refusal if tilewright's kernels cannot replace it."""
 
     def __init__(self, node: fx.Node, peer: Peer, constants: Constants, target: Target) -> None:
         self.node, self.peer, self.target = node, peer, target
@@ -99,24 +101,24 @@ class FusedAttention:
         queries, keys = (value_of(x).shape[2] for x in (self.q, self.k))
         causal = bool(named["is_causal"])
         if causal and str(queries) != str(keys):
-            if not (isinstance(queries, int) and isinstance(keys, int) and peer.from_start):
+            if not (isinstance(queries, int) and isinstance(keys, int) and peer.causal_from_start):
                 raise Refusal("causal, over queries and keys of different lengths")
             self.band = Band(None, queries - keys)
         else:
             self.band = Band(None, 0 if causal else None)
-        # A kernel is for one head size: where it was dynamic, another one is another compilation.
+        # A kernel is compiled for one head size, also if the graph's is symbolic.
         width, scale = int(value_of(self.q).shape[3]), named["scale"]
         self.scale = width**-0.5 if scale is None else scale
         self._check_operands()
         self.masks = self._read_mask(constants)
-        """What the kernels are given beside a band: tensors of which a key must pass all, or one that is added."""
+        """The mask beside the band: bool tensors that must all be True, or one bias."""
         self.prefix = self._read_prefix(constants)
-        """What the mask is, where it shows the first keys of a cache and nothing else hides any."""
+        """The mask, if all it says is how many of the first keys of a cache are visible."""
         self._check_results()
         self.request = self._request()
 
     def _find_backwards(self) -> list[fx.Node]:
-        """The calls of the peer's backward that belong to this forward; nothing else may read its statistics."""
+        """The calls of the peer's backward for this forward; no other call may read the forward's statistics."""
         found: list[fx.Node] = []
         out = self.results.get(0)
         for index, result in self.results.items():
@@ -159,20 +161,20 @@ class FusedAttention:
             raise Refusal("a scale that differs from call to call")
 
     def _read_mask(self, constants: Constants) -> tuple[fx.Node, ...]:
-        """The parts of the mask that are no band; sets `band`."""
+        """The parts of the mask beside its band; sets `band`."""
         if self.mask is None:
             return ()
         if self.band.right is not None:
             raise Refusal("a mask beside a causal one")
         queries, keys = self._scores()[2:]
         if isinstance(queries, int) and isinstance(keys, int):
-            found = visible(self.mask, constants, queries, keys, self.peer.hides)
+            found = read_mask(self.mask, constants, queries, keys, self.peer.hidden_up_to)
             band = found.band(queries, keys)
             taken = (value_of(self.q).dtype, torch.float32)
-            one_kind = not found.added or (not found.kept and len(found.added) == 1)
-            if band is not None and one_kind and all(value_of(x).dtype in taken for x in found.added):
+            one_kind = not found.biases or (not found.conditions and len(found.biases) == 1)
+            if band is not None and one_kind and all(value_of(x).dtype in taken for x in found.biases):
                 self.band = band
-                return found.kept or found.added
+                return found.conditions or found.biases
         if not self._fits(self.mask) and not all(isinstance(size, int) for size in self._scores()):
             raise Refusal("a mask that broadcasts over sizes that differ from call to call")
         return (self.mask,)
@@ -181,31 +183,34 @@ class FusedAttention:
         is_static = all(isinstance(size, int) for size in self._scores())
         if self.mask is None or self.backwards or not is_static:
             return None
-        found = hiding(self.mask, constants, self.peer.hides)
-        if len(found.kept) != 1 or found.added or not found.shows_all:
+        found = read_hidden_keys(self.mask, constants, self.peer.hidden_up_to)
+        if len(found.conditions) != 1 or found.biases or not found.shows_all:
             return None
-        if value_of(found.kept[0]).shape[-1] != value_of(self.k).shape[2] or not found.fills <= FILLS.keys():
+        if (
+            value_of(found.conditions[0]).shape[-1] != value_of(self.k).shape[2]
+            or not found.fill_values <= FILLS.keys()
+        ):
             return None
-        prefix = prefix_of(found.kept[0], constants)
-        shows_all = any(FILLS[fill] for fill in found.fills)
+        prefix = prefix_of(found.conditions[0], constants)
+        shows_all = any(FILLS[fill] for fill in found.fill_values)
         return None if prefix is None else prefix._replace(else_all=shows_all)
 
     def _check_results(self) -> None:
-        """Refuse results with gaps in memory: ours could not be laid out like them."""
+        """Refuse results with gaps in memory, a layout that tilewright's results cannot have."""
         read = [self.results[0]] if 0 in self.results else []
         for node in (*read, *(result for backward in self.backwards for result in _results(backward).values())):
             _order(value_of(node))
 
     def _scores(self) -> tuple[int | torch.SymInt, ...]:
-        """[B, H, Sq, Sk], what a mask is for."""
+        """The shape of the scores, [B, H, Sq, Sk]."""
         return (*value_of(self.q).shape[:3], value_of(self.k).shape[2])
 
     def _fits(self, mask: fx.Node) -> bool:
-        """Whether a mask has the shape of the scores, symbols compared by name."""
-        return [*map(str, value_of(mask).shape)] == [*map(str, self._scores())]
+        """Whether a mask has the shape of the scores."""
+        return same_shape(value_of(mask).shape, self._scores())
 
     def _request(self) -> Request:
-        """The call as plain data, with the sizes it was captured with; aligned as its strides are."""
+        """The call as plain data, with the sizes of the capture and the alignment that its strides imply."""
         from tilewright.kernels.attention.dispatch import with_aligned_rows
         from tilewright.kernels.attention.registered import request_of
 
@@ -220,8 +225,8 @@ class FusedAttention:
         return None, None, None, self.scale, *self.band, 0.0, 0.0, 0, 0, deterministic, "auto"
 
     def rewrite_by_prefix(self) -> fx.Node:
-        """Put the operator in place that reads on the device how many keys are seen; gives its call."""
-        import tilewright.kernels.attention.decode.prefix  # noqa: F401, what defines the operator
+        """Replace the call by the operator that reads on the device how many keys are visible; returns its node."""
+        import tilewright.kernels.attention.decode.prefix  # noqa: F401, defines the operator
 
         assert self.prefix is not None
         request = self.request
@@ -235,8 +240,8 @@ class FusedAttention:
         return new
 
     def rewrite(self) -> fx.Node:
-        """Put tilewright's operators in place; gives the forward's."""
-        import tilewright.kernels.attention.registered  # noqa: F401, what defines the operators
+        """Replace the calls by tilewright's operators; returns the forward's node."""
+        import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
 
         ours = torch.ops.tilewright
         mask = self.masks[0] if self.masks else None
@@ -262,15 +267,16 @@ class FusedAttention:
         return new
 
     def _replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let `new` take the place of `old`, laid out in memory as that: views further on were traced for it.
+        """Replace `old` by `new` with the strides of `old`, for which later views were traced.
 
-        Not in a plan for a GPU: there FlashAttention-2 and cuDNN lay gradients out as the operands, as ours do.
+        In a plan for an absent GPU the strides stay: there FlashAttention-2 and cuDNN give gradients the layout of the
+        operands, as tilewright's kernels do.
         """
-        was, lies = value_of(old), value_of(new)
-        shape, strides = calls.shape_of(was), calls.strides_of(was)
-        alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(lies), strict=True))
+        value = value_of(old)
+        shape, strides = calls.shape_of(value), calls.strides_of(value)
+        alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(value_of(new)), strict=True))
         if not alike and not self.target.is_planned_gpu:
-            order = _order(was)
+            order = _order(value)
             back = [order.index(axis) for axis in range(len(order))]
             ordered = insert_call(old, aten.permute.default, new, order)
             dense = insert_call(old, aten.clone.default, ordered, memory_format=torch.contiguous_format)
@@ -285,7 +291,7 @@ def _node(argument: object) -> fx.Node:
 
 
 def value_of(node: fx.Node) -> torch.Tensor:
-    """The fake tensor that stands for a node's result."""
+    """The fake tensor of a node's result."""
     value = calls.output(node)
     if value is None:
         raise Refusal(f"{node.name} has no known shape")
@@ -293,7 +299,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 
 
 def _results(node: fx.Node) -> dict[int, fx.Node]:
-    """The results that are read, by their place."""
+    """The results that are read, by index."""
     found: dict[int, fx.Node] = {}
     for user in node.users:
         index = user.args[1]
@@ -310,16 +316,14 @@ def _order(value: torch.Tensor) -> list[int]:
     """The axes of a dense tensor from the outermost in memory to the innermost."""
     sizes, strides = calls.shape_of(value), calls.strides_of(value)
     order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
-    step = 1
-    for axis in reversed(order):
-        if sizes[axis] > 1 and strides[axis] != step:
-            raise Refusal("PyTorch's kernel leaves gaps in its result")
-        step *= sizes[axis]
+    dense = dense_strides(sizes, order)
+    if any(size > 1 and stride != step for size, stride, step in zip(sizes, strides, dense, strict=True)):
+        raise Refusal("PyTorch's kernel leaves gaps in its result")
     return order
 
 
 def _erase(node: fx.Node) -> None:
-    """Erase a call with several results, none of which is read any more."""
+    """Erase a call with several results, none of which has a reader."""
     for result in list(node.users):
         node.graph.erase_node(result)
     node.graph.erase_node(node)

@@ -1,6 +1,6 @@
-"""The fused attention of PyTorch that would run on a GPU that is not here.
+"""Predicts which of PyTorch's fused attentions runs on a GPU that is absent.
 
-A graph that was captured on a CPU calls the CPU's; no other call differs.
+A graph that was captured on a CPU calls the CPU's attention; all other calls are the same on a GPU.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ HOPPER = 9
 MOST_WIDE = 128
 """Largest head size of cuDNN's kernels, forward and backward."""
 STEP = 8
-"""Elements that divide the rows of cuDNN's and FlashAttention's operands."""
+"""cuDNN and FlashAttention-2 need head sizes that are multiples of this."""
 
 
 def name_attention(graph: fx.Graph, target: Target) -> None:
-    """Note at each call what it is on `target`; nothing where the graph was captured there."""
+    """Note at each attention the operator that runs on `target`, if that is an absent GPU."""
     if not target.is_planned_gpu:
         return
     major = int((target.profile.capability or "0").split(".")[0])
@@ -32,7 +32,7 @@ def name_attention(graph: fx.Graph, target: Target) -> None:
 
 
 def _peer(node: fx.Node, major: int) -> Peer:
-    """By the order of PyTorch's `sdp_utils.cpp` (2.11): cuDNN, FlashAttention, the memory-efficient kernel."""
+    """PyTorch's choice, in the order of its `sdp_utils.cpp` (2.11): cuDNN, FlashAttention-2, memory-efficient."""
     named = calls.arguments(node)
     operand = named["query"]
     query = calls.output(operand) if isinstance(operand, fx.Node) else None

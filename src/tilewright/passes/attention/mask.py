@@ -1,7 +1,7 @@
-"""What the masks of one attention amount to: nothing, exactly causal, or a mask that must be passed on.
+"""Classifies the masks of one attention: none, causal, a band, or tensors that the fused form passes on.
 
-A mask built in the graph from constants (`torch.ones(N, N).tril()`, comparisons of `arange`) is read by `visible`. A
-mask that is an input or a buffer is not: it may change.
+`mask_parts` reads masks that the graph builds from constants (`torch.ones(N, N).tril()`, comparisons of `arange`).
+Masks that are inputs or buffers may change and are passed on.
 """
 
 from __future__ import annotations
@@ -14,35 +14,43 @@ from functools import reduce
 import torch
 
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.passes.attention.constants import Constants, once
+from tilewright.passes.attention.constants import Constants, without_repeats
+from tilewright.passes.attention.mask_parts import (
+    ALL,
+    EVERYWHERE,
+    Band,
+    MaskParts,
+    bias_terms,
+    combined,
+    conjunction,
+    negation,
+)
 from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Filled
 from tilewright.passes.attention.spelling import Refusal, same_shape, tensor_of
-from tilewright.passes.attention.visible import ALL, EVERYWHERE, Band, Visible, added, both, hidden, shown
 
 ABSORBING = -1e17
-"""A mask value below which a score of ordinary size is lost in the sum, even in float64."""
-STEADY = 32.0
-"""Masks whose row maxima stay within this do not cost the log-sum-exp its last bits."""
-STEADY_NARROW = 2048.0
-"""As `STEADY` for weights of 16 bits: the log-sum-exp, in fp32, is off by 2⁻¹⁴, an eighth of what rounding such a
-weight costs."""
+"""Adding a mask value below this to an ordinary score loses the score, even in float64."""
+BOUND = 32.0
+"""Row maxima of a mask up to this cost the log-sum-exp no precision."""
+BOUND_NARROW = 2048.0
+"""As `BOUND` for 16-bit weights: the fp32 log-sum-exp is then off by 2⁻¹⁴, an eighth of such a weight's rounding."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How the fused form masks: `is_causal`, or the tensors it passes on, or neither."""
+    """How the fused form masks: `is_causal`, a band, tensors, or not at all."""
 
     causal: bool = False
     band: Band = EVERYWHERE
-    """What hides keys, if nothing else does, for tilewright's own kernels; `causal` where PyTorch's take it, too."""
-    leaks: bool = False
-    """Causal by addition: NaN + -inf is NaN, so in eager a NaN key reaches rows that do not see it."""
+    """The whole mask, if it is a band; `causal` is set, too, if PyTorch's kernels can compute it."""
+    nan_keys_leak: bool = False
+    """Causal by addition: NaN + -inf is NaN, so in eager a NaN key reaches rows that mask it."""
     added: tuple[Added, ...] = ()
     filled: tuple[Filled, ...] = ()
-    steady: bool = True
-    """Whether what is added is known to leave every row a key, and that one near 0."""
+    is_bounded: bool = True
+    """Whether the added masks are known to leave every row a key with a small mask value (`BOUND`)."""
     in_order: tuple[Added | Filled, ...] = ()
-    """What `added` and `filled` have, from the first on, where a row may be left without a key in several ways."""
+    """`added` and `filled` in program order, if a row may lose all keys in several ways."""
     some_row_dropped: bool = False
     """Whether `filled` may leave a row without any key."""
 
@@ -52,63 +60,70 @@ class Masking:
 
 
 @in_real_tensors()
-def settle_masks(attention: Attention, constants: Constants) -> Masking:
-    """The masks of an attention as one of the forms that fused attention knows."""
+def classify_masks(attention: Attention, constants: Constants) -> Masking:
+    """The masks of an attention in a form that fused attention supports. Raises Refusal."""
     queries, keys = tensor_of(attention.scores).shape[-2:]
     filled = _all(_unfilled(fill, constants) for fill in attention.filled)
     found = _all([filled, *(_added(term, constants) for term in attention.added)])
-    band = None if found.kept or found.added else found.band(queries, keys)
+    band = None if found.conditions or found.biases else found.band(queries, keys)
     if band == EVERYWHERE:
         return Masking()
     if band == Band(None, 0) and same_shape((queries,), (keys,)):
-        return Masking(causal=True, band=band, leaks=bool(attention.added))
+        return Masking(causal=True, band=band, nan_keys_leak=bool(attention.added))
     sinks = attention.softmax.sink is not None
     if band is not None and (sinks or (attention.softcap and found.leaves_a_key(queries, keys))):
         return Masking(band=band)
     if sinks:
-        # A query that sees no key gives all its weight to the sink, and zeros, as it does fused.
+        # A query without any key gives all its weight to the sink: its result is zeros, also in fused attention.
         return Masking(added=tuple(attention.added), filled=tuple(attention.filled))
     several = attention.filled and (attention.added or len({fill.value for fill in attention.filled}) > 1)
-    steady = not attention.added or _is_bounded(attention, filled, constants)
-    leaves_keys = not filled.kept and filled.leaves_a_key(queries, keys)
+    bounded = not attention.added or _is_bounded(attention, filled, constants)
+    leaves_keys = not filled.conditions and filled.leaves_a_key(queries, keys)
     masking = Masking(
-        added=tuple(attention.added), filled=tuple(attention.filled), steady=steady, some_row_dropped=not leaves_keys
+        added=tuple(attention.added),
+        filled=tuple(attention.filled),
+        is_bounded=bounded,
+        some_row_dropped=not leaves_keys,
     )
-    if several and not (leaves_keys and steady) and {fill.value for fill in attention.filled} != {-math.inf}:
+    if several and not (leaves_keys and bounded) and {fill.value for fill in attention.filled} != {-math.inf}:
         if any(fill.value > ABSORBING for fill in attention.filled):
             raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
         terms: list[Added | Filled] = [*attention.added, *attention.filled]
-        terms.sort(key=lambda term: -term.later)
-        return replace(masking, in_order=tuple(terms), steady=False)
+        terms.sort(key=lambda term: -term.masks_after)
+        return replace(masking, in_order=tuple(terms), is_bounded=False)
     return masking
 
 
-def _all(parts: Iterable[Visible]) -> Visible:
-    return reduce(both, parts, Visible(ALL))
+def _all(parts: Iterable[MaskParts]) -> MaskParts:
+    return reduce(combined, parts, MaskParts(ALL))
 
 
-def _added(term: Added, constants: Constants) -> Visible:
-    return added(term.mask, constants, NEGLIGIBLE / term.times) if term.times > 0 else Visible(ALL, added=(term.mask,))
+def _added(term: Added, constants: Constants) -> MaskParts:
+    return (
+        bias_terms(term.mask, constants, NEGLIGIBLE / term.times)
+        if term.times > 0
+        else MaskParts(ALL, biases=(term.mask,))
+    )
 
 
-def _unfilled(fill: Filled, constants: Constants) -> Visible:
-    """The keys that are not filled over."""
+def _unfilled(fill: Filled, constants: Constants) -> MaskParts:
+    """The keys that a fill leaves visible."""
     if fill.inverted:
-        return shown(fill.mask, constants)
-    return hidden(fill.mask, constants) or Visible(ALL, kept=(fill.mask,))
+        return conjunction(fill.mask, constants)
+    return negation(fill.mask, constants) or MaskParts(ALL, conditions=(fill.mask,))
 
 
-def _is_bounded(attention: Attention, filled: Visible, constants: Constants) -> bool:
-    """Whether constants that are added, alike for every head or not, leave every row a key and keep it near 0."""
+def _is_bounded(attention: Attention, filled: MaskParts, constants: Constants) -> bool:
+    """Whether the added masks are constants that leave every row a key with a small mask value."""
     narrow = tensor_of(attention.result).itemsize == 2
-    if filled.kept or filled.places != EVERYWHERE:
+    if filled.conditions or filled.symbolic_band != EVERYWHERE:
         return False
-    most, hidden = 0.0, ~filled.known if not filled.known.all() else torch.zeros((), dtype=torch.bool)
+    most, hidden = 0.0, ~filled.constant if not filled.constant.all() else torch.zeros((), dtype=torch.bool)
     for term in attention.added:
         value = constants.value(term.mask)
         if value is None:
             return False
-        value = once(value).float() * term.times
+        value = without_repeats(value).float() * term.times
         shown = value > NEGLIGIBLE
         most += float(value[shown].abs().amax()) if shown.any() else math.inf
         if not shown.all():
@@ -116,4 +131,4 @@ def _is_bounded(attention: Attention, filled: Visible, constants: Constants) -> 
                 return False
             hidden = ~shown
     leaves_a_key = not bool(hidden.all(-1).any()) if hidden.dim() else True
-    return leaves_a_key and most <= (STEADY_NARROW if narrow else STEADY)
+    return leaves_a_key and most <= (BOUND_NARROW if narrow else BOUND)

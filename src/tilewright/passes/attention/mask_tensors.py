@@ -1,4 +1,4 @@
-"""The tensors that the fused form of an attention masks by, written into a torch-level graph."""
+"""Writes the mask tensors of a fused attention into a torch-level graph."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tilewright.passes.attention.writer import Writer
 
 
 def at_lead(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
-    """A mask that broadcasts against scores [*own, Nq, Nk] as one that does against the same viewed [*lead, Nq, Nk].
+    """A mask for scores [*own, Nq, Nk] as a mask for the same scores viewed as [*lead, Nq, Nk].
 
-    `lead` splits axes of `own`: [B H, 1, Nk] becomes [B, H, 1, Nk].
+    `lead` splits axes of `own`: a mask [B H, 1, Nk] becomes [B, H, 1, Nk].
     """
     if same_shape(own, lead):
         return mask
@@ -40,7 +40,7 @@ def at_lead(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
 
 
 def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
-    """A mask that broadcasts against scores of `rank` axes as one of 2 or 4 axes."""
+    """A mask for scores of `rank` axes as a mask of 2 or 4 axes."""
     axes = tensor_of(mask).dim()
     if axes == 1:
         return write.method("unsqueeze", mask, 0)
@@ -48,7 +48,7 @@ def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
 
 
 def dropped_keys(write: Writer, masking: Masking, lead: Shape) -> Node | None:
-    """Where keys are dropped by filling (True), [Nq, Nk] or [B, H, Nq, Nk]."""
+    """True where a fill masks a key, [Nq, Nk] or [B, H, Nq, Nk]; None without fills."""
 
     def masks() -> Iterator[Node]:
         for filled in masking.filled:
@@ -61,11 +61,11 @@ def dropped_keys(write: Writer, masking: Masking, lead: Shape) -> Node | None:
 def added_mask(write: Writer, masking: Masking, dropped: Node | None, lead: Shape, language: Language) -> Node:
     """The mask to add, [Nq, Nk] or [B, H, Nq, Nk].
 
-    In fp32 or wider, but for a GPU where it is no more than a sum: that rounds once to the dtype that kernels take, and
-    the kernels that read it find what is added and what is hidden (`visible`).
+    It is fp32 or wider. A plain sum for a GPU keeps its dtype: it is rounded once to the kernels' dtype, and
+    `mask_parts` can read it later.
     """
     dtypes = {tensor_of(term.mask).dtype for term in masking.added}
-    is_sum = masking.steady and len(dtypes) == 1 and all(term.times == 1 for term in masking.added)
+    is_sum = masking.is_bounded and len(dtypes) == 1 and all(term.times == 1 for term in masking.added)
     as_given = is_sum and language != "c++"
 
     def masks() -> Iterator[Node]:
@@ -81,9 +81,9 @@ def added_mask(write: Writer, masking: Masking, dropped: Node | None, lead: Shap
 
 
 def mask_in_order(write: Writer, masking: Masking, lead: Shape) -> Node:
-    """What the masks make of scores 0, in fp32 or wider, [Nq, Nk] or [B, H, Nq, Nk].
+    """The result of all masks on scores of 0, in fp32 or wider, [Nq, Nk] or [B, H, Nq, Nk], to add to the scores.
 
-    Numbers that scores are filled with may be added: beside a score they are absorbing.
+    Adding a fill value equals filling, since a score beside it is rounded away.
     """
     total: Node | float = 0.0
     for term in masking.in_order:
@@ -100,11 +100,11 @@ def mask_in_order(write: Writer, masking: Masking, lead: Shape) -> Node:
 
 
 def shifted(write: Writer, q: Node, mask: Node) -> tuple[Node, Node, Node]:
-    """The mask less its row maxima [..., Nq, 1], to which softmax is invariant; q; those maxima.
+    """q, the mask minus its row maxima [..., Nq, 1] (softmax does not change), and those maxima.
 
-    Backward recomputes weights as exp(s + mask - lse). In a row masked by -1e9 throughout, the
-    lse would round to -1e9 and every weight to 1. Where the maximum is so low that adding it
-    leaves nothing of the scores even in float64, the weights follow the mask alone: q becomes 0.
+    Backward recomputes weights as exp(s + mask - lse). In a row masked by -1e9 throughout, lse would round to -1e9 and
+    every weight to 1. If adding the maximum would round the scores away even in float64, the weights depend on the mask
+    alone: q becomes 0.
     """
     top = write.method("amax", write.method("detach", mask), -1, keepdim=True)
     absorbed = write.call(torch.logical_and, write.call(torch.le, top, ABSORBING), write.call(torch.isfinite, top))

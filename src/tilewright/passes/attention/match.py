@@ -1,6 +1,6 @@
-"""From a softmax to the attention around it: up to q and k, down to v, with all that lies between.
+"""Finds the attention around a softmax: up to q and k, down to v.
 
-Nothing is rewritten here. What is found is an `Attention`; what cannot be one is a `Refusal`.
+Rewrites nothing. Returns an `Attention` or raises `Refusal` with the reason.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from tilewright.passes.attention.spelling import (
     static,
     tensor_of,
     weighted_at,
+    where_arguments,
 )
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NEGLIGIBLE = -1e9
-"""A score filled with less has no weight beside any kept one: exp(-1e9 + 104 - s) is 0 in every dtype."""
+"""A score filled with this or less has weight 0 beside any other: exp(-1e9 + 104 - s) is 0 in every dtype."""
 Scalar = Callable[[object], float | None]
-"""The number that a constant argument holds; None where it is not known."""
+"""Returns the number that an argument holds; None if it is not constant."""
 
 
 Shape = tuple[int | torch.SymInt, ...]
@@ -48,9 +49,9 @@ class Added:
     mask: Node
     times: float
     lead: Shape
-    """The leading axes of the scores that it is added to."""
-    later: int
-    """How many masks follow it."""
+    """The leading axes of the scores to which it is added."""
+    masks_after: int
+    """How many masks the program applies after it."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,20 @@ class Filled:
     inverted: bool
     value: float
     lead: Shape
-    later: int
-    """Both as of `Added`."""
+    masks_after: int
+    """As in `Added`, like `lead`."""
 
 
 @dataclass
 class Attention:
-    """softmax(scale · factors · q kᵀ + added, filled) v, as found in the graph.
+    """softmax(fill(scale · factors · q kᵀ + added)) v, as found in the graph.
 
-    With a soft cap c, c · tanh(… / c) of the scaled products takes their place.
+    With a soft cap c, the scaled products s are replaced by c · tanh(s / c).
     """
 
     softmax: Softmax
     scores: Node = field(init=False)
-    """[*lead, Nq, Nk], the first product."""
+    """The first product, [*lead, Nq, Nk]."""
     q: Operand = field(init=False)
     k: Operand = field(init=False)
     k_transposed: bool = field(init=False)
@@ -87,25 +88,26 @@ class Attention:
     filled: list[Filled] = field(default_factory=list)
     lead: Shape = ()
     """The leading axes that masks broadcast against."""
-    inside: list[Node] = field(default_factory=list)
-    """Nodes that the fused form replaces; nothing else may read them."""
-    bypassed: list[Node] = field(default_factory=list)
-    """Nodes on the way to q and k that are folded into the scale or into the layout."""
+    replaced: list[Node] = field(default_factory=list)
+    """Nodes that the fused form replaces; no other node may read them."""
+    folded: list[Node] = field(default_factory=list)
+    """Nodes between q, k and the product that are folded into the scale or into the layout."""
     result: Node = field(init=False)
     """The second product, which the fused form replaces."""
     v: Operand = field(init=False)
     weights_lead: Shape = field(init=False, default=())
-    """The leading axes of the weights where they meet v."""
+    """The leading axes of the weights in the product with v."""
     order: tuple[int, ...] | None = field(init=False, default=None)
+    """Permutes [*weights_lead, Nq, dv] into the axes of `result`; None: unchanged."""
 
 
 def match_attention(root: Node, scalar: Scalar) -> Attention:
-    """The attention whose softmax ends in `root`."""
+    """The attention around the softmax that ends in `root`. Raises Refusal."""
     attention = Attention(sink_at(root) or softmax_at(root))
     _above(attention, scalar)
     _below(attention)
     _fold_query_and_key(attention, scalar)
-    # What multiplies the products inside of tanh is scale / c.
+    # The factor inside tanh is scale / c.
     attention.scale *= attention.softcap or 1.0
     return attention
 
@@ -113,9 +115,9 @@ def match_attention(root: Node, scalar: Scalar) -> Attention:
 def _above(attention: Attention, scalar: Scalar) -> None:
     """Walk from the softmax up to the product of q and k, collecting scales and masks."""
     walk, node = _Walk(attention, scalar), attention.softmax.source
-    attention.inside += attention.softmax.inside
+    attention.replaced += attention.softmax.inside
     while spelled(node) not in PRODUCTS:
-        attention.inside.append(node)
+        attention.replaced.append(node)
         node = walk.step(node)
     scores = scores_at(node)
     if scores.added is not None:
@@ -124,18 +126,18 @@ def _above(attention: Attention, scalar: Scalar) -> None:
     attention.k_transposed = scores.k_transposed
     attention.scale *= scores.alpha
     attention.lead = tuple(tensor_of(node).shape[:-2]) if walk.lead is None else walk.lead
-    attention.inside.append(node)
+    attention.replaced.append(node)
 
 
 class _Walk:
-    """One walk up from the softmax: each step reads one operator between it and the first product."""
+    """A walk from the softmax up to the first product; each step reads one operator."""
 
     def __init__(self, found: Attention, scalar: Scalar) -> None:
         self.found, self.scalar = found, scalar
         self.lead: Shape | None = None
 
     def step(self, node: Node) -> Node:
-        """Read `node` and give the operand that leads on towards the product."""
+        """Read `node`; returns its operand that leads to the product."""
         name = spelled(node)
         if mutates(node):
             raise Refusal(f"{node.name} writes in place between the product and the softmax")
@@ -151,7 +153,7 @@ class _Walk:
             # softmax(s - max(s)) is softmax(s).
             top = row_statistic(node.args[1], "max")
             if top is not None and top[0] is node.args[0]:
-                self.found.inside.extend(top[1])
+                self.found.replaced.extend(top[1])
                 return top[0]
         if name == "masked_fill":
             x, mask, value = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
@@ -216,9 +218,9 @@ class _Walk:
         return x
 
     def add(self, mask: Node, times: float, node: Node) -> None:
-        """`node` adds `times · mask` to the scores; `self.found.scale` is what multiplies the sum later."""
+        """Note that `node` adds `times · mask` to the scores; `self.found.scale` later multiplies the sum."""
         lead = self._masked_at(node)
-        self.found.added.append(Added(mask, times * self.found.scale, lead, self._later()))
+        self.found.added.append(Added(mask, times * self.found.scale, lead, self._masks_after()))
 
     def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
         number = self.scalar(value)
@@ -231,25 +233,23 @@ class _Walk:
         if not (number <= NEGLIGIBLE or number <= lowest * self.found.scale):
             raise Refusal(f"scores filled with {number:g} keep some weight")
         lead = self._masked_at(node)
-        self.found.filled.append(Filled(mask, inverted, number, lead, self._later()))
+        self.found.filled.append(Filled(mask, inverted, number, lead, self._masks_after()))
         return x
 
     def _where(self, node: Node) -> Node:
-        names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")
-        call = {name: argument(node, i, name) for i, name in enumerate(names)}
-        condition, x, other = call["condition"], call["input"], call["other"]
+        condition, x, other = where_arguments(node)
         if isinstance(x, Node) and self.scalar(x) is None:
             return self._fill(node, x, condition, True, other)
         return self._fill(node, other, condition, False, x)
 
-    def _later(self) -> int:
+    def _masks_after(self) -> int:
         return len(self.found.added) + len(self.found.filled)
 
     def _masked_at(self, node: Node) -> Shape:
         if self.found.factors or self.found.softcap:
             raise Refusal("a tensor scales the scores, or tanh caps them, after they were masked")
         lead: Shape = tuple(tensor_of(node).shape[:-2])
-        # That with more axes: windows of an image and their heads, beside windows of all images and their heads.
+        # Keep the shape with more axes: [images, windows, heads] rather than [images · windows, heads].
         if self.lead is None or len(lead) > len(self.lead):
             self.lead = lead
         return lead
@@ -275,7 +275,7 @@ def _below(attention: Attention) -> None:
             keep_scores(user, node)
         else:
             raise Refusal(f"{name or user.name} between the softmax and the second product")
-        attention.inside.append(user)
+        attention.replaced.append(user)
         node = user
     weighted = weighted_at(user, node)
     lead = tensor_of(node).shape[:-2]
@@ -291,7 +291,7 @@ def _named(users: list[Node], weights: Node) -> str:
 
 
 def keep_scores(node: Node, x: Node) -> None:
-    """Refuse a view or cast of N² values that would change more than their leading axes or their width."""
+    """Refuse a view or cast of N² values that changes more than their leading axes or their precision."""
     before, after = tensor_of(x), tensor_of(node)
     if len(after.shape) < 2 or not same_shape(before.shape[-2:], after.shape[-2:]):
         raise Refusal(f"{node.name} reshapes the two axes of the scores")
@@ -302,14 +302,14 @@ def keep_scores(node: Node, x: Node) -> None:
 
 
 def is_active(dropout: Node) -> bool:
-    """Whether a dropout draws: torch.dropout and F.dropout differ in the name of the flag and its default."""
+    """Whether a dropout draws. torch.dropout and F.dropout name the flag differently, with different defaults."""
     p = argument(dropout, 1, "p", 0.5)
     training = argument(dropout, 2, "training", dropout.kwargs.get("train", True))
     return bool(p != 0 and training)
 
 
 def _fold_query_and_key(attention: Attention, scalar: Scalar) -> None:
-    """Step over constant scales and transposes of q and k; over casts up where v has the narrower dtype."""
+    """Fold constant scales and transposes of q and k, and their widening casts if v has the narrower dtype."""
     wanted = tensor_of(attention.result).dtype
     if wanted not in FLOATS or tensor_of(attention.scores).dtype not in FLOATS:
         raise Refusal(f"attention in {wanted}")
@@ -332,13 +332,13 @@ def _fold_query_and_key(attention: Attention, scalar: Scalar) -> None:
                 attention.scale *= 1 / number if name == "div" else number
             elif not (narrow and name == "cast" and _widens(wanted, value, node)):
                 return Operand(node)
-            attention.bypassed.append(node)
+            attention.folded.append(node)
             node = x
 
     attention.q, attention.k = fold(attention.q), fold(attention.k)
     k = attention.k.node
     if attention.k_transposed and _swaps_last_axes(k):
-        attention.bypassed.append(k)
+        attention.folded.append(k)
         source = k.args[0]
         assert isinstance(source, Node)
         attention.k, attention.k_transposed = fold(Operand(source)), False
@@ -349,7 +349,7 @@ def _fold_query_and_key(attention: Attention, scalar: Scalar) -> None:
 
 
 def _widens(wanted: torch.dtype, x: torch.Tensor, node: Node) -> bool:
-    """Whether `node` holds every value of `x`, which has the dtype `wanted`."""
+    """Whether `node` widens `x`, which has the dtype `wanted`."""
     wide = tensor_of(node).dtype
     return x.dtype == wanted and torch.promote_types(wanted, wide) == wide
 

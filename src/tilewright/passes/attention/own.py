@@ -1,4 +1,4 @@
-"""Attention that PyTorch has no fused kernel for is written as a call of tilewright's, before autograd.
+"""Replaces attention for which PyTorch has no fused kernel by a call of tilewright's, before autograd.
 
     s = 50 · tanh(q @ k.mT · scale / 50)                 [B, H, N, N]
     y = softmax(s.masked_fill(j > i, -inf), -1) @ v      →   y = attention(q, k, v, right=0, scale, softcap=50)[0]
@@ -6,8 +6,8 @@
     c = cat([q @ k.mT · scale, sink], -1)                    out, lse = attention(q, k, v, scale)
     y = softmax(c, -1)[..., :-1] @ v                     →   y = out · sigmoid(lse - sink)
 
-A mask in fp32 for products of 16 bits is one of these: PyTorch's kernels would round it. Heads of keys
-that were repeated for the heads of queries are read once.
+An fp32 mask for 16-bit products is such a case: PyTorch's kernels would round it. Key heads that were repeated for the
+query heads are read once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch.fx import Node
 from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking
+from tilewright.passes.attention.mask_parts import Band
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
-from tilewright.passes.attention.visible import Band
 from tilewright.passes.attention.writer import Writer
 
 WIDEST = 256
-"""Head size of the widest rows that the kernels take."""
+"""The largest head size of the kernels."""
 
 
 def needs_own_kernel(attention: Attention, masking: Masking, language: Language) -> bool:
-    """Whether PyTorch's fused kernels do not compute what was written out, or would round its mask."""
+    """Whether PyTorch's fused kernels cannot compute this attention, or would round its mask."""
     if attention.softcap > 0 or attention.softmax.sink is not None:
         return True
     is_narrow = language == "triton" and tensor_of(attention.result).dtype in NARROW
@@ -40,7 +40,7 @@ def needs_own_kernel(attention: Attention, masking: Masking, language: Language)
 
 
 def check_own(attention: Attention, target: Target) -> None:
-    """Refuse what tilewright's kernels do not take, or where they were not measured."""
+    """Raise Refusal if tilewright's kernels do not support this attention, or were not measured for it."""
     result = tensor_of(attention.result)
     sink = attention.softmax.sink
     what = "a softmax over an attention sink" if sink is not None else "a mask in torch.float32"
@@ -79,7 +79,7 @@ def call_attention(
     write: Writer, operands: tuple[Node, Node, Node], mask: Node | None, band: Band, scale: float, softcap: float
 ) -> tuple[Node, Node]:
     """A call of tilewright's attention: out [B, H, Nq, dv] and the log-sum-exp [B, H, Nq]."""
-    import tilewright.kernels.attention.registered  # noqa: F401, what defines the operator
+    import tilewright.kernels.attention.registered  # noqa: F401, defines the operator
 
     deterministic = torch.are_deterministic_algorithms_enabled()
     options = (mask, None, None, None, scale, *band, softcap, 0.0, 0, 0, deterministic, "auto")

@@ -1,11 +1,11 @@
-"""Attention that the user gave to some of PyTorch's kernels stays with them.
+"""Leaves attention for which the user chose PyTorch's kernels to those kernels.
 
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):        _sdpa_kernel([…FLASH_ATTENTION…])
         y = scaled_dot_product_attention(q, k, v)    →   y = …      # marked
                                                          _sdpa_kernel([… all of them …])
 
-Dynamo records the context manager as two calls that set which kernels may run; the mark goes with a node's metadata
-into the graph of ATen operators, where nothing else tells. Around the compiled call the switches themselves tell.
+Dynamo records the context manager as two calls that set which kernels may run. A mark in a node's metadata carries this
+to the graph of ATen operators. If the context manager is around the compiled call, PyTorch's switches are set instead.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from torch import fx
 
 MARK = "tilewright_pinned"
 ALL = frozenset({"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"})
-"""Names of PyTorch's own kernels, of which it chooses by itself."""
+"""The kernels among which PyTorch chooses by default."""
 
 
 def mark_pinned(module: fx.GraphModule) -> None:
-    """Mark what `module`, a torch-level graph from Dynamo, computes while not all kernels may run."""
+    """Mark the nodes of `module`, a torch-level graph from Dynamo, that run while some kernels are disabled."""
     pinned = False
     for node in module.graph.nodes:
         if getattr(node.target, "__name__", "") == "_sdpa_kernel":
             pinned = not _names(node.args[0]) >= ALL
         elif pinned:
-            # The one key of a node's metadata that AOTAutograd carries over as it is.
+            # AOTAutograd copies only this key of a node's metadata.
             node.meta["custom"] = {**node.meta.get("custom", {}), MARK: True}
 
 
 def _names(backends: object) -> set[object]:
-    """What `_backend_from_string` was given for each of the backends."""
+    """The names of these backends: arguments of `_backend_from_string` calls."""
     several = backends if isinstance(backends, (list, tuple)) else [backends]
     return {backend.args[0] for backend in several if isinstance(backend, fx.Node) and backend.args}
 
 
 def is_pinned(node: fx.Node) -> bool:
-    """Whether the user chose who computes this ATen operator, or has switched some of the kernels off."""
+    """Whether the user chose the kernels of this ATen operator, or has disabled some of PyTorch's kernels."""
     switches = torch.backends.cuda
     enabled = (
         switches.flash_sdp_enabled(),

@@ -15,9 +15,9 @@ from tilewright.graph.calls import shape_of
 from tilewright.graph.insert import insert_call
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants
-from tilewright.passes.attention.places import count_of
+from tilewright.passes.attention.iota import iota_of
+from tilewright.passes.attention.mask_parts import MIRRORED
 from tilewright.passes.attention.spelling import argument, example, same_shape, spelled, static, tensor_of
-from tilewright.passes.attention.visible import MIRRORED
 
 aten: Any = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)
@@ -84,10 +84,10 @@ def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
     if name not in MIRRORED or len(node.args) != 2 or len(operands) != 2:
         return None
     keys, last = operands
-    count = count_of(keys, constants)
+    count = iota_of(keys, constants)
     if count is None or count.axis != -1:
         keys, last, name = last, keys, MIRRORED[name]
-        count = count_of(keys, constants)
+        count = iota_of(keys, constants)
     value = example(last)
     if count is None or count.axis != -1 or value is None or value.dtype not in INTEGERS or name not in ("le", "lt"):
         return None

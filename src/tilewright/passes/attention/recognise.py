@@ -24,7 +24,8 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import CONSTANT, Constants
 from tilewright.passes.attention.form import check_form, write_attention
-from tilewright.passes.attention.mask import Masking, settle_masks
+from tilewright.passes.attention.mask import Masking, classify_masks
+from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
 from tilewright.passes.attention.sinks import sink_at
 from tilewright.passes.attention.spelling import (
@@ -39,7 +40,6 @@ from tilewright.passes.attention.spelling import (
     spelled,
     tensor_of,
 )
-from tilewright.passes.attention.visible import EVERYWHERE
 from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.passes.attention.writes import write_scores_apart
 from tilewright.records.program import Cost, Decision
@@ -113,18 +113,18 @@ def _decide(
     predicted = _predicted(above, below, price)
     try:
         attention = match_attention(root, constants.scalar)
-        masking = settle_masks(attention, constants)
+        masking = classify_masks(attention, constants)
         within = in_windows(attention, masking, target)
         if not within:
             check_form(attention, masking, target)
         _check_order(attention)
-        doomed = _needless(attention, masking)
-        saved = sum(_nbytes(node, attention.scores) for node in attention.inside)
+        unread = _unread_afterwards(attention, masking)
+        saved = sum(_nbytes(node, attention.scores) for node in attention.replaced)
         if within:
             write = partial(write_windows, gm.graph, attention, masking)
         else:
             write = partial(write_attention, gm.graph, attention, masking, target)
-        _replace(gm, attention, doomed, write)
+        _replace(gm, attention, unread, write)
     except Refusal as refusal:
         reason = str(refusal)
         return Decision(
@@ -168,7 +168,7 @@ def _predicted(above: Node, below: Node, price: Price) -> float | None:
 
 def _check_order(attention: Attention) -> None:
     """Refuse where what the attention has read is written, or a mode changes, before the fused form reads it."""
-    members = {*attention.inside, *attention.bypassed}
+    members = {*attention.replaced, *attention.folded}
     node = attention.result
     members.discard(node)
     while members:
@@ -194,31 +194,31 @@ def _read(members: Iterable[Node]) -> set[int | None]:
     return {memory_of(x) for member in members for x in (member, *member.all_input_nodes)}
 
 
-def _needless(attention: Attention, masking: Masking) -> set[Node]:
+def _unread_afterwards(attention: Attention, masking: Masking) -> set[Node]:
     """The nodes without readers after the rewrite; Refusal if something else reads an N² tensor."""
-    inside = {*attention.inside, attention.result}
+    inside = {*attention.replaced, attention.result}
     kept = {attention.q.node, attention.k.node, attention.v.node, *(x for _, x in attention.factors)}
     kept |= {term.mask for term in masking.added} | {fill.mask for fill in masking.filled}
     if attention.softmax.sink is not None:
         kept.add(attention.softmax.sink)
-    doomed = set(inside)
+    unread = set(inside)
 
-    def leads_inside(node: Node) -> bool:
-        if node in doomed:
+    def is_unread(node: Node) -> bool:
+        if node in unread:
             return True
         if node in kept or node.op not in ("call_function", "call_method") or spelled(node) not in PURE:
             return False
-        if not all(leads_inside(user) for user in node.users):
+        if not all(is_unread(user) for user in node.users):
             return False
-        doomed.add(node)
+        unread.add(node)
         return True
 
-    for node in attention.inside:
+    for node in attention.replaced:
         for user in node.users:
-            if not leads_inside(user):
+            if not is_unread(user):
                 reader = "the caller" if user.op == "output" else user.name
                 raise Refusal(f"{node.name} is also used by {reader}: its N² values must be written")
-    return doomed
+    return unread
 
 
 def _nbytes(node: Node, scores: Node) -> int:
@@ -247,7 +247,7 @@ def _hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
-def _replace(gm: GraphModule, attention: Attention, doomed: set[Node], write: Callable[[], Node]) -> None:
+def _replace(gm: GraphModule, attention: Attention, unread: set[Node], write: Callable[[], Node]) -> None:
     result, before = attention.result, set(gm.graph.nodes)
     try:
         new = write()
@@ -255,14 +255,14 @@ def _replace(gm: GraphModule, attention: Attention, doomed: set[Node], write: Ca
         _erase(gm, (node for node in gm.graph.nodes if node not in before))
         raise
     # What led only to the old form: constants of masks, transposes of k.
-    pending, upstream = [*attention.inside, *attention.bypassed, result], set[Node]()
+    pending, upstream = [*attention.replaced, *attention.folded, result], set[Node]()
     while pending:
         node = pending.pop()
         if node not in upstream:
             upstream.add(node)
             pending += [x for x in node.all_input_nodes if spelled(x) in PURE]
     result.replace_all_uses_with(new)
-    _erase(gm, (node for node in gm.graph.nodes if node in upstream or node in doomed))
+    _erase(gm, (node for node in gm.graph.nodes if node in upstream or node in unread))
 
 
 def _erase(gm: GraphModule, nodes: Iterable[Node]) -> None:

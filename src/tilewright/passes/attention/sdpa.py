@@ -24,6 +24,7 @@ from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import layout_may_change
+from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, read_mask
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import (
@@ -36,7 +37,6 @@ from tilewright.passes.attention.spelling import (
     static,
     tensor_of,
 )
-from tilewright.passes.attention.visible import EVERYWHERE, Band, Visible, visible
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
@@ -47,14 +47,14 @@ CHECKPOINTS = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoin
 NOTHING = (None, None, None, None, 0.0, False, None, False)
 
 
-def settle_calls(gm: GraphModule, target: Target) -> list[Decision]:
+def prepare_calls(gm: GraphModule, target: Target) -> list[Decision]:
     """Rewrite the calls in `gm`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
     that no fused kernel of PyTorch takes. Bodies of activation checkpoints are graphs of their own in it."""
     return _settle_graph(gm, target, {})
 
 
 def _settle_graph(gm: GraphModule, target: Target, given: dict[Node, torch.Tensor]) -> list[Decision]:
-    """`settle_calls` of a graph some of whose inputs are known."""
+    """`prepare_calls` of a graph some of whose inputs are known."""
     nodes = [node for node in gm.graph.nodes if _is_call(node, target)]
     bodies = [node for node in gm.graph.nodes if spelled(node) in CHECKPOINTS]
     if not nodes and not bodies:
@@ -136,15 +136,15 @@ def _masked(write: Writer, call: SdpaCall, constants: Constants) -> tuple[list[s
     queries, keys = tensor_of(call.q).shape[-2], tensor_of(call.k).shape[-2]
     if call.mask is None or call.causal or any(isinstance(size, int) and size == 0 for size in (queries, keys)):
         return [], call
-    found = visible(call.mask, constants, queries, keys)
+    found = read_mask(call.mask, constants, queries, keys)
     band = found.band(queries, keys)
-    if not found.kept and not found.added:
+    if not found.conditions and not found.biases:
         if band == EVERYWHERE:
             return ["its mask hides nothing"], call._replace(mask=None)
         if band == Band(None, 0) and same_shape((queries,), (keys,)):
             return ["its mask is causal, and none is written"], call._replace(mask=None, causal=True)
         return [], call
-    if not found.shows_all or (found.kept and found.added) or len(found.added) > 1:
+    if not found.shows_all or (found.conditions and found.biases) or len(found.biases) > 1:
         return [], call
     return _smaller(write, call, found)
 
@@ -163,10 +163,10 @@ def _in_one_dtype(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall
     return call._replace(mask=write.method("to", call.mask, call.dtype))
 
 
-def _smaller(write: Writer, call: SdpaCall, found: Visible) -> tuple[list[str], SdpaCall]:
+def _smaller(write: Writer, call: SdpaCall, found: MaskParts) -> tuple[list[str], SdpaCall]:
     """The call with a mask of fewer elements in memory, where what hides or is added has fewer."""
     assert call.mask is not None
-    parts, before = found.kept or found.added, tensor_of(call.mask)
+    parts, before = found.conditions or found.biases, tensor_of(call.mask)
     if parts == (call.mask,):
         return [], call
     if len(parts) > 1:
@@ -175,7 +175,7 @@ def _smaller(write: Writer, call: SdpaCall, found: Visible) -> tuple[list[str], 
             return [], call
     mask = write.joined(torch.logical_and, parts)
     # What hides is a mask of bools, also where the program made it one of 0 and -inf to be added.
-    dtype = torch.bool if found.kept else before.dtype
+    dtype = torch.bool if found.conditions else before.dtype
     if tensor_of(mask).dtype != dtype:
         mask = write.method("to", mask, dtype)
     changes = "its mask as it was before it was expanded"

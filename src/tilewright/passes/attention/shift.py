@@ -1,12 +1,11 @@
-"""A term that is added to all keys of an attention alike has no gradient.
+"""Gives a term that is added to all keys of an attention alike its exact gradient, zero.
 
     k = linear(x, W, b)                 →   b' = detach(b) + (b - b)
                                             k = linear(x, W, b')
 
-q·(k + b) = q·k + q·b, and q·b is one number for all keys of a query: softmax does not see it. So the
-gradient of b, which is that of k summed over the keys, is zero. Computed, it is the sum of rounding errors in the
-rows of dS, different in every implementation. In the form above b receives its gradient once with each sign: exactly
-zero, and NaN where it is NaN.
+q·(k + b) = q·k + q·b, and q·b is the same for all keys of a query, so softmax does not depend on it and the gradient of
+b is zero. Computed as the sum of k's gradient over the keys, it would be the sum of rounding errors in the rows of dS,
+different in every implementation. In the form above b receives the gradient once with each sign: exactly zero, or NaN.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from tilewright.passes.attention.writer import Writer
 
 VIEWS = frozenset({"view", "transpose", "permute", "unsqueeze", "squeeze", "t"})
 EQUAL = frozenset({"contiguous", "cast"})
-"""Calls that move values to another memory or dtype and nowhere else."""
+"""Calls that change only the layout or the dtype."""
 ATTENTION = frozenset({"scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu.default"})
 
 
-def settle_shifts(gm: GraphModule) -> int:
-    """Rewrite `gm`, a torch-level graph from Dynamo, in place; gives how many terms were found."""
+def zero_shift_gradients(gm: GraphModule) -> int:
+    """Rewrite `gm`, a torch-level graph from Dynamo, in place; returns the number of terms."""
     keys = [argument(node, 1, "key") for node in gm.graph.nodes if _is_attention(node)]
     found = [shift for key in keys if isinstance(key, Node) for shift in _shifts(key, [])]
     for reader, term in found:
@@ -43,9 +42,9 @@ def _is_attention(node: Node) -> bool:
 
 
 def _shifts(node: Node, below: list[Node]) -> Iterator[tuple[Node, Node]]:
-    """The calls that add a term to all keys alike, each with the term, from `node` upwards.
+    """The calls from `node` upwards that add a term to all keys alike, each with the term.
 
-    `node` is the keys, seen through the calls `below`, from the nearest on.
+    The calls `below`, nearest first, lead from `node` to the keys.
     """
     name, value = spelled(node), example(node)
     if value is None or not value.requires_grad or not _is_read_once(node) or mutates(node):
@@ -65,15 +64,15 @@ def _shifts(node: Node, below: list[Node]) -> Iterator[tuple[Node, Node]]:
 
 
 def _is_read_once(node: Node) -> bool:
-    """Whether `node` receives its gradient from one operand of one call."""
+    """Whether `node` receives its gradient through one operand of one call."""
     readers = [user for user in node.users if spelled(user) != "detach"]
     return len(readers) == 1 and readers[0].args.count(node) == 1
 
 
 def _is_shift(term: Node, node: Node, below: list[Node]) -> bool:
-    """Whether `term`, broadcast to `node` and seen through the views `below`, does not move along the keys.
+    """Whether `term`, broadcast to `node` and viewed by `below`, is the same for all keys.
 
-    A tensor that is expanded has strides of zero where it repeats, and views keep them.
+    An expanded tensor has stride 0 along the axes on which it repeats, and views keep the strides.
     """
     value = tensor_of(term)
     if not value.requires_grad:

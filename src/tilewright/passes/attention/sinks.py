@@ -1,4 +1,4 @@
-"""A softmax over scores and one more column, an attention sink, whose weight meets no value (gpt-oss).
+"""Recognises a softmax over scores and an attention sink: one more column whose weight is dropped (gpt-oss).
 
 c = cat([scores, sink], -1)                          [B, H, Nq, Nk + 1]
 w = softmax(c - c.max(-1, keepdim=True).values, -1)[..., :-1]
@@ -14,7 +14,7 @@ BUT_LAST = slice(None, -1, None)
 
 
 def sink_at(root: Node) -> Softmax | None:
-    """The softmax that `root` computes over scores and a sink; None where it is no such."""
+    """The softmax over scores and a sink that ends in `root`; None if `root` is none."""
     source, value = argument(root, 0, "input"), example(root)
     if spelled(root) != "softmax" or value is None or argument(root, 1, "dim") not in (-1, value.dim() - 1):
         return None
@@ -48,7 +48,7 @@ def sink_at(root: Node) -> Softmax | None:
 
 
 def _above(node: Node) -> tuple[Node, list[Node]] | None:
-    """What `node` casts, or takes the maxima of rows off of; and the nodes that are stepped over."""
+    """The operand of a cast or of a subtraction of row maxima, and the nodes of that operation; else None."""
     first = argument(node, 0, "input")
     if spelled(node) == "cast" and isinstance(first, Node):
         return first, [node]

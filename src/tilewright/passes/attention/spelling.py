@@ -1,8 +1,9 @@
-"""The many spellings of one operator, reduced to a few.
+"""Reads the many ways of writing one operator.
 
 Dynamo records what the user wrote: `q @ k.mT`, `torch.bmm(q, k.transpose(1, 2))` and
-`torch.einsum("bqd,bkd->bqk", q, k)` are three different nodes. `spelled` gives one name for each operator, in graphs of
-ATen operators too; `scores_at` and `weighted_at` read a matrix product, `softmax_at` a softmax, called or written out.
+`torch.einsum("bqd,bkd->bqk", q, k)` are three different nodes. `spelled` returns one name for each operator, also in
+graphs of ATen operators; `scores_at` and `weighted_at` read a matrix product, `softmax_at` a softmax, whether it is one
+call or written out.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ IN_PLACE_OPERATORS = frozenset(
     f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "matmul")
 ) | {"setitem"}
 OF_PYTHON = frozenset({"and_", "or_", "not_"})
-"""`operator`'s functions, whose underscore keeps them apart from keywords."""
+"""Functions of `operator` that end in an underscore only because their names are keywords."""
 MODES = frozenset({"_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode"})
 PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
 
 
 class Refusal(Exception):
-    """This attention stays as it was written; the message says why."""
+    """An attention cannot be rewritten; the message says why."""
 
 
 def spelled(node: Node) -> str | None:
-    """The canonical name of a call (`truediv`, `aten.div.Tensor` → `div`); None for what is not torch's."""
+    """The canonical name of a call (`truediv`, `aten.div.Tensor` → `div`); None if the function is not torch's."""
     if isinstance(node.target, OpOverload):
         name = node.target._schema.name.partition("::")[2]
         return OF_ATEN.get(name) or ALIASES.get(name, name)
@@ -83,8 +84,15 @@ def argument(node: Node, position: int, name: str, default: object = None) -> An
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
+def where_arguments(node: Node) -> tuple[Any, Any, Any]:
+    """condition, input and other of `torch.where(condition, input, other)` or `input.where(condition, other)`."""
+    names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")
+    call = {name: argument(node, i, name) for i, name in enumerate(names)}
+    return call["condition"], call["input"], call["other"]
+
+
 def example(node: object) -> torch.Tensor | None:
-    """The fake tensor that stands for a node's result; None where it is no tensor."""
+    """The fake tensor of a node's result; None if the result is no tensor."""
     value = node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
@@ -98,7 +106,7 @@ def tensor_of(node: object) -> torch.Tensor:
 
 
 def same_shape(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
-    """Whether two shapes are equal, symbols compared by name: asking their value would add a guard."""
+    """Whether two shapes are equal. Compares symbols by name, since comparing their values would add a guard."""
     return len(a) == len(b) and all(str(x) == str(y) for x, y in zip(a, b, strict=True))
 
 
@@ -108,7 +116,7 @@ def static(shape: Sequence[int | torch.SymInt]) -> bool:
 
 
 def memory_of(node: object) -> int | None:
-    """What tells the storage of a tensor from others; None where the node's result is no tensor."""
+    """The identity of the storage of a node's result; None if that is no tensor."""
     value = example(node)
     return None if value is None else value.untyped_storage()._cdata
 
@@ -126,11 +134,11 @@ def mutates(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of a matrix product: a node, and the order of axes that makes it [*batch, rows, columns]."""
+    """An operand of a matrix product: a node, and the order of its axes that makes it [*batch, rows, columns]."""
 
     node: Node
     order: tuple[int, ...] | None = None
-    """None: as it is; an axis that is -1 is missing, and one for the whole batch."""
+    """None: unchanged. -1 stands for a batch axis that the node does not have."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +187,14 @@ def _letters(node: Node) -> tuple[list[str], list[Node], str]:
 
 
 def _order(letters: str, wanted: str, batch: str = "") -> tuple[int, ...] | None:
-    """The order of axes that makes `letters` `wanted`; those of `batch` may be missing."""
+    """The order of axes that makes `wanted` of `letters`, which may lack letters of `batch`."""
     if not set(letters) <= set(wanted) or not set(wanted) <= set(letters + batch):
         raise Refusal(f"einsum operand {letters!r} is no batched matrix")
     return None if letters == wanted else tuple(letters.find(x) for x in wanted)
 
 
 def scores_at(node: Node) -> Scores:
-    """A product read as attention scores, [..., Nq, Nk]."""
+    """The product at `node` read as attention scores, [..., Nq, Nk]."""
     if spelled(node) == "einsum":
         (left, right), (a, b), out = _letters(node)
         if out[-1] in left:
@@ -206,12 +214,12 @@ def scores_at(node: Node) -> Scores:
     added = argument(node, 0, "input")
     if not isinstance(alpha, (int, float)) or not isinstance(beta, (int, float)):
         raise Refusal(f"alpha or beta of {node.name} is no number")
-    # With beta = 0 the added tensor is never read, not even its NaNs.
+    # With beta = 0 the product does not read the added tensor, not even NaN.
     return Scores(Operand(a), Operand(b), True, alpha, added if beta != 0 else None, beta)
 
 
 def weighted_at(node: Node, weights: Node) -> Weighted:
-    """A product read as attention weights times values."""
+    """The product at `node` read as attention weights times values."""
     if spelled(node) == "einsum":
         (left, right), (a, b), out = _letters(node)
         if b is weights:
@@ -265,7 +273,7 @@ def row_statistic(node: object, kind: str) -> tuple[Node, list[Node]] | None:
             index = node.args[1]
             adds_axis = index == (Ellipsis, None) or index == (*[slice(None)] * (rank - 1), None)
             adds_axis = adds_axis or (spelled(source) == "max" and index in (0, "values"))
-        # The gradient through the maximum cancels, so cutting it off changes nothing.
+        # The gradient through the maximum cancels, so `detach` changes nothing.
         if not adds_axis and not (name == "detach" and kind == "max"):
             return None
         node = source
@@ -273,17 +281,17 @@ def row_statistic(node: object, kind: str) -> tuple[Node, list[Node]] | None:
 
 @dataclass(frozen=True)
 class Softmax:
-    """A softmax over the last axis: its result, its input, and the nodes that only exist for it."""
+    """A softmax over the last axis: its result, its input, and the nodes that compute it."""
 
     result: Node
     source: Node
     inside: tuple[Node, ...]
     sink: Node | None = None
-    """[*lead, Nq, 1]: one more score of each row, whose weight meets no value; `result` is without it."""
+    """[*lead, Nq, 1]: one more score of each row (an attention sink); `result` is without its weight."""
 
 
 def softmax_at(node: Node) -> Softmax:
-    """A softmax, called or written out, whose result is `node`."""
+    """The softmax with the result `node`, one call or written out."""
     name = spelled(node)
     source = argument(node, 0, "input")
     if name == "softmax" and isinstance(source, Node):

@@ -1,10 +1,10 @@
-"""`nn.MultiheadAttention` whose weights nobody reads computes none, on a GPU.
+"""Lets `nn.MultiheadAttention` on a GPU compute no weights if the program does not read them.
 
     y, _ = mha(x, x, x)                  products, a softmax, and the mean of its weights [B, Sq, Sk]
     →   y, _ = mha(x, x, x, need_weights=False)                                  fused attention
 
-PyTorch's default asks for the weights, and so keeps its own fused kernels away. A call that drops weights stays: the
-fused kernels draw other masks. So does one in which a query may see no key: written out it gives NaN, fused zeros.
+The module returns weights by default, which rules out PyTorch's fused kernels. A call with dropout stays, since fused
+kernels draw other masks. So does a call in which a query may have no key: unfused it gives NaN, fused zeros.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch.fx import GraphModule, Node
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.mask_parts import read_mask
 from tilewright.passes.attention.spelling import argument, example, spelled
-from tilewright.passes.attention.visible import visible
 from tilewright.records.program import Decision, Verdict
 
 CALL = "multi_head_attention_forward"
 DROPOUT = 10
-"""Position of its probability."""
+"""Position of the dropout probability."""
 BY_NAME = 13
-"""Arguments before those that PyTorch's modules give by name: whether it trains, masks and weights."""
+"""Positional arguments of PyTorch's modules; the others (training, masks, need_weights) are given by name."""
 
 
 def leave_weights_out(gm: GraphModule, target: Target) -> list[Decision]:
@@ -37,7 +37,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision:
     why = _refusal(node, constants, target)
     if why is None:
         node.update_kwarg("need_weights", False)
-        # With weights the flag is a hint beside the mask; without them it takes the mask's place.
+        # With weights the flag is a hint beside the mask; without weights it would replace the mask.
         node.update_kwarg("is_causal", False)
     reason = "weights that nobody reads are not computed" if why is None else f"its weights are computed: {why}"
     verdict: Verdict = "taken" if why is None else "refused"
@@ -61,9 +61,9 @@ def _refusal(node: Node, constants: Constants, target: Target) -> str | None:
 
 
 def _leaves_keys(mask: Node, constants: Constants) -> bool:
-    """Whether every query sees some key through a mask [Sq, Sk] or [B·H, Sq, Sk]."""
+    """Whether a mask [Sq, Sk] or [B·H, Sq, Sk] leaves every query a key."""
     value = example(mask)
     if value is None or value.dim() < 2:
         return False
-    found = visible(mask, constants, *value.shape[-2:])
-    return not found.kept and not found.added and found.leaves_a_key(*value.shape[-2:])
+    found = read_mask(mask, constants, *value.shape[-2:])
+    return not found.conditions and not found.biases and found.leaves_a_key(*value.shape[-2:])

@@ -1,12 +1,12 @@
-"""Attention within windows, written out: many sequences of few places, and a mask that they share, learned or not.
+"""Fuses attention within windows: many short sequences that share a mask, which may be learned.
 
     s = q @ k.mT · scale + bias                         [B, H, N, N], bias [1, H, N, N]
     s = s.view(B / M, M, H, N, N) + mask                mask [M, 1, N, N]
     y = softmax(s.view(B, H, N, N), -1) @ v             →   y = window_attention(q, k, v, bias + mask, scale)
 
-The fused mask [M, H, N, N] is small: neither the scores nor a mask of their size is written. PyTorch's fused kernels
-want a mask of every window, and give its gradient for each. On an H200, 4,096 windows of 49 places and 3 heads of 32:
-cuDNN 674 µs forward with a mask, PyTorch's memory-efficient kernel 176, products and a softmax 533.
+The mask [M, H, N, N] is small, and no tensor of the scores' size is written. PyTorch's fused kernels need a mask, and
+compute its gradient, for every window. On an H200, the forward of 4,096 windows of 49 positions, 3 heads of 32: cuDNN
+674 µs, PyTorch's memory-efficient kernel 176, products and a softmax 533.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tilewright.passes.attention.spelling import static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
 FEWEST = 128
-"""Windows times heads: a program each must keep a large GPU busy."""
+"""The fewest windows times heads: one program each must fill a large GPU."""
 
 
 def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
-    """Whether the kernel for windows takes an attention."""
+    """Whether the kernel for windows supports an attention."""
     result, scores = tensor_of(attention.result), tensor_of(attention.scores)
     given = (attention.q, attention.k, attention.v)
     depths = [tensor_of(x.node).shape[-1 if x.order is None else x.order[-1]] for x in given]
@@ -49,7 +49,7 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
 
 
 def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
-    """Write the fused form before `attention.result` and give the node that takes its place."""
+    """Write the fused form before `attention.result`; returns the node that replaces it."""
     write = Writer(graph, attention.result)
     q, k, v = operands(write, attention)
     mask = _mask(write, attention, masking, int(tensor_of(q).shape[1])) if masking.added else None
@@ -58,7 +58,7 @@ def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
 
 
 def _mask(write: Writer, attention: Attention, masking: Masking, heads: int) -> Node:
-    """What is added to the scores: [M, H, Nq, Nk] in fp32, window b reading b modulo M."""
+    """The sum of the added masks, fp32 [M, H, Nq, Nk]; window b reads entry b modulo M."""
 
     def masks() -> Iterator[Node]:
         for term in masking.added:

@@ -35,7 +35,7 @@ class Writer:
         return self._with_example(node, getattr(torch.Tensor, name))
 
     def joined(self, function: Callable[..., object], nodes: Iterable[Node]) -> Node:
-        """`function` of the first two, of that and the third, and so on."""
+        """The nodes reduced by the binary `function`, from left to right."""
         return reduce(lambda one, other: self.call(function, one, other), nodes)
 
     def _with_example(self, node: Node, function: Callable[..., object]) -> Node:
@@ -45,7 +45,7 @@ class Writer:
         return node
 
     def run(self, node: Node, instead: Mapping[Node, torch.Tensor], function: Callable[..., Any] | None = None) -> Any:
-        """The fake result of `node`, with other fake tensors for some of its arguments."""
+        """The fake result of `node`, with the fake tensors of `instead` for some arguments."""
         args, kwargs = map_arg(
             (node.args, node.kwargs), lambda x: instead[x] if x in instead else x.meta["example_value"]
         )

@@ -1,4 +1,4 @@
-"""Scores that are written in place become new tensors, where nothing else could see the write.
+"""Replaces in-place operators on attention scores by functional ones, if no other node can see the write.
 
 s = q @ k.mT                                 s = q @ k.mT
 s *= scale                                   a = s * scale
@@ -34,7 +34,7 @@ def write_scores_apart(gm: GraphModule) -> None:
         if spelled(node) == "_set_grad_enabled":
             enabled = node.args[0] is True
         written = node.args[0] if node.args and spelled(node) in (*FUNCTIONS, *METHODS) else None
-        # Where gradients are off a write keeps the gradient that the tensor has, and a new tensor has none.
+        # With gradients off, a written tensor still requires its gradient, but a new tensor would not.
         value = example(written)
         if not isinstance(written, Node) or value is None or (value.requires_grad and not enabled):
             continue
@@ -47,7 +47,7 @@ def _is_between_products(node: Node, written: Node) -> bool:
 
 
 def _is_seen_alone(node: Node, written: Node, places: dict[Node, int]) -> bool:
-    """Whether no later call reads memory that `node` writes, but through `written` or what `node` gives."""
+    """Whether later calls read the memory that `node` writes only through `written` or the result of `node`."""
     here, memory = places[node], memory_of(written)
     aliases = [x for x in places if places[x] < here and memory_of(x) == memory]
     if not all(x.op in ("call_function", "call_method") for x in aliases):
