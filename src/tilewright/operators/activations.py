@@ -115,7 +115,8 @@ def gelu_backward(c: Call, g: Value, x: Value, approximate: str = "none") -> Val
         t = _tanh_gate(x)
         inner = TANH_GAIN * (1 + 3 * TANH_CUBIC * (x * x))
         return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner)
-    return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -0.5 * (x * x)))
+    u = x * SQRT_HALF
+    return g * (_normal_cdf(x) + x * GAUSSIAN * call("exp", -(u * u)))
 
 
 @body("silu.default(self)", arithmetic=per_result(4, 1), role="SiLU", part="activation")
