@@ -443,3 +443,27 @@ def test_conditions_on_sizes_are_checked_before_each_call(kept_programs: Path) -
     run_sizes(mixes, [5, 6, 7], w)
     # 7 does not meet the condition: Dynamo asks for another program, and the kept one is not it.
     assert program_cache.counts["loaded"] == 1 and program_cache.counts["compiled"] == 1, program_cache.counts
+
+
+def test_a_program_for_one_number_is_not_found_for_another() -> None:
+    """AOTAutograd specialises a float where an operator takes no tensor instead, with a condition on its value."""
+
+    def scaled(x: torch.Tensor, least: float) -> torch.Tensor:
+        return F.gelu(x).clamp(min=least) * least
+
+    x, function = torch.randn(40, 12), compiled(scaled)
+    for least in (0.5, 0.25, 0.125):
+        assert_same(function(x, least), scaled(x, least))
+
+
+def test_the_plans_of_a_program_are_not_those_of_its_successor_with_other_conditions() -> None:
+    def first(x: torch.Tensor, columns: int) -> torch.Tensor:
+        return F.gelu(x)[:, :columns].sum(1)
+
+    function = compiled(first)
+    for columns in (2, 3, 0, 1, 5, 8, 9):
+        mine = with_grad(6, 8)
+        plain = twin(mine)
+        for x, call in ((mine, function), (plain, first)):
+            call(x, columns).sum().backward()
+        assert_same(mine.grad, plain.grad)

@@ -24,6 +24,7 @@ from tilewright.records.program import GraphName
 
 if TYPE_CHECKING:
     from tilewright.graph.plain_call import Called
+    from tilewright.graph.program_cache import KeptProgram
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -81,7 +82,7 @@ class Compiler:
         return called.otherwise
 
     def keep_sizes(self, key: str) -> None:
-        """Keep the plans for each call's sizes under this program's key."""
+        """Keep the plans for each call's sizes under this key of the program."""
 
     def compile_lost(self, error: Exception) -> None:
         """Note that a program which was kept cannot be used."""
@@ -145,6 +146,7 @@ def _traced(
     from tilewright.graph.graph_pair import GraphPair
 
     program_cache.counts["compiled"] += 1
+    on_floats = size_guards.on_floats()
     pairs = GraphPair(compiler, len(inputs), is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
     if key is None:
         functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
@@ -168,9 +170,11 @@ def _traced(
         return _traced(compiler, module, inputs)
     if key is not None:
         try:
+            if size_guards.on_floats() > on_floats:
+                raise CaptureError("a number among its inputs is specialised")
             if (program := pairs.program(compiled, looked_up or {})) is not None:
                 program_cache.keep(key, program)
-                compiler.keep_sizes(key)
+                compiler.keep_sizes(_sized(key, program))
         # The program is compiled all the same.
         except Exception as error:
             program_cache.counts[f"not kept: {first_line(error)}"] += 1
@@ -189,11 +193,11 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
         program_cache.discard(key)
         return None
     try:
-        compiler.keep_sizes(key)
         pairs = GraphPair(compiler, len(inputs), packed=program.backward)
         runs = pairs.restored(packed.unpack(program.planned))
         compiled = aot_entry.wrapped(program.entry, runs, pairs.whole_backward if program.backward else None)
         size_guards.require(program.guards, inputs)
+        compiler.keep_sizes(_sized(key, program))
     # After any error the program can be compiled as if nothing had been kept.
     except Exception as error:
         program_cache.discard(key)
@@ -201,6 +205,11 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
         return None
     program_cache.counts["loaded"] += 1
     return _finished(pairs.callable_of(compiled))
+
+
+def _sized(key: str, program: KeptProgram) -> str:
+    """What the plans for sizes are kept under: a program traced under other conditions takes the key over."""
+    return f"{key} {program.guards}"
 
 
 def _finished(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,6 +50,19 @@ class Symbols:
         return " ".join([str(expression.xreplace(self.numbers)), *ranges])
 
 
+def on_floats() -> int:
+    """How many conditions on floats Dynamo and the trace have made so far, as where one is specialised to its value.
+
+    `hold` knows none of them: a program whose trace makes one is valid for that number alone.
+    """
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    context = torch._guards.TracingContext.try_get()
+    environment = context and context.fake_mode and context.fake_mode.shape_env
+    guards = environment.guards if environment else ()
+    return sum(any(symbol_is_type(symbol, SymT.FLOAT) for symbol in guard.expr.free_symbols) for guard in guards)
+
+
 def hold(guards: str | None, inputs: Sequence[Any]) -> bool:
     """Whether the conditions hold for the sizes of the call that is being compiled. Adds no condition to Dynamo's."""
     return guards is None or _evaluated(guards, [x.node.hint for x in _integers(inputs)], inputs)
