@@ -13,7 +13,10 @@ def feeds_discontinuous(nest: Nest) -> set[int]:
 
 
 def absolute_accuracy(nest: Nest, *names: str) -> frozenset[int]:
-    """Positions of the functions `names` in fp32 used only in sums with 1, which need only absolute accuracy."""
+    """Positions of the functions `names` in fp32, at most 1, that need only absolute accuracy.
+
+    They are used in sums with 1 alone, or scaled in sums with the factor.
+    """
     steps = nest.steps
     users: dict[int, list[int]] = {}
     for place, step in enumerate(steps):
@@ -24,13 +27,17 @@ def absolute_accuracy(nest: Nest, *names: str) -> frozenset[int]:
         return frozenset()
     stored = {store.value for store in nest.stores} | feeds_discontinuous(nest)
 
-    def is_hidden(i: int) -> bool:
-        return i in users and i not in stored and all(hides(place, i) for place in users[i])
+    def is_hidden(i: int, factor: float = 1.0) -> bool:
+        return i in users and i not in stored and all(hides(place, i, factor) for place in users[i])
 
-    def hides(user: int, i: int) -> bool:
+    def hides(user: int, i: int, factor: float) -> bool:
         step = steps[user]
-        ones = (steps[a].name == "const" and steps[a].constant == 1 for a in step.args)
-        return any(ones) if step.name in ("add", "sub") else step.args == (i, i) and is_hidden(user)
+        constants = [steps[a].constant for a in step.args if steps[a].name == "const"]
+        if step.name == "mul" and isinstance(scale := next(iter(constants), None), float):
+            return is_hidden(user, factor * scale)
+        if step.args == (i, i):
+            return is_hidden(user, factor * factor)
+        return step.name in ("add", "sub") and factor in constants
 
     return frozenset(i for i in found if is_hidden(i))
 

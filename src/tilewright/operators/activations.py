@@ -94,7 +94,7 @@ formulas(
 
 
 def _normal_cdf(x: Value) -> Value:
-    return 0.5 * (1 + call("erf", x * SQRT_HALF))
+    return 0.5 + 0.5 * call("erf", x * SQRT_HALF)
 
 
 def _tanh_gate(x: Value) -> Value:
