@@ -29,6 +29,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.specialise import counted_inputs, has_symbols, size_key, sizes_are_given, specialise
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
+from tilewright.launch.generated import compile_together, kernel_of
 from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
 from tilewright.records import outcomes
@@ -41,7 +42,6 @@ from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableByS
 from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable
-from tilewright.runtime.gpu import compile_together, kernel_of
 from tilewright.runtime.replay import Replay, obstacle
 
 if TYPE_CHECKING:

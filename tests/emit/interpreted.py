@@ -26,17 +26,18 @@ from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
+from tilewright.launch import generated
+from tilewright.launch.blocking import Blocking, plan
+from tilewright.launch.generated import TritonKernel
 from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified
-from tilewright.runtime import gpu
-from tilewright.runtime.blocking import Blocking, plan
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import layout_of
-from tilewright.runtime.gpu import TritonKernel, TritonStep
+from tilewright.runtime.gpu import TritonStep
 
 CPU = torch.device("cpu")
 FUSED = {"addcmul.default specials torch.float32", "tanh_backward.default one torch.int64"}
@@ -152,7 +153,7 @@ def test_a_damaged_source_in_the_cache_is_written_again() -> None:
     TritonKernel(lowered.nest, source)
     path = cache.entry(cache.key_of(source), ".py")
     path.write_text("raise SystemExit")
-    gpu._module.cache_clear()
+    generated._module.cache_clear()
     TritonKernel(lowered.nest, source)
     assert path.read_text() == source
 
@@ -160,7 +161,7 @@ def test_a_damaged_source_in_the_cache_is_written_again() -> None:
 def test_cpu_tensors_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     (lowered,) = nests_of(lambda x: x * 2, torch.randn(7))
     kernel = TritonKernel(lowered.nest, emit_triton(lowered.nest))
-    monkeypatch.setattr(gpu, "interpreted", lambda: False)
+    monkeypatch.setattr(generated, "is_interpreted", lambda: False)
     with pytest.raises(CompilerError, match="TRITON_INTERPRET=1"):
         kernel.launch([torch.randn(7), torch.empty(7)])
 

@@ -21,10 +21,10 @@ from tilewright.emit.triton import emit_triton
 from tilewright.emit.triton_step import in_memory
 from tilewright.hardware.assembly import resources
 from tilewright.hardware.target import target_named
+from tilewright.launch.blocking import plan
+from tilewright.launch.generated import TritonKernel
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import fuse
-from tilewright.runtime.blocking import plan
-from tilewright.runtime.gpu import TritonKernel
 
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1",
             "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8", "uint8": "*u8"}  # fmt: skip
@@ -47,10 +47,10 @@ def sources(nest: Nest) -> Iterator[tuple[ASTSource, int]]:
             continue
         names = function.arg_names
         constants = {name: size for name, size in (sizes or {}).items() if name in names}
-        numbers = [f"skip{number}" for number in range(nest.numbers)]
+        numbers = ["count", *(f"skip{number}" for number in range(nest.numbers))]
         pointers = [name for name in names if name not in constants and name not in numbers]
         signature = {name: POINTERS[in_memory(d)] for name, d in zip(pointers, dtypes, strict=True)}
-        signature |= dict.fromkeys(numbers, "i64") | dict.fromkeys(constants, "constexpr")
+        signature |= dict.fromkeys(numbers, "i64") | {"count": "i32"} | dict.fromkeys(constants, "constexpr")
         aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
         yield ASTSource(function, signature, constants, aligned), warps
 

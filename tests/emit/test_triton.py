@@ -17,9 +17,9 @@ from tests.passes.graphs import aten
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.triton_indices import ranges_of
 from tilewright.hardware.target import target_named
+from tilewright.launch.blocking import plan
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import fuse
-from tilewright.runtime.blocking import plan
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
 from tests.waiting import in_threads
 from tilewright.backend import backend
 from tilewright.launch.executor import EXTENSION
-from tilewright.runtime.gpu import TritonKernel
+from tilewright.launch.generated import TritonKernel
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"

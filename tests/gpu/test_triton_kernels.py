@@ -9,9 +9,9 @@ from tests.emit import float8
 from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, check_program, nests_of, operators
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.emit.triton import emit_triton
+from tilewright.launch.blocking import plan
+from tilewright.launch.generated import TritonKernel
 from tilewright.records.measurement import Verified
-from tilewright.runtime.blocking import plan
-from tilewright.runtime.gpu import TritonKernel
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")

@@ -149,7 +149,7 @@ def _region(
         members=tuple(n.name for n in region.members),
         cost=cost,
         language=region.language,
-        source_code=source_of(region),
+        source_code=source_of(region.lowered),
         floor_us=floor,
         bound=bound,
         predicted_us=None if floor is None else _predicted_us(work, distances, profile),

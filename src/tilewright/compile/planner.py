@@ -132,7 +132,7 @@ class _Kernels:
         # Not the nests themselves: 0.0 equals -0.0, and True equals 1.
         key = repr(nameless(nest)) + region.language
         if key not in self.known:
-            self.known[key] = nest, source_of(region)
+            self.known[key] = nest, source_of(region.lowered)
         shared, source = self.known[key]
         region.share(shared)
         return source

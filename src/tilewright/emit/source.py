@@ -1,12 +1,12 @@
-"""The source code of a region's kernel, in the language of its device."""
+"""The source code of a nest's kernel, in the language of its device."""
 
 from __future__ import annotations
 
 from tilewright.emit.cpp import emit_cpp
 from tilewright.emit.triton import emit_triton
-from tilewright.passes.fusion import Region
+from tilewright.loops.lower import Lowered
 
 
-def source_of(region: Region) -> str:
-    emit = emit_triton if region.language == "triton" else emit_cpp
-    return emit(region.lowered.nest)
+def source_of(lowered: Lowered) -> str:
+    emit = emit_triton if lowered.language == "triton" else emit_cpp
+    return emit(lowered.nest)

@@ -28,8 +28,8 @@ DRAWS = "from tilewright.emit import triton_draw as draw\n"
 def emit_triton(nest: Nest, comment: str = "") -> str:
     """The source of a module with the kernel `NAME` and, if there are column sums, `NAME_after`.
 
-    Both take a pointer for each buffer of the nest in order, then one for the scratch of each column sum, then
-    block sizes (`tilewright.runtime.gpu` chooses them).
+    Both take a pointer for each buffer of the nest in order, then one for the scratch of each column sum, then the
+    launch's numbers, then block sizes (`tilewright.launch.blocking` chooses them).
     """
     schedule = TritonSchedule(nest)
     kernels = "\n\n" + _Main(schedule).text()
@@ -62,20 +62,21 @@ class _Main(Printer):
         )
 
     def _extents(self) -> str:
-        rows, cols = (" × ".join(map(str, extents)) for extents in (self.nest.rows, self.nest.cols))
-        if not rows:
+        cols = " × ".join(map(str, self.nest.cols))
+        if not self.nest.rows:
             return f"One row of {cols} columns"
+        rows = " × ".join(["Rows", *map(str, self.nest.rows[1:])])
         if self.schedule.kind == "tiles":
-            return f"{rows} rows of {cols} columns"
+            return f"{rows} of {cols} columns"
         owned = "TILES × BLOCK_ROWS" if self.schedule.sums else "BLOCK_ROWS"
         part = " and BLOCK_COLS of the columns" if self.schedule.splits_columns else ""
-        return f"{rows} rows of {cols} columns; a program owns {owned} of the rows{part}"
+        return f"{rows} of {cols} columns; a program owns {owned} of the rows{part}"
 
     # Elementwise
 
     def _flat(self) -> None:
         self.put(f"i = {self.program()} * BLOCK + tl.arange(0, BLOCK)")
-        self.put(f"ok = i < {self.nest.col_count}")
+        self.put(f"ok = i < {self.schedule.end}")
         self.unravel("i", self.col_axes, self.nest.cols)
         self.put_groups(f"{self.program()} * BLOCK", "BLOCK", "")
         self._compute_and_store()
@@ -96,7 +97,7 @@ class _Main(Printer):
     def _place_rows(self, tile: str) -> None:
         if self.nest.rows:
             self.put(f"row = {tile} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
-            self.put(f"row_ok = row < {self.nest.row_count}")
+            self.put(f"row_ok = row < {self.schedule.end}")
             self.unravel("row", self.row_axes, self.nest.rows)
 
     def _place_columns(self, begin: str) -> None:

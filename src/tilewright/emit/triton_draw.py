@@ -12,7 +12,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.kernels.dropout_add.triton import philox
+
+@triton.jit
+def philox(
+    key0: tl.tensor, key1: tl.tensor, c0: tl.tensor, c1: tl.tensor, c2: tl.tensor, c3: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Philox4x32-10 (Salmon, Moraes, Dror & Shaw, SC 2011): four 32-bit words from key and counter."""
+    for _ in tl.static_range(10):
+        a = c0.to(tl.uint64) * 0xD2511F53
+        b = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (b >> 32).to(tl.uint32) ^ c1 ^ key0
+        c1 = b.to(tl.uint32)
+        c2 = (a >> 32).to(tl.uint32) ^ c3 ^ key1
+        c3 = a.to(tl.uint32)
+        key0 += 0x9E3779B9
+        key1 += 0xBB67AE85
+    return c0, c1, c2, c3
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
-     "found", "draw", "tl", "tw", "libdevice", "float", "range"]
+     "count", "found", "draw", "tl", "tw", "libdevice", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
 NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip")
@@ -55,17 +55,17 @@ class Printer:
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
         pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.schedule.scratch]
-        numbers = [f"skip{number}" for number in range(self.nest.numbers)]
-        pointers += [f"{number}: tl.int64" for number in numbers]
+        numbers = ["count", *(f"skip{number}" for number in range(self.nest.numbers))]
+        pointers += [f"count: tl.int{64 if self.schedule.wide_index else 32}", *(f"{n}: tl.int64" for n in numbers[1:])]
         constants = [f"{size}: tl.constexpr" for size in sizes]
         signature = f"def {name}({', '.join(pointers + constants)}):"
         if len(signature) > LINE:
             lines = [*textwrap.wrap(", ".join(pointers) + ",", LINE - 4), ", ".join(constants) + ","]
             signature = "\n    ".join([f"def {name}(", *lines]) + "\n):"
-        # One kernel for all numbers, whatever divides them.
+        # One kernel for all numbers.
         quoted = json.dumps(numbers)
         jit = f"triton.jit(do_not_specialize={quoted}, do_not_specialize_on_alignment={quoted})"
-        return f"@{jit if numbers else 'triton.jit'}\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
+        return f"@{jit}\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
 
     def _with_origin(self) -> list[str]:
         """Declare `origin`, the index of single elements as a block: the interpreter mishandles scalar pointers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import Literal
 
 from tilewright.emit.accuracy import absolute_accuracy, feeds_discontinuous
@@ -24,6 +25,9 @@ FEW_ROWS = 256
 """So many rows are one tile or two of a program: what a second kernel would combine is not worth its launch."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
+
+WIDEST_VECTOR = 16
+"""Elements of 16 bytes, of the narrowest dtype."""
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -48,6 +52,26 @@ class TritonSchedule:
         if any(step.name.startswith("reduce") for step in self.nest.steps):
             return "rows"
         return "tiles" if self.nest.rows else "flat"
+
+    @property
+    def extent(self) -> int:
+        """The rows, or the elements of a `flat` nest: `count` × `divisor`."""
+        return self.nest.row_count if self.nest.rows else self.nest.col_count
+
+    @cached_property
+    def divisor(self) -> int:
+        """What kernels know of the extent: what divides it, if vectors run along it."""
+        return gcd(self.extent, WIDEST_VECTOR) if self.kind == "flat" or self.nest.transposes else 1
+
+    @property
+    def count(self) -> int:
+        """The number by which a launch says its extent, so that one kernel serves many."""
+        return self.extent // self.divisor
+
+    @property
+    def end(self) -> str:
+        """The extent as the kernel has it."""
+        return "count" if self.divisor == 1 else f"count * {self.divisor}"
 
     @cached_property
     def sums(self) -> tuple[int, ...]:

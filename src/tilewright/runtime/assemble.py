@@ -25,6 +25,7 @@ from tilewright.graph.writes import written
 from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
+from tilewright.launch.generated import kernel_of
 from tilewright.operators.collectives import WAIT
 from tilewright.passes.fusion import Region
 from tilewright.passes.random.draws import draw_stream
@@ -45,7 +46,7 @@ from tilewright.runtime.executable import (
     ViewStep,
     layout_of,
 )
-from tilewright.runtime.gpu import TritonStep, kernel_of
+from tilewright.runtime.gpu import TritonStep
 from tilewright.runtime.native import NUMBERS, Native, holds_values
 from tilewright.runtime.storage_reuse import same_storage_layout, writes_after_reads
 

@@ -28,7 +28,8 @@ FUSED, APART = "fused", "apart"
 def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outcome]:
     """Time each region against its parts on random inputs; all C++ kernels are compiled together."""
     regions = [r for fused, parts in pairs for r in (fused, *parts) if r.language == "c++"]
-    library = load(translation_unit(list(dict.fromkeys(map(source_of, regions))))) if regions else None
+    sources = dict.fromkeys(source_of(region.lowered) for region in regions)
+    library = load(translation_unit(list(sources))) if sources else None
     return [_race(library, fused, parts) for fused, parts in pairs]
 
 
@@ -63,7 +64,7 @@ class _Program:
             for node in region.lowered.outputs:
                 self.slots.setdefault(node, len(self.slots))
             outputs = tuple((self.slots[n], layout_of(n.meta["val"]), None) for n in region.lowered.outputs)
-            self.steps.append(kernel_step(region, source_of(region), library, inputs, outputs))
+            self.steps.append(kernel_step(region, source_of(region.lowered), library, inputs, outputs))
         self.filled: Slots = [*values.values(), *([None] * (len(self.slots) - len(values)))]
         self.results = [self._slot(node) for node in results]
 
