@@ -1,23 +1,30 @@
-"""GELU in CUDA C++ (`gelu.cu`), built at run time: the arithmetic of tilewright's Triton kernel in another language.
+"""GELU by hand, twice: in Triton (here) and in CUDA C++ (`gelu.cu`), which is built at run time.
 
     tilewright bench gelu
     tilewright kernel gelu 4096x4096 --impl tilewright-cuda --on h200
 
-Both are at the limit of memory, so the language does not matter.
+Both are at the limit of memory, as the kernel that tilewright generates is: the language does not matter.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
+from tilewright.kernels.activation.formulas import activate_and_slope, rounded
 from tilewright.kernels.device import current
 from tilewright.launch import nvrtc
 
 SOURCE = Path(__file__).with_suffix(".cu")
 THREADS = 256
+BLOCK = 1024
+"""Elements of a program in Triton."""
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "float"}
 
 
@@ -28,8 +35,35 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     """
     if not x.is_cuda or x.dtype not in ELEMENTS:
         raise ValueError(f"this GELU takes fp32, bf16 or fp16 on a CUDA device, not {x.dtype} on {x.device}")
-    result: torch.Tensor = _Gelu.apply(x)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Gelu.apply(x, _launch)
     return result
+
+
+def in_triton(x: torch.Tensor) -> torch.Tensor:
+    """The same in Triton, also in its interpreter."""
+    result: torch.Tensor = _Gelu.apply(x, _launch_triton)
+    return result
+
+
+@triton.jit
+def _gelu(x, dy, out, count, BACKWARD: tl.constexpr, PRECISE: tl.constexpr, BLOCK: tl.constexpr):
+    """x·Φ(x), or dy times its slope, of BLOCK neighbours."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    result, slope = activate_and_slope(tl.load(x + at, inside).to(tl.float32), "gelu", PRECISE)
+    if BACKWARD:
+        result = tl.load(dy + at, inside).to(tl.float32) * slope
+    tl.store(out + at, rounded(result, out.dtype.element_ty), inside)
+
+
+def _launch_triton(x: torch.Tensor, dy: torch.Tensor | None) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        given = (x, None if dy is None else dy.contiguous(), out, x.numel())
+        with current(x):
+            _gelu[(triton.cdiv(x.numel(), BLOCK),)](*given, dy is not None, x.dtype == torch.float32, BLOCK)
+    return out
 
 
 def definitions(dtype: torch.dtype, aligned: bool, backward: bool) -> nvrtc.Definitions:
@@ -62,11 +96,12 @@ def _launch(x: torch.Tensor, dy: torch.Tensor | None) -> torch.Tensor:
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, launch: Callable[..., torch.Tensor]) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return _launch(x, None)
+        ctx.launch = launch
+        return launch(x, None)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         (x,) = ctx.saved_tensors
-        return _launch(x, dy)
+        return ctx.launch(x, dy), None

@@ -1,4 +1,4 @@
-"""The hand-written kernels as functions: PyTorch operators with fake and autograd, on any device.
+"""tilewright's kernels as functions: PyTorch operators with fake and autograd, on any device.
 
 Each is loaded when it is first used. On a GPU the kernel that suits shape and dtype runs; elsewhere PyTorch's
 own operators compute the formula. What a call costs the host is in docs/kernels.md, "Called eagerly".

@@ -33,7 +33,7 @@ def test_every_operator_has_its_row_and_every_row_its_operator() -> None:
     for name in names:
         overload = getattr(torch.ops.tilewright, name.removeprefix("tilewright::")).default
         row = row_of(overload)
-        assert row is not None and row.body is None
+        assert row is not None
         # What may be dropped, merged or moved: what neither draws nor writes.
         draws = torch.Tag.nondeterministic_seeded in overload.tags
         assert row.pure == (not draws and not overload._schema.is_mutable)

@@ -10,6 +10,7 @@ import torch
 
 from tilewright.graph.pytorch_state import has_forward_level
 from tilewright.kernels.by_recipe import RECIPES, RecipeOf, built, performed
+from tilewright.kernels.generated import generated
 from tilewright.launch.eager import EagerOperator
 from tilewright.launch.gradient import Gradient
 from tilewright.operators.table import rows
@@ -43,7 +44,8 @@ def define(
     of being zero.
 
     `recipe(builder, *arguments)`, with operands in place of tensors, gives what kernels do for a call, or None where
-    `implementation` takes it. In a compiled graph on a GPU the recipe is a step of the program.
+    `implementation` takes it. In a compiled graph on a GPU the recipe is a step of the program. An operator whose row
+    has a body needs none: its kernels are generated.
     """
     row = rows()[f"tilewright.{name}.default"]
     full = f"tilewright::{name}"
@@ -56,6 +58,8 @@ def define(
         backward, save = gradient.backward, gradient.save
     elif backward is None and not is_mutable:
         backward = without_derivative(name)
+    if row.own and row.body is not None:
+        recipe = generated(operator, fake)
     if recipe is not None:
         RECIPES[full] = recipe
     build, perform = functools.partial(built, full, recipe), functools.partial(performed, full, recipe)

@@ -45,7 +45,7 @@ def _mish_backward(c: Call, g: Value, x: Value) -> Value:
     return g * (gate + x * call("sigmoid", x) * (1 - gate * gate))
 
 
-def _silu_backward(c: Call, g: Value, x: Value) -> Value:
+def silu_backward(c: Call, g: Value, x: Value) -> Value:
     s = call("sigmoid", x)
     return g * s * (1 + x * (1 - s))
 
@@ -61,7 +61,7 @@ formulas(
         "leaky_relu_backward.default(grad_output, self, negative_slope, self_is_result)": lambda c, g, x, slope, _: (
             where(x > 0, g, g * slope)
         ),
-        "silu_backward.default(grad_output, self)": _silu_backward,
+        "silu_backward.default(grad_output, self)": silu_backward,
         "sigmoid_backward.default(grad_output, output)": lambda c, g, y: g * (1 - y) * y,
         "tanh_backward.default(grad_output, output)": lambda c, g, y: g * (1 - y * y),
         "elu.default(self, alpha, scale, input_scale)": _elu,

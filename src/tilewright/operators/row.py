@@ -107,7 +107,7 @@ class Row:
     part: Literal["", "activation", "copy", "sum"] = ""
     """What it is in a drawing of a model that no class says."""
     own: bool = False
-    """One of tilewright's hand-written kernels."""
+    """One of tilewright's operators: a hand-written kernel, or with a body a generated one."""
 
     @cached_property
     def name(self) -> str:
@@ -189,10 +189,13 @@ def _operators(texts: str) -> list[str]:
     return [" ".join(text.split()) for text in re.findall(r"[^()]+\([^()]*\)", texts)]
 
 
-def own(schema: str, operator_class: OperatorClass, **says: Unpack[RowFields]) -> None:
-    """Declare the row of one of tilewright's own operators by its schema: `softmax(Tensor x, bool log) -> Tensor`."""
+def own(schema: str, operator_class: OperatorClass, body: Body | None = None, **says: Unpack[RowFields]) -> None:
+    """Declare the row of one of tilewright's own operators by its schema: `softmax(Tensor x, bool log) -> Tensor`.
+
+    With a `body` its kernels are generated: as ATen's in a compiled graph, and for eager calls by themselves.
+    """
     name, parenthesis, rest = schema.partition("(")
-    declare(replace(_row(f"tilewright.{name}.default{parenthesis}{rest}", operator_class, None, says), own=True))
+    declare(replace(_row(f"tilewright.{name}.default{parenthesis}{rest}", operator_class, body, says), own=True))
 
 
 def _row(text: str, operator_class: OperatorClass, function: Body | None, says: RowFields) -> Row:

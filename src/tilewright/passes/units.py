@@ -44,7 +44,7 @@ def is_fusible(node: fx.Node) -> str | None:
     row = row_of(node.target)
     if row is None:
         return f"{node.target} has no row in the operator table"
-    if row.own:
+    if row.own and row.body is None:
         return f"{node.target} is tilewright's own"
     if row.operator_class in ("compute", "library", "random"):
         return f"{node.target} is a library call"
@@ -79,9 +79,9 @@ def is_elementwise(node: fx.Node) -> bool:
 
 
 def whose_kernel(node: fx.Node, target: Target) -> str | None:
-    """How one of tilewright's own operators runs; None for other operators."""
+    """How one of tilewright's own operators without a body runs; None for other operators."""
     row = row_of(node.target)
-    if row is None or not row.own:
+    if row is None or not row.own or row.body is not None:
         return None
     tensor = next(tensor for value in (node, *node.all_input_nodes) for tensor in results(value))
     if dtype_name(tensor.dtype) == "float64":

@@ -1,4 +1,4 @@
-"""The Triton activations in Triton's interpreter, beside `rows.py`: their tails, special values and layouts."""
+"""The generated activations in Triton's interpreter, beside `rows.py`: their tails, special values and layouts."""
 
 import math
 
@@ -30,14 +30,6 @@ def test_slopes_and_tails(kind: str, dtype: torch.dtype) -> None:
     slope = compare(activation._activation_backward(dy, x, kind), activation.formula_backward(dy, x, kind), truth)
     assert value.ok, value
     assert slope.ok, slope
-
-
-def test_the_tail_of_phi_has_relative_accuracy() -> None:
-    """Eager's 1 + erf has none there: at -5 three digits are left."""
-    x = torch.linspace(-12, 0, 3001)
-    truth = 0.5 * torch.special.erfc(-x.double() * math.sqrt(0.5)) * x.double()
-    error = ((activation._activation(x, "gelu").double() - truth) / truth.where(x < 0, 1.0)).abs().max().item()
-    assert error < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu"])

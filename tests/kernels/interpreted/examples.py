@@ -6,7 +6,7 @@ The product not in bf16: the interpreter multiplies its bits as if they were int
 import pytest
 import torch
 
-from examples.kernels import matmul, weighted_sum
+from examples.kernels import gelu, matmul, weighted_sum
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tests.proving import broken
@@ -25,6 +25,12 @@ def test_the_product_keeps_the_contract(sizes: tuple[int, int, int], dtype: torc
         assert (
             broken(suite("matmul"), (left[name].requires_grad_(), right[name].requires_grad_()), matmul.in_triton) == []
         ), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gelu_keeps_the_contract(dtype: torch.dtype) -> None:
+    for name, x in layouts(37, 259, dtype).items():
+        assert broken(suite("gelu"), (x.requires_grad_(),), gelu.in_triton) == [], name
 
 
 def test_nan_and_infinity_spread_as_in_eager() -> None:

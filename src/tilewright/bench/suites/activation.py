@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from tilewright.bench.peers import example, generated, inductor, library
+from tilewright.bench.peers import example, inductor, library
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.activation import gelu, swiglu
 from tilewright.records.measurement import Direction
@@ -55,10 +55,16 @@ SUITES = {
                 "tilewright-cuda",
                 "cuda",
                 "kernels/gelu.py:gelu",
-                "memory: the same arithmetic in CUDA C++",
+                "memory: by hand in CUDA C++",
                 refuses=_no_fp64,
             ),
-            generated(F.gelu, note="memory"),
+            example(
+                "tilewright-triton",
+                "triton",
+                "kernels/gelu.py:in_triton",
+                "memory: by hand in Triton",
+                refuses=_no_fp64,
+            ),
             Variant("torch", "torch", F.gelu, "instructions in 16 bits: the exact erf"),
             Variant("eager", "torch", _gelu_in_steps, "memory, five kernels: nine reads and writes more"),
             inductor(F.gelu, note="instructions in 16 bits: the exact erf"),
@@ -74,7 +80,6 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", swiglu, "memory"),
             Variant("eager", "torch", _swiglu, "memory, two kernels"),
-            generated(_swiglu, note="memory"),
             inductor(_swiglu, note="memory"),
             # Its backward writes the gradients over its inputs, which may not be called twice.
             library(

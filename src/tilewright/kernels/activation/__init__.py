@@ -5,9 +5,9 @@
     silu(x)        = x / (1 + exp(-x))                 the same paper; as swish, arXiv:1710.05941
     swiglu(g, u)   = silu(g)·u,  geglu(g, u) = gelu(g)·u    Shazeer, arXiv:2002.05202
 
-On a CUDA device fp32, bf16 and fp16 run in Triton (arithmetic in fp32); fp64, and every dtype on a CPU,
-is computed by PyTorch's own operators. Tensors may have rows of any stride along their last dimension
-(the halves of one projection, say); other layouts are first made contiguous. Results are contiguous.
+On a CUDA device a kernel is generated for fp32, bf16 and fp16 (arithmetic in fp32) from the formulas in
+`operators/own/activation.py`; fp64, and every dtype on a CPU, is computed by PyTorch's own operators. Tensors are read
+where they lie; results are contiguous.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from tilewright.kernels.activation import triton
 from tilewright.kernels.arguments import expect_tensors
-from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient
 
@@ -125,13 +123,11 @@ _activation_backward = define(
     "activation_backward",
     _backward,
     lambda dy, x, kind: _like(x),
-    recipe=by_triton(lambda call, dy, x, kind: triton.backward_recipe(call, dy, x, None, kind)),
 )
 _gated_activation_backward = define(
     "gated_activation_backward",
     _gated_backward,
     lambda dy, gate, up, kind: (_like(gate), _like(up)),
-    recipe=by_triton(triton.backward_recipe),
 )
 
 
@@ -140,12 +136,10 @@ _activation = define(
     _forward,
     _like,
     gradient=Gradient(_activation_backward, (Grad(0), Given(0), Given(1)), (0, None)),
-    recipe=by_triton(lambda call, x, kind: triton.forward_recipe(call, x, None, kind)),
 )
 _gated = define(
     "gated_activation",
     _gated_forward,
     _like,
     gradient=Gradient(_gated_activation_backward, (Grad(0), Given(0), Given(1), Given(2)), (0, 1, None)),
-    recipe=by_triton(triton.forward_recipe),
 )

@@ -1,12 +1,14 @@
-"""Activations, gated ones, and their gradients; what a kernel that applies one on its way counts for it."""
+"""Activations, gated ones, and their gradients, generated; what a kernel that applies one on its way counts for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tilewright.operators.activations import gelu, gelu_backward, silu, silu_backward
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, Formula, of_argument
-from tilewright.operators.row import own
+from tilewright.operators.language import Value
+from tilewright.operators.row import Call, own
 from tilewright.operators.shapes import like
 
 ACTIVATION: dict[object, tuple[int, int]] = {"none": (0, 0), "gelu": (4, 1), "gelu_tanh": (8, 1), "silu": (4, 1)}
@@ -64,11 +66,20 @@ def role(*words: str, backward: bool = False) -> Callable[[Mapping[str, Any]], s
     return said
 
 
+def _value(c: Call, x: Value, kind: str) -> Value:
+    return silu(c, x) if kind == "silu" else gelu(c, x, kind.removeprefix("gelu_"))
+
+
+def _slope(c: Call, dy: Value, x: Value, kind: str) -> Value:
+    return silu_backward(c, dy, x) if kind == "silu" else gelu_backward(c, dy, x, kind.removeprefix("gelu_"))
+
+
 X, GATE = of_argument("x"), of_argument("gate")
 
 own(
     "activation(Tensor x, str kind) -> Tensor",
     "pointwise",
+    _value,
     arithmetic=acting(X, acts=True),
     dtypes=("x",),
     role=role("act"),
@@ -76,6 +87,7 @@ own(
 own(
     "activation_backward(Tensor dy, Tensor x, str kind) -> Tensor",
     "pointwise",
+    _slope,
     arithmetic=acting(X, slopes=True),
     dtypes=("x",),
     role=role("act", backward=True),
@@ -83,6 +95,7 @@ own(
 own(
     "gated_activation(Tensor gate, Tensor up, str kind) -> Tensor",
     "pointwise",
+    lambda c, gate, up, kind: _value(c, gate, kind) * up,
     arithmetic=acting(GATE, 1, acts=True),
     dtypes=("gate",),
     role=role("act", "gate"),
@@ -91,6 +104,7 @@ own(
 own(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
     "pointwise",
+    lambda c, dy, gate, up, kind: (_slope(c, dy * up, gate, kind), dy * _value(c, gate, kind)),
     arithmetic=acting(GATE, 2, acts=True, slopes=True),
     shapes=like("gate", "up"),
     dtypes=("gate", "up"),
