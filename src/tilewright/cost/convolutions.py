@@ -47,8 +47,7 @@ def convolution_products(node: Node) -> tuple[Product, ...]:
         y = calls.outputs(node)[0]
         assert y is not None
         return ((1, y.shape[0] * prod(y.shape[2:]), made, inner * taps),)
-    gradient = calls.output(node.args[0])  # type: ignore[arg-type]
-    assert gradient is not None
+    gradient = calls.tensor(node.args[0])
     pixels, of_input = (t.shape[0] * prod(t.shape[2:]) for t in (gradient, x))
     both = ((1, of_input, inner, made * taps * pixels // of_input), (1, made, inner * taps, pixels))
     wanted: list[bool] = node.args[10]  # type: ignore[assignment]
@@ -62,6 +61,5 @@ def _is_backward(node: Node) -> bool:
 def _operands(node: Node) -> tuple[Tensor, Tensor, list[int], int]:
     """Input, weight, stride and groups of `convolution` or `convolution_backward`."""
     first, strides, groups = (1, 4, 9) if _is_backward(node) else (0, 3, 8)
-    x, weight = (calls.output(operand) for operand in node.args[first : first + 2])  # type: ignore[arg-type]
-    assert x is not None and weight is not None
+    x, weight = (calls.tensor(operand) for operand in node.args[first : first + 2])
     return x, weight, node.args[strides], node.args[groups]  # type: ignore[return-value]

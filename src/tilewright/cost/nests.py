@@ -17,7 +17,6 @@ from tilewright.loops.nest import Buffer
 from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.fx import Node
 
 Moved = tuple["Node", int]
@@ -56,7 +55,7 @@ def _distinct(nodes: Sequence[Node], buffers: Sequence[Buffer]) -> Iterator[Move
     for node, buffer in zip(nodes, buffers, strict=True):
         views.setdefault(storage(node), []).append((node, buffer.elements))
     for whole, parts in views.items():
-        tensor = _tensor(whole)
+        tensor = calls.tensor(whole)
         elements = prod(n for n, stride in zip(calls.shape_of(tensor), calls.strides_of(tensor), strict=True) if stride)
         if sum(count for _, count in parts) > elements:
             yield whole, elements
@@ -64,14 +63,8 @@ def _distinct(nodes: Sequence[Node], buffers: Sequence[Buffer]) -> Iterator[Move
             yield from parts
 
 
-def _tensor(node: Node) -> Tensor:
-    tensor = calls.output(node)
-    assert tensor is not None
-    return tensor
-
-
 def _nbytes(moved: Iterable[Moved]) -> int:
-    return sum(elements * _tensor(node).element_size() for node, elements in moved)
+    return sum(elements * calls.tensor(node).element_size() for node, elements in moved)
 
 
 def _formula(moved: Iterable[Moved], symbolic: SymbolicShapes) -> str | None:
@@ -81,7 +74,7 @@ def _formula(moved: Iterable[Moved], symbolic: SymbolicShapes) -> str | None:
         shape = symbolic.of_outputs(node)[0]
         if shape is None:
             return None
-        strides = calls.strides_of(_tensor(node))
+        strides = calls.strides_of(calls.tensor(node))
         elements = sympy.Mul(*(n for n, stride in zip(shape, strides, strict=True) if stride))
         if symbolic.number(elements) != count:
             return None

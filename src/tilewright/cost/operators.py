@@ -214,9 +214,7 @@ def _reads(node: Node, row: Row, numbers: NodeSizes, formulas: NodeSizes, symbol
 
 
 def _own_of(node: Node, symbolic: SymbolicShapes) -> Moved:
-    tensor = calls.output(node)
-    assert tensor is not None
-    return _own(tensor, symbolic.of_outputs(node)[0] or ())
+    return _own(calls.tensor(node), symbolic.of_outputs(node)[0] or ())
 
 
 def _written_operands(node: Node) -> Iterator[Node]:

@@ -12,7 +12,6 @@ from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.fx import Node
 
 FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2)}
@@ -86,7 +85,5 @@ def _attention_product(node: Node, cost: Cost) -> tuple[Product, ...]:
 
 
 def shape_of(operand: object) -> tuple[int, ...]:
-    """Of the tensor that an operand or a call with one result gives."""
-    value: Tensor | None = calls.output(operand)  # type: ignore[arg-type]
-    assert value is not None
-    return calls.shape_of(value)
+    """The shape of the tensor of an operand, or of a call with one result."""
+    return calls.shape_of(calls.tensor(operand))

@@ -123,6 +123,13 @@ def output(node: Node) -> Tensor | None:
     return None if has_many_outputs(node) else outputs(node)[0]
 
 
+def tensor(node: object) -> Tensor:
+    """The tensor of a node that has one output, as an assertion."""
+    found = output(node)  # type: ignore[arg-type]
+    assert found is not None, f"{node} is no tensor"
+    return found
+
+
 def results(node: Node) -> list[Tensor]:
     """The result tensors of a node, without those that are absent."""
     return [tensor for tensor in outputs(node) if tensor is not None]

@@ -150,9 +150,7 @@ def _call(node: Node, names: AxisNames, known: Mapping[Node, Result]) -> CallAxe
         return found if isinstance(found, tuple) else None
 
     def dtype_of(name: str) -> str:
-        tensor = calls.output(cast("Node", arguments[name]))
-        assert tensor is not None
-        return calls.dtype_name(tensor.dtype)
+        return calls.dtype_name(calls.tensor(arguments[name]).dtype)
 
     return CallAxes(
         names,

@@ -2,10 +2,10 @@
 
     y = _log_softmax(x, 1); loss = nll_loss_forward(y, t, …)     →   loss = cross_entropy(x, t, …)
 
-Each kernel declares its pattern, limits and time (`kernels/<operator>/candidate.py`). The operators that it replaces
-and their neighbours, grouped as fusion would group them, are priced with the kernel and without it; the kernel is taken
-only if the whole is faster. Matched on the joint graph, before the cut, since what is saved for backward follows from
-it. Each match leaves a `Decision`.
+Each kernel declares its pattern, limits and time (`kernels/<operator>/candidate.py`). The pass prices the operators
+that the kernel replaces and their neighbours, grouped as fusion would group them, with the kernel and without it, and
+takes the kernel only if the whole is faster. It runs on the joint graph, since the choice decides what is saved for
+backward. Each match leaves a `Decision`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tilewright.records.program import Decision, Verdict
 
 CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU)
 CLEAR = 0.98
-"""A hand-written kernel is taken if the time predicted with it is below this share of that without it."""
+"""A hand-written kernel is taken if the predicted time with it is below this share of the time without it."""
 
 
 def choose_candidates(graph: fx.Graph, target: Target) -> list[Decision]:
@@ -50,7 +50,7 @@ def choose_candidates(graph: fx.Graph, target: Target) -> list[Decision]:
 
 
 def _sizes_are_known(node: fx.Node) -> bool:
-    """Whether no size of the operands and results depends on data; those that change from call to call have a hint."""
+    """Whether no size of the operands and results depends on data; sizes that change between calls have a hint."""
     tensors = [value for one in (node, *node.all_input_nodes) for value in calls.results(one)]
     return all(calls.is_known(size) for value in tensors for size in value.shape)
 
@@ -63,7 +63,7 @@ def _decide(node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups
     if not possible:
         reason = f"{candidate.kernel} does not take {candidate.stands_for}: {offers[0].refusal}"
     else:
-        best = min((_Priced(offer, groups, target.profile) for offer in possible), key=lambda priced: -priced.gain_us)
+        best = max((_Priced(offer, groups, target.profile) for offer in possible), key=lambda priced: priced.gain_us)
         predicted = best.kernel_us
         reason = (
             f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.1f} µs predicted with what "

@@ -49,16 +49,16 @@ from tilewright.records.progress import tell
 MOST_BUFFERS = 24
 """The largest number of tensors that a nest streams from at once; more exceed the hardware prefetchers."""
 STRIDED_BYTES = 64 * 1024
-"""Bytes below which a nest may read a tensor with a stride, since the tensor stays in a cache."""
+"""A nest may read a smaller tensor with a stride, since it stays in a cache."""
 SECTOR_COLUMNS = 4096
-"""Columns of a row beyond which a program does not hold the 16 rows whose 16-bit elements share a sector of memory."""
+"""With longer rows a program cannot hold the 16 rows whose 16-bit elements share a 32-byte sector."""
 MANY = 8
-"""A kernel with so many times the elements of a value would recompute the value too often."""
+"""A kernel with at least this many times the elements of a value may recompute the value too often."""
 
 
 @dataclass(eq=False)
 class Region:
-    """Operators that become one kernel: `members` in graph order, without the views between them."""
+    """Operators that become one kernel; `members` are in graph order, without the views between them."""
 
     members: list[fx.Node]
     lowered: Lowered
@@ -69,12 +69,12 @@ class Region:
 
     @property
     def kernel(self) -> str:
-        """The function in its source; regions that compute the same share it."""
+        """The name of its function; regions that compute the same share one."""
         return self.lowered.nest.name
 
     @property
     def device(self) -> torch.device:
-        """Where its results are; a 0-d operand may be on the CPU all the same."""
+        """The device of its results; 0-d operands may be on the CPU all the same."""
         value: torch.Tensor = self.lowered.outputs[0].meta["val"]
         return value.device
 
@@ -87,15 +87,15 @@ class Region:
         self.share(replace(self.lowered.nest, name=name))
 
     def share(self, nest: Nest) -> None:
-        """Run the kernel of another region's nest, which differs from this one's in names alone."""
+        """Run the kernel of another region's nest, which differs from this nest only in names."""
         self.lowered = replace(self.lowered, nest=nest)
 
 
 @dataclass(eq=False)
 class _Elementwise:
-    """A future region: elementwise operators of one shape, which one nest can hold, lowered when all are known.
+    """Elementwise operators of one shape, which become one region; lowered once, when all members are known.
 
-    To lower a region after each of its merges takes time quadratic in its size.
+    Lowering after every merge would take time quadratic in the number of members.
     """
 
     members: list[fx.Node]
@@ -108,15 +108,15 @@ class Fusion:
     regions: list[Region]
     decisions: list[Decision] = field(default_factory=list)
     refused: list[Region] = field(default_factory=list)
-    """Merges that are possible but were not made; they are priced for the decisions."""
+    """Merges that were possible but not made; their price goes into the decisions."""
 
 
 def fuse(graph: fx.Graph, graph_name: GraphName, target: Target) -> Fusion:
-    """Partition the operators of `graph` into regions, kernels for `target`; the rest stay library calls."""
+    """Partition the operators of `graph` into regions for `target`; the others stay library calls."""
     try:
         return _Fuser(graph, graph_name, target).run()
     except Unfusable:
-        # Groups of elementwise operators that one nest nevertheless cannot hold.
+        # A group of elementwise operators did not fit one nest after all.
         return _Fuser(graph, graph_name, target, lower_each=True).run()
 
 
@@ -175,12 +175,12 @@ class _Fuser:
         return Fusion(regions, list(self._decisions()), self.too_wide)
 
     def _try_producers(self, node: fx.Node) -> None:
-        # The producer that saves most first: a merge can make the next one impossible.
+        # The largest producer first, since a merge can make the next one impossible.
         for producer in sorted(self._producers(node), key=nbytes, reverse=True):
             self._try(producer, node)
 
     def _widens_for_reader(self, node: fx.Node) -> bool:
-        """Whether this is a widening cast with one reader; of two kernels the reader's computes it."""
+        """Whether this is a widening cast with one reader, whose kernel should compute it."""
         if operator_name(node.target) != "_to_copy" or len(found := list(readers(node))) != 1:
             return False
         narrow, wide = (x.meta["val"].element_size() for x in (node.all_input_nodes[0], node))
@@ -204,29 +204,25 @@ class _Fuser:
             return
         members = sorted({*first.members, *second.members}, key=self.reach.order.__getitem__)
         outcome = self._attempt(members, elementwise=self._is_elementwise(first) and self._is_elementwise(second))
-        if (
-            isinstance(outcome, Region)
-            and _strides(outcome.lowered)
-            and not any(isinstance(each, Region) and _strides(each.lowered) for each in (first, second))
-        ):
-            outcome = "refused", "one kernel would read or write each row with a stride, two kernels do not"
-        if (
-            isinstance(outcome, Region)
-            and _starves(outcome.lowered)
-            and not any(isinstance(each, Region) and _starves(each.lowered) for each in (first, second))
-        ):
-            outcome = (
-                "refused",
-                "few programs would each reread a long row; two kernels divide each row among many programs",
-            )
-        if isinstance(outcome, Region) and self._computes_again(outcome.lowered, first, second):
-            outcome = ("refused", "the kernel would recompute it for many elements, which takes longer than reading it")
+        if isinstance(outcome, Region) and (reason := self._refusal(outcome.lowered, first, second)) is not None:
+            outcome = "refused", reason
         if isinstance(outcome, tuple):
             self.reasons[producer, consumer] = outcome
             return
         self.reach.merge(members)
         for node in members:
             self.region[node] = outcome
+
+    def _refusal(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> str | None:
+        """Why the merged kernel would be slower than two; None if it is not known to be."""
+        parts = [part.lowered for part in (first, second) if isinstance(part, Region)]
+        if _strides(merged) and not any(map(_strides, parts)):
+            return "one kernel would read or write each row with a stride, two kernels do not"
+        if _starves(merged) and not any(map(_starves, parts)):
+            return "few programs would each reread a long row; two kernels divide each row among many programs"
+        if self._computes_again(merged, first, second):
+            return "the kernel would recompute it for many elements, which takes longer than reading it"
+        return None
 
     def _attempt(self, members: list[fx.Node], *, elementwise: bool) -> Region | _Elementwise | tuple[Verdict, str]:
         if self.reach.makes_cycle(members):
@@ -258,7 +254,7 @@ class _Fuser:
         return len(region.members) == 1 and is_elementwise(region.members[0])
 
     def _retry(self) -> None:
-        """Merge pairs whose producer had other readers that have meanwhile been merged with the consumer."""
+        """Merge pairs whose producer had other readers, if these have since been merged with the consumer."""
         for (producer, consumer), (verdict, _) in reversed(self.reasons.items()):
             mine, target = self.region[producer], self.region[consumer]
             others = {self.region.get(r) for value in values_of(producer) for r in readers(value)} - {mine}
@@ -278,7 +274,7 @@ class _Fuser:
                     self._try(first, second)
 
     def _leave_transposed_copies(self) -> None:
-        """On a CPU, leave transposed copies to PyTorch: in blocks 1.6 ms, a nest's tiles 2.0 (1024 × 1024)."""
+        """On a CPU, leave transposed copies to PyTorch: 1024 × 1024 in its blocks takes 1.6 ms, in a nest's tiles 2."""
         for node, region in list(self.region.items()):
             if operator_name(node.target) != "clone" or len(region.members) > 1:
                 continue
@@ -313,9 +309,9 @@ class _Fuser:
         )
 
     def _saved(self, producer: fx.Node, consumer: fx.Node) -> tuple[int, bool]:
-        """Bytes that a merged pair no longer moves, and whether the producer's value must be in memory all the same.
+        """Bytes that a merged pair no longer moves, and whether the producer's value is written all the same.
 
-        Each consumer saves the bytes it read; the bytes of a write that disappears count for the first consumer.
+        Each consumer saves its read; a write that disappears is credited to the first consumer.
         """
         members = self.region[producer].members
         read = sum(nbytes(operand) for operand in consumer.all_input_nodes if behind_views(operand) is producer)
@@ -327,7 +323,7 @@ class _Fuser:
 
 
 def computes_again(made: Region, reader: Region, profile: DeviceProfile) -> bool:
-    """Whether `reader` has so many more elements than `made` that it should read its results, not compute them."""
+    """Whether `reader` has so many more elements than `made` that it should read the results of `made`."""
     elements = _elements(reader)
     times = elements / _elements(made)
     return times >= MANY and times * arithmetic_us(made.lowered.nest, profile) > _reading_us(
@@ -336,18 +332,18 @@ def computes_again(made: Region, reader: Region, profile: DeviceProfile) -> bool
 
 
 def _reading_us(made: Lowered, elements: int, profile: DeviceProfile) -> float:
-    """Of so many elements of each result, which a cache holds, and of the launch that makes them."""
+    """Predicted time to read `elements` elements of each result from a cache, and to launch the kernel of `made`."""
     nbytes = elements * sum(value.meta["val"].element_size() for value in made.outputs)
     return (cache_us(nbytes, 0, profile) or dram_us(nbytes, 0, profile)) + profile.launch_us
 
 
 def _elements(region: Region | _Elementwise) -> int:
-    """Of the largest result of its members."""
+    """Elements of the largest result of its members."""
     return max(prod(shape_of(tensor)) for member in region.members for tensor in results(member))
 
 
 def _may_be_one(members: list[fx.Node]) -> bool:
-    """Whether elementwise operators have one shape, and few tensors enter and leave."""
+    """Whether elementwise operators have one shape and device, and few operands and results."""
     inside = set(members)
     entering = {operand for node in members for operand in node.all_input_nodes if operand not in inside}
     if len({(shape_of(node.meta["val"]), node.meta["val"].device) for node in members}) > 1:
@@ -356,11 +352,11 @@ def _may_be_one(members: list[fx.Node]) -> bool:
 
 
 def _strides(lowered: Lowered) -> bool:
-    """Whether a nest that reduces reads columns with a stride in a tensor that exceeds caches, with contiguous rows.
+    """Whether a nest that reduces accesses the columns of a large tensor with a stride, its rows being contiguous.
 
-    On a GPU sums over rows are read so in tiles, and long rows are not written so either: batch norm of 128 channels
-    took 56 us beside the copy that made them the last axis, 16 x 32 x 32 in bf16 on an H200, where 32 programs each
-    wrote four elements of a sector.
+    On a GPU this concerns sums over columns, and stores of long rows: a batch norm of 128 channels fused with the copy
+    that makes them the last axis took 56 µs for 16 × 32 × 32 in bf16 (H200), since 32 programs each wrote four elements
+    of a sector.
     """
     nest = lowered.nest
     reductions = ("reduce_cols", "reduce_rows") if lowered.language == "c++" else ("reduce_cols",)
@@ -379,7 +375,7 @@ def _strides(lowered: Lowered) -> bool:
 
 
 def _starves(lowered: Lowered) -> bool:
-    """Whether a GPU would have few programs, each of which reduces a long row."""
+    """Whether a GPU would run few programs that each reduce a long row."""
     nest = lowered.nest
     long = lowered.language == "triton" and nest.row_count <= FEW_ROWS and nest.col_count >= LONG_ROW
     return long and any(step.name == "reduce_cols" for step in nest.steps)

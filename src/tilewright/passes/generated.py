@@ -1,7 +1,7 @@
-"""Predicts, before fusion runs, how it will group operators into kernels and what time these take.
+"""Predicts, before fusion runs, how fusion will group operators into kernels, and the time of these.
 
-Adjacent operators with a body become one kernel if both are in forward or both in backward; a library call is a launch
-of its own. A kernel reads each operand once and writes the values that have a reader outside.
+Adjacent operators with a body become one kernel if both are in forward or both in backward; a library call is its own
+launch. A kernel reads each operand once and writes the values that have a reader outside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PICKED = {"aten.nll_loss_forward.default"}
 
 
 class Groups:
-    """The operators of one joint or inference graph, and how they would fall into kernels."""
+    """Predicts how the operators of one joint or inference graph would be grouped into kernels."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.backward = gradients(graph)
@@ -82,7 +82,7 @@ class Groups:
 
 
 def _ends_kernel(node: fx.Node) -> bool:
-    """Whether what reads the result is in another kernel: behind a call, or a reduction over rows."""
+    """Whether readers of the result must be in another kernel: it is a library call or a reduction over rows."""
     if node.op != "call_function" or is_view(node):
         return False
     return is_fusible(node) is not None or _reduces_rows_away(node)
@@ -130,7 +130,7 @@ def _sums_columns(node: fx.Node) -> bool:
 
 
 def _reduces_rows_away(node: fx.Node) -> bool:
-    """Whether this is a reduction over some axes, but not over the last one: its result is there after all rows."""
+    """Whether this is a reduction over axes other than the last: its result is available only after all rows."""
     axes = arguments(node).get("dim") if class_of(node) == "reduction" else None
     if not isinstance(axes, (list, tuple)) or not axes:
         return False
@@ -138,7 +138,7 @@ def _reduces_rows_away(node: fx.Node) -> bool:
 
 
 def _lies_across(node: fx.Node) -> bool:
-    """Whether an operator's largest tensors differ in their contiguous axis, or a reduction runs over another one."""
+    """Whether an operator's largest tensors differ in their contiguous axis, or its reduction is over another axis."""
     values = [value for one in (node, *node.all_input_nodes) for value in results(one) if value.dim() > 1]
     sizes = [prod(shape_of(value)) for value in values]
     largest = max(sizes, default=0)

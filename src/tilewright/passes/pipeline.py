@@ -1,4 +1,4 @@
-"""The passes in the order they run: what every graph goes through, compiled or only explained."""
+"""Runs the passes over every graph in order, whether it is compiled or only explained."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ from tilewright.records.program import Decision
 
 
 def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
-    """Before autograd, on the torch-level graph: recognise attention and RMS norms before they are decomposed; layouts.
-
-    `price` predicts the time of an attention.
+    """The passes on the torch-level graph, before autograd: attention and RMS norms are recognised before they are
+    decomposed, and layouts chosen. `price` predicts the time of an attention.
     """
     mark_pinned(module)
     decisions = leave_weights_out(module, target) + call_for_bands(module, target)
@@ -61,12 +60,10 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
 def optimise_joint(
     graph: fx.Graph, target: Target, raced: Raced = not_raced, *, hand_written: bool = True
 ) -> list[Decision]:
-    """Before the cut into forward and backward: constants, copies, sums of products, common subexpressions, dead code,
-    biases; then attention, hand-written kernels, alignment, products of few rows, gradients of embeddings and gathers,
-    and dropout.
+    """The passes on the joint graph, before the cut into forward and backward.
 
-    `raced` knows how long tilewright's attention took beside PyTorch's, where that was measured. Without `hand_written`
-    no hand-written kernel is proposed.
+    `raced` returns how long tilewright's attention and PyTorch's took, if they were raced. Without `hand_written` no
+    hand-written kernel is proposed.
     """
     as_aten(graph)
     fold_constants(graph)

@@ -1,14 +1,13 @@
 """Decides which forward values to save for backward, and which to recompute there.
 
-Keeping costs memory from forward to backward; computing again costs at most one pass over memory,
-and none where the pointwise chain fuses with its reader. A value is computed again, through as many
-pointwise operators and row normalisations as it takes, where less must then be kept: gelu's result
-from its operand, a layer norm's from its input, a masked value from the mask. Random draws,
-reductions and matrix products are always kept; so are operands of convolutions, which on a GPU take
-about as long as a pass over them, but for those with much padding.
+Saving costs memory from forward to backward. Recomputing costs at most one pass over memory, and none if the pointwise
+chain fuses with its reader. A value is recomputed, through any number of pointwise operators and row normalisations, if
+that saves fewer bytes: gelu's result from its operand, a layer norm's from its input, a masked value from the mask.
+Random draws, reductions and matrix products are always saved. So are operands of convolutions, which on a GPU take
+about as long as one pass over the operand, unless the operand has much padding.
 
 If a library call's result and a pointwise value of it have equal bytes, the result is saved: it is in memory anyway,
-while the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice.
+and the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tilewright.passes.units import has_known_sizes, is_fusible, is_view, reader
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 PAD = torch.ops.aten.constant_pad_nd.default
 BESIDE = 1 / 64
-"""Share of a value's bytes that may be kept for a mask, beside the library's result."""
+"""Share of a value's bytes that may be saved for a mask beside the library's result."""
 LEAST = 2**20
-"""Bytes; less is written and read while a kernel starts."""
+"""Bytes; a smaller value is written and read while a kernel starts."""
 
 
 def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
@@ -56,9 +55,9 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
 
 
 def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]) -> bool:
-    """Whether forward's kernels alone read a pointwise value, and of what it is computed of all but a little is the
-    result of a library call, which is in memory anyway. A copy in another layout is read faster than taken again by
-    each kernel."""
+    """Whether a pointwise value need not be written: only forward's kernels read it, and it is computed from results of
+    library calls, which are in memory anyway, and from little else. A copy to another layout is better read than
+    repeated by each kernel."""
     inside = class_of(_operator(node)) == "pointwise" and not _picks(node)
     large = [source for source in sources if nbytes(source) > nbytes(node) * BESIDE]
     return (
@@ -98,9 +97,9 @@ def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:
 
 
 def _ends_reduction(node: fx.Node) -> bool:
-    """Whether a pointwise value, no larger than the reduction of which alone it is computed, is kept in its stead.
+    """Whether to save a pointwise value instead of the reduction's result that is its only operand and no smaller.
 
-    A sum of exponentials of which only the logarithm is read needs fewer bits in its kernel.
+    A sum of exponentials whose kernel returns only its logarithm needs fewer bits.
     """
     operands = [_stored(operand) for operand in node.all_input_nodes]
     if len(operands) != 1 or nbytes(node) > nbytes(operands[0]):
@@ -109,7 +108,7 @@ def _ends_reduction(node: fx.Node) -> bool:
 
 
 def _operator(node: fx.Node) -> fx.Node:
-    """The call whose result `node` is, also if it has several."""
+    """The call that computes `node`, also if `node` is one of several results."""
     source = node.args[0] if is_view(node) and node.args else node
     return source if isinstance(source, fx.Node) and _picks(node) else node
 
@@ -120,7 +119,7 @@ def _picks(node: fx.Node) -> bool:
 
 
 def _stored(node: fx.Node) -> fx.Node:
-    """The value in memory that `node` is a view of: one result of several stays itself."""
+    """The value in memory of which `node` is a view; one of several results stands for itself."""
     return through(node, lambda view: is_view(view) and not _picks(view))
 
 

@@ -1,13 +1,13 @@
-"""A pointwise value that several kernels read is computed in each of them if that moves fewer bytes than writing it
-once.
+"""Computes a pointwise value in each kernel that reads it, if that moves fewer bytes than writing it once.
 
     dz = silu_backward(g, z)                           s = sum(silu_backward(g, z))
     s = sum(dz)                                →       ────────
     ────────                                           dx = silu_backward(g, z) - z · s
     dx = dz - z · s
 
-The second kernel waits for the sum of the first: they cannot be one. With dz in memory they move g, z, dz and then dz,
-z, dx; without it g, z and then g, z, dx. Between two calls of `fuse`: the first says which kernels there are.
+The second kernel waits for the sum of the first, so they cannot be fused. With dz in memory they move g, z, dz and then
+dz, z, dx; without it g, z and then g, z, dx. The pass runs between two calls of `fuse`, the first of which finds the
+kernels.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, is_view, live_out, readers, values_of
 
 MOST_OPERATORS = 24
-"""The longest chain that is computed again."""
+"""The longest chain that is recomputed."""
 LEAST_BYTES = 2**20
-"""Bytes below which a value is read from a cache. A value without operands, such as a constant, may have any size."""
+"""A smaller value is read from a cache and not recomputed, unless it has no operands (a constant)."""
 SMALL = 16
-"""A reduction's result is an operand of the chain if it has this many times fewer bytes than the chain's."""
+"""A chain may read a reduction's result that has at most 1/16 of the bytes of the chain's result."""
 
 
 def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: DeviceProfile) -> bool:
@@ -71,7 +71,7 @@ def _readers_that_pay(
 
 
 def _chain(value: fx.Node, region: Region) -> list[fx.Node] | None:
-    """The operators of `region` behind `value` and the views between them; None where they cannot be computed again."""
+    """The operators of `region` that compute `value`, and the views between them; None if they cannot be recomputed."""
     inside, chain, todo = set(region.members), dict[fx.Node, None](), [value]
     while todo:
         node = todo.pop()
@@ -92,7 +92,7 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:
-    """What it reads from memory."""
+    """The tensors that the chain reads from memory."""
     inside = set(chain)
     found = (behind_views(operand) for node in chain for operand in node.all_input_nodes if operand not in inside)
     return list(dict.fromkeys(found))
@@ -109,7 +109,7 @@ def _copy_for(value: fx.Node, region: Region, reader: Region) -> None:
         at = _copied(node, at, copies)
     for member in reader.members:
         _redirect(member, copies)
-    # So that a chain of the reader, whose values others read in turn, goes on through them.
+    # Later chains of this reader may run through the copies.
     reader.members += [copy for copy in copies.values() if not is_view(copy)]
 
 
@@ -120,7 +120,7 @@ def _copied(node: fx.Node, after: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx
 
 
 def _redirect(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
-    """Operands of `node` are copies, and views of copies where they are views."""
+    """Let `node` read the copies, and views of copies, instead of the originals."""
     for operand in node.all_input_nodes:
         if operand not in copies and is_view(operand) and behind_views(operand) in copies:
             _redirect_view(operand, copies)

@@ -1,13 +1,13 @@
-"""On a CPU, softmax, variance, argmax and argmin along an axis that is not the last become column reductions and
+"""On a CPU, splits softmax, variance, argmax and argmin along other axes than the last into column reductions and
 pointwise kernels.
 
     y = _softmax(x, 1)      [N, C, H, W]   →   top = amax(x, 1); total = sum(exp(x - top), 1)
                                                y = exp(x - top) / total
 
-One nest would walk each row with a stride: 27 ms for the softmax of 1024 × 1024 along its first axis, where eager takes
-1.8 and the three kernels 1.4 (one core). Column sums read whole lines and keep a vector of totals.
+One nest would read each row with a stride: 27 ms for the softmax of 1024 × 1024 along its first axis; eager takes 1.8
+and the three kernels 1.4 (one core). Column sums read whole cache lines into a vector of totals.
 
-After the cut into forward and backward.
+Runs after the cut into forward and backward.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def split_strided_rows(graph: fx.Graph, target: Target) -> None:
         formula = FORMULAS.get(node.target)
         if formula is None or not _is_strided(node):
             continue
-        # Each of two kernels that compute an operand may round it in its own way, and the extreme must be found again.
+        # Two kernels that recompute an operand may round it differently, but the second must find the first's extreme.
         if node.target in PLACES and class_of(node.all_input_nodes[0]) in ("pointwise", "reduction", "random"):
             continue
         made = insert_formula(node, partial(formula, **node.kwargs), *node.args)
@@ -51,7 +51,7 @@ def split_strided_rows(graph: fx.Graph, target: Target) -> None:
 
 
 def _is_strided(node: fx.Node) -> bool:
-    """Whether the operand is large and contiguous, and enough of its elements lie behind the last axis of a row."""
+    """Whether the operand is large and contiguous, with enough contiguous elements after the reduced axes."""
     given: Any = arguments(node).get("dim")
     x = node.all_input_nodes[0].meta["val"]
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or not all(isinstance(n, int) for n in x.shape):

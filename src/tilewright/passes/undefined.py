@@ -2,8 +2,8 @@
 
     dz = add(view(dlogits), tangents_2)   →   dz = view(dlogits)
 
-What depends on no other incoming gradient is undefined too, as in eager, whose autograd does not compute it: it adds
-nothing to a sum, other operators read zeros for it, and as a result it is None.
+A value that depends on no other incoming gradient is undefined too, as in eager, whose autograd does not compute it.
+Sums drop it, other operators read zeros instead, and as a result of the graph it is None.
 """
 
 from __future__ import annotations

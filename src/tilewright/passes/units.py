@@ -22,7 +22,7 @@ from tilewright.records.program import GraphName
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node is index arithmetic only: a layout operator, or one result of several."""
+    """Whether a node only changes how elements are indexed: a layout operator, or one result of several."""
     return class_of(node) == "layout"
 
 
@@ -36,7 +36,7 @@ def gradients(graph: fx.Graph) -> set[fx.Node]:
 
 
 def is_fusible(node: fx.Node) -> str | None:
-    """None if the node has a body and tensors a nest can hold; else the reason why not."""
+    """None if a nest can compute the node; else the reason why not."""
     if node.op != "call_function":
         return "is no operator"
     if node.target is keep_mask:
@@ -68,7 +68,7 @@ def is_fusible(node: fx.Node) -> str | None:
 
 
 def is_elementwise(node: fx.Node) -> bool:
-    """Whether each element of the one result is computed from the same element of each tensor, or from a number."""
+    """Whether each element of the only result depends on the same element of each operand, or on 0-d operands."""
     found = results(node)
     if class_of(node) != "pointwise" or len(found) != 1 or values_of(node) != [node]:
         return False
@@ -124,14 +124,9 @@ def with_results(members: Iterable[fx.Node], order: dict[fx.Node, int]) -> list[
 
 
 def live_out(members: Sequence[fx.Node]) -> list[fx.Node]:
-    """The values of `members` that someone outside reads, and that must be in memory."""
+    """The values of `members` that other nodes read, and that must therefore be in memory."""
     inside = set(members)
-    return [
-        value
-        for member in members
-        for value in values_of(member)
-        if any(reader not in inside for reader in readers(value))
-    ]
+    return [v for member in members for v in values_of(member) if any(reader not in inside for reader in readers(v))]
 
 
 def has_known_sizes(node: fx.Node) -> bool:
@@ -140,8 +135,8 @@ def has_known_sizes(node: fx.Node) -> bool:
 
 
 class Reachability:
-    """Ancestors and descendants of every node as bit sets; of two draws or writes the first comes before, and so does
-    what reads memory before it is written."""
+    """Ancestors and descendants of every node as bit sets. A draw or write also depends on the one before it, and calls
+    that share memory with a write keep their order (`hazards`)."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.nodes = list(graph.nodes)
@@ -161,7 +156,7 @@ class Reachability:
                 self.below[source] |= self.bit[node] | self.below[node]
 
     def makes_cycle(self, members: Iterable[fx.Node]) -> bool:
-        """Whether something outside both needs a member and is needed by one; views of members are inside."""
+        """Whether a node outside depends on a member and a member on it; views between members count as members."""
         inside = above = below = 0
         for node in members:
             inside |= self.bit[node]
@@ -170,7 +165,7 @@ class Reachability:
         return bool(above & below & ~inside & ~self._views_between(members))
 
     def merge(self, members: Iterable[fx.Node]) -> None:
-        """From now on these run as one: what one of them waits for or is waited for by, all are."""
+        """Treat these nodes as one from now on: each gets the ancestors and descendants of all."""
         joined = list(members)
         inside = above = below = 0
         for node in joined:
@@ -187,9 +182,9 @@ class Reachability:
     def _lacking(
         self, members: list[fx.Node], wanted: int, known: dict[fx.Node, int], others: dict[fx.Node, int]
     ) -> list[fx.Node]:
-        """Members, and nodes on their other side, of which `known` lacks some of `wanted`.
+        """The members, and the nodes that `others` has for them, for which `known` lacks some of `wanted`.
 
-        Those on the other side of a member know what it knows: most nodes are passed over at once.
+        `known` has for such a node all that it has for the member, so most nodes are skipped at once.
         """
         lacking = complete = 0
         for node in members:
@@ -211,7 +206,7 @@ class Reachability:
 
 
 def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:
-    """A C identifier that says what the kernel computes: `forward3_native_layer_norm_add`."""
+    """A C identifier that names the kernel's operators: `forward3_native_layer_norm_add`."""
     words: list[str] = []
     for node in members:
         word = str(node.target).split(".")[1] if "." in str(node.target) else node.name

@@ -127,8 +127,7 @@ def _reduction(loss: Node) -> int:
 def _work(match: Match, logits: torch.Tensor) -> tuple[Work, ...]:
     rows, columns = calls.shape_of(logits)
     cast = widening_below(match.softmax.all_input_nodes[0])
-    source = calls.output(cast.all_input_nodes[0]) if cast is not None else logits
-    assert source is not None
+    source = calls.tensor(cast.all_input_nodes[0]) if cast is not None else logits
     nbytes = rows * columns * source.element_size()
     count = rows * columns
     forward = Work("tilewright.cross_entropy", nbytes + 8 * rows, 8 * rows, 4 * count, count)

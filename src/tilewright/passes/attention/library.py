@@ -34,9 +34,7 @@ def name_attention(graph: fx.Graph, target: Target) -> None:
 def _peer(node: fx.Node, major: int) -> Peer:
     """PyTorch's choice, in the order of its `sdp_utils.cpp` (2.11): cuDNN, FlashAttention-2, memory-efficient."""
     named = calls.arguments(node)
-    operand = named["query"]
-    query = calls.output(operand) if isinstance(operand, fx.Node) else None
-    assert query is not None
+    query = calls.tensor(named["query"])
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] % STEP:
         return EFFICIENT
     if major >= HOPPER and query.shape[-1] <= MOST_WIDE:

@@ -20,7 +20,7 @@ from tilewright.hardware.target import Target
 
 aten = torch.ops.aten
 BIAS, MASK = 2, 10
-"""Places of arguments: of a convolution, and of its gradient."""
+"""Positions of the convolution's bias, and of its backward's output mask, among the arguments."""
 
 
 def split_bias(graph: fx.Graph, target: Target) -> None:

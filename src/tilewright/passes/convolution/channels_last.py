@@ -1,5 +1,5 @@
-"""Convolutions read and write channels-last tensors: of 16-bit floats on a GPU, as its matrix units require, and of
-fp32 on a CPU in nets with depthwise convolutions.
+"""Gives convolutions channels-last tensors: 16-bit ones on a GPU, whose matrix units require it, and fp32 ones on a CPU
+in nets with depthwise convolutions.
 
     y = conv2d(x, w)          →   y = conv2d(x.contiguous(channels_last), w.contiguous(channels_last))
     return relu(y)                return relu(y).contiguous()
@@ -7,16 +7,16 @@ fp32 on a CPU in nets with depthwise convolutions.
 cuDNN's fast kernels take channels-last operands, and convert others before and after each convolution (30 % of a
 ResNet's inference on an H200, 18 % of its training). Pointwise operators, batch norms (`split_norms`) and pooling keep
 the layout of their operand, so that one copy at the first convolution is enough for the whole graph: `contiguous`
-copies nothing if a tensor already has the layout. Results, views and gradients of weights keep the strides that eager
-gives them. So do convolutions of volumes, transposed ones, and those of sequences, which are images of one row by then
-(`one_row_convolutions`).
+copies nothing if a tensor already has the layout. Results, views and gradients of weights keep eager's strides. The
+same holds for convolutions of volumes, for transposed ones, and for those of sequences, which `one_row` has made
+convolutions of images of one row.
 
-oneDNN converts the operands of dense convolutions in any case, and of depthwise ones where they are not channels-last.
-Two images of 64 × 64 pixels through seven bottlenecks, a CPU's thread: with depthwise convolutions inference 4.7 → 3.4
-ms and training 14.5 → 13.0, with dense ones 8.2 → 9.0 and 29.0 → 35.7.
+oneDNN converts operands of dense convolutions in any case, of depthwise ones only if they are not channels-last. Two
+images of 64 × 64 pixels through seven bottlenecks on one CPU thread: with depthwise convolutions inference 4.7 → 3.4 ms
+and training 14.5 → 13.0, with dense ones 8.2 → 9.0 and 29.0 → 35.7.
 
-In training a gradient may have another layout (that of a mean over pixels is NCHW): it is converted there, and the
-gradient of a graph's operand gets the layout of that operand.
+In training a gradient may have another layout (that of a mean over pixels is NCHW) and is then converted; the gradient
+of a graph's input gets the layout of that input.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from tilewright.records.program import Decision, Verdict
 
 WIDE = (torch.float32,)
 MIN_CHANNELS = 16
-"""Input channels of a group, from which a convolution runs on matrix units without padding."""
+"""With this many input channels a group, a convolution runs on matrix units without padding."""
 DEPTHWISE = 8
-"""On a CPU one in so many convolutions must be depthwise."""
+"""On a CPU at least one in this many convolutions must be depthwise."""
 ON_CPU = ("conv2d",)
 TRANSPOSED = ("conv_transpose2d", "conv_transpose3d")
 CONVOLUTIONS = ("conv2d", "conv3d", *TRANSPOSED)
 POOLS = {f"adaptive_avg_pool{places}d": places for places in (1, 2, 3)}
-"""Operator → the number of dimensions that it averages over."""
+"""By operator, the number of dimensions that it averages over."""
 VIEWS = ("view", "as_strided")
 """Calls that fail or compute something else for a tensor with other strides."""
 MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
-"""Calls whose results are no images: the channels are not their second axis."""
+"""Calls whose results have the channels on another axis than the second."""
 
 
 def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
@@ -64,7 +64,7 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
     if reason is None:
         for node in convolutions:
             if _operand_channels(node) == 1:
-                _lay_result(node)
+                _convert_result(node)
         changed, images = _changed(convolutions), _images(convolutions)
         for node in convolutions:
             _convert(node, changed)
@@ -108,7 +108,7 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
 
 
 def _views_samples(node: fx.Node, target: Target) -> bool:
-    """Whether an instance norm stays one, which views each sample's channels as if they were a batch's."""
+    """Whether an instance norm is left to PyTorch, which views each sample's channels as those of one batch entry."""
     if spelled(node) != "instance_norm":
         return False
     return not (target.is_gpu and _is_of(node, NARROW) and _is_of_each_sample(node))
@@ -122,7 +122,7 @@ def _is_of_each_sample(node: fx.Node) -> bool:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Whether a reshape copied its operand, as it can from any layout, and nothing writes to the copy."""
+    """Whether a reshape copied its operand (which works from any layout) and nothing writes to the copy."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     operand = node.args[0]
     if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shows(node, operand):
@@ -137,7 +137,7 @@ def _is_known(node: Any) -> bool:
 
 
 def _order(node: Any) -> tuple[int, ...] | None:
-    """The dimensions of eager's tensor by their strides, the longest first; None where it has gaps or overlaps."""
+    """The dimensions of eager's tensor by falling stride; None if it has gaps or overlaps."""
     value = example(node)
     if value is None or not static(value.shape):
         return None
@@ -162,12 +162,13 @@ def _operand_channels(node: fx.Node) -> int | torch.SymInt | None:
     return None if x is None else x.shape[1]
 
 
-def _lay_result(node: fx.Node) -> None:
-    """Of one input channel, which lies as either layout says: PyTorch takes it, and the weight, for contiguous ones."""
+def _convert_result(node: fx.Node) -> None:
+    """Convert the result of a convolution of one input channel: both layouts have the strides of its operands, which
+    PyTorch treats as contiguous."""
     readers = list(node.users)
-    laid = _with_layout(node.next, node, torch.channels_last, torch.contiguous_format)
+    converted = _with_layout(node.next, node, torch.channels_last, torch.contiguous_format)
     for reader in readers:
-        reader.replace_input_with(node, laid)
+        reader.replace_input_with(node, converted)
 
 
 def _channels(node: fx.Node) -> int:
@@ -208,8 +209,8 @@ def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
 
 
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
-    """Transitive readers of `convolutions` of as many dimensions, the second of which is the channels; those of images
-    of one row of one fewer."""
+    """Transitive readers of `convolutions` whose second dimension is still the channels; for images of one row, also
+    those after the row is squeezed out."""
     rows = [user for node in convolutions for user in node.users if spelled(user) == "squeeze" and _rank(user) == 3]
 
     def readers(node: fx.Node) -> Iterator[fx.Node]:
@@ -247,7 +248,7 @@ def _restore(graph: fx.Graph, changed: set[fx.Node], images: set[fx.Node]) -> No
 
 
 def _bring_gradients_back(images: set[fx.Node]) -> None:
-    """In front of what reads an image and gives something of other places, but for convolutions."""
+    """Convert gradients before each reader of an image, except convolutions, that changes its spatial size."""
     for node in images:
         for user in [user for user in node.users if spelled(user) not in CONVOLUTIONS and example(user) is not None]:
             if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shows(user, node):
@@ -255,7 +256,7 @@ def _bring_gradients_back(images: set[fx.Node]) -> None:
 
 
 def _keep_the_layout(node: fx.Node, is_narrow_image: bool) -> None:
-    """Replace what copies a channels-last tensor, or changes the strides of its result in place."""
+    """Replace calls that would copy a channels-last operand or return other strides."""
     name, result = spelled(node) or "", example(node)
     if result is not None and (places := POOLS.get(name)) and set(result.shape[-places:]) == {1}:
         node.target, node.args, node.kwargs = torch.mean, (node.args[0], tuple(range(-places, 0)), True), {}
@@ -274,7 +275,7 @@ def _places(node: fx.Node) -> torch.Size | None:
 
 
 def _shows(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a result shares its storage with an operand: it is a view of it, or was computed in place."""
+    """Whether a result shares its operand's storage, as a view or computed in place."""
     result, source = example(node), example(operand)
     assert result is not None and source is not None
     return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)
@@ -291,7 +292,7 @@ class _Relayout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:
         ctx.back = back
-        # `drop_copies` removes one that changes nothing.
+        # `drop_copies` removes copies that change nothing.
         return _laid(x, layout)
 
     @staticmethod
@@ -307,7 +308,7 @@ def relayout(x: Tensor, layout: torch.memory_format, back: torch.memory_format) 
 
 
 def _ordered(before: fx.Node, operand: fx.Node, order: tuple[int, ...]) -> fx.Node:
-    """`operand` with its dimensions in this order in memory, the last one dense."""
+    """`operand` with its dimensions in this order in memory, the last one contiguous."""
     back = tuple(order.index(d) for d in range(len(order)))
     steps: tuple[tuple[str, tuple[int, ...]], ...] = (("permute", order), ("contiguous", ()), ("permute", back))
     for name, dims in steps:
@@ -329,7 +330,7 @@ def _rank(node: Any) -> int:
 def _with_layout(
     before: fx.Node, operand: fx.Node, layout: torch.memory_format, back: torch.memory_format | None
 ) -> fx.Node:
-    """`operand` in `layout`, its gradient in `back`; None for any."""
+    """`operand` in `layout`, its gradient in `back` (None: in any layout)."""
     with before.graph.inserting_before(before):
         if back is None or not _is_trained(operand):
             made = before.graph.call_method("contiguous", (operand,), {"memory_format": _format(operand, layout)})

@@ -5,12 +5,12 @@
 
     dx, dw, db = convolution_backward(g, x, w)    →   dx, dw, db = convolution_backward(g.clone(), x.clone(), w)
 
-First, backward of a dense convolution reads the graph's operand, not the copy that forward made of it: oneDNN converts
-it to its own layout in any case. Second, if images are small compared with their weights, backward reads contiguous
-copies. Of channels-last ones oneDNN takes the gradient of a depthwise weight, from 5 × 5 on, in a workspace of 256
-times its bytes; and PyTorch copies dense weights and their gradients between the layouts. With 7 × 7 of 2 × 2 pixels
-and 128 channels that is 6.4 MB and 480 µs, contiguous 0.1 MB and 255 µs; of 16 × 16 pixels and 16 channels 0.84 MB and
-225 µs, contiguous 0.1 MB and 490 µs. With both a tiny ConvNeXt trains in 2.1 MB in place of 8.4.
+First, backward of a dense convolution reads the graph's operand, not forward's copy: oneDNN converts it to its own
+layout in any case. Second, if images are small compared with their weights, backward reads contiguous copies. For
+channels-last images oneDNN computes the gradient of a depthwise weight of 5 × 5 or more in a workspace of 256 times the
+weight's bytes, and PyTorch copies dense weights and their gradients between the layouts. A 7 × 7 window on 2 × 2 pixels
+and 128 channels: 6.4 MB and 480 µs, contiguous 0.1 MB and 255 µs; on 16 × 16 pixels and 16 channels: 0.84 MB and 225
+µs, contiguous 0.1 MB and 490 µs. With both a tiny ConvNeXt trains in 2.1 MB instead of 8.4.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ aten = torch.ops.aten
 OPERANDS = 3
 """The first arguments: the gradient of the result, the input, the weight."""
 DIRECT = 3 * 3
-"""Elements of the largest depthwise window that oneDNN takes without a workspace."""
+"""Elements of the largest depthwise window for which oneDNN needs no workspace."""
 WORKSPACE, COPIES = 256, 3
-"""Bytes beside one of the weight: oneDNN's, of a depthwise one; of a dense one its copy and two of its gradient."""
+"""Additional bytes per byte of the weight: oneDNN's workspace (depthwise); copies of the weight and its gradient."""
 MOST = 16
-"""Such bytes for one of the image that are worth the time: contiguous tensors take up to twice as long."""
+"""Additional bytes per byte of the image from which contiguous copies pay; they take up to twice as long."""
 
 
 def lighten_gradients(graph: fx.Graph, target: Target) -> None:
@@ -78,7 +78,7 @@ def _replace(node: fx.Node) -> None:
         assert isinstance(place, int)
         results[place] = result = insert_call(node, operator.getitem, new, place)
         if place == 0:
-            # What reads the gradient of the input was planned for that layout.
+            # Readers of the input's gradient were planned for this layout.
             layout = torch.contiguous_format if user.meta["val"].is_contiguous() else torch.channels_last
             results[place] = insert_call(node, aten.clone.default, result, memory_format=layout)
     replace_results(node, results)

@@ -2,9 +2,9 @@
 
     y = conv1d(x, w, b, 2, padding=1)   →   y = conv2d(x[:, :, None], w[:, :, None], b, (1, 2), (0, 1))[:, :, 0]
 
-PyTorch does the same, but first makes each operand contiguous, so that none is channels-last: cuDNN then converts every
-operand and every result (34 % of a net of dilated convolutions on an H200). As 2-D ones they take the layout that
-`channels_last` gives a graph. Depthwise ones stay: cuDNN has no fast channels-last kernel for long windows of one row.
+PyTorch does the same, but first makes each operand contiguous, so that cuDNN converts every operand and result to
+channels-last and back (34 % of a net of dilated convolutions on an H200). As 2-D convolutions they get their layout
+from `channels_last`. Depthwise ones stay: cuDNN has no fast channels-last kernel for long windows of one row.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tilewright.passes.attention.spelling import argument, example, spelled
 
 IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}
 NUMBERS = {"stride": (3, 1, 1), "padding": (4, 0, 0), "dilation": (5, 1, 1)}
-"""Place in the call, what it is by default, and what it is along the rows."""
+"""Position in the call, default, and value along the axis of one row."""
 TRANSPOSED = {"stride": (3, 1, 1), "padding": (4, 0, 0), "output_padding": (5, 0, 0), "dilation": (7, 1, 1)}
 
 
 FAR = 16
-"""A dilation from which cuDNN has no fast channels-last kernel for the gradient of two taps of `MANY` weights: for
-512 × 256 over 16 sequences of 4096 it takes 2119 us, otherwise 282, on an H200; three taps of 256 × 128 182 and 218."""
+"""From this dilation on, cuDNN has no fast channels-last kernel for the gradient of two taps of `MANY` weights: 512 ×
+256 over 16 sequences of 4096 take 2119 µs, contiguous 282 (H200); three taps of 256 × 128 take 182 and 218."""
 MANY = 2**17
 
 
@@ -42,7 +42,7 @@ def convolve_as_images(module: fx.GraphModule, target: Target) -> None:
 
 
 def _is_suited(node: fx.Node) -> bool:
-    """Whether a batch of sequences of 16-bit floats meets dense weights, or those of groups of several channels."""
+    """Whether this is a 1-D convolution of 16-bit floats that is not depthwise (nor too much dilated, see `FAR`)."""
     x, weight, result = example(_operand(node, 0)), example(_operand(node, 1)), example(node)
     if x is None or weight is None or result is None or x.dim() != 3 or result.dtype not in NARROW:
         return False
@@ -78,7 +78,7 @@ def _rewrite(node: fx.Node) -> None:
 
 
 def _of_two(number: Any, along: int) -> Any:
-    """An argument of the row's image: `along` its height, `number` along its width; `same` and `valid` as they are."""
+    """A 2-D argument: `along` for the height, `number` for the width; "same" and "valid" stay."""
     if isinstance(number, str):
         return number
     return along, number[0] if isinstance(number, (tuple, list)) else number

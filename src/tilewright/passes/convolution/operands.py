@@ -18,7 +18,7 @@ from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_
 
 aten = torch.ops.aten
 OPERANDS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
-"""The first arguments are tensors: the gradient of the result, then the input and the weight, which say the format."""
+"""How many arguments are tensors: the result's gradient, then the input and the weight, which determine the format."""
 
 
 def lay_operands(graph: fx.Graph, target: Target) -> None:
@@ -34,7 +34,7 @@ def lay_operands(graph: fx.Graph, target: Target) -> None:
 
 
 def _asks_for_the_format(operand: fx.Node) -> bool:
-    """Whether the strides are channels-last, and of no contiguous tensor as those of 1 × 1 weights may be."""
+    """Whether the strides are channels-last and not also contiguous, as those of 1 × 1 weights may be."""
     value = operand.meta["val"]
     is_known = all(isinstance(size, int) for size in value.shape)
     return is_known and value.dim() in FORMATS and lies_channels_last(value) and not value.is_contiguous()

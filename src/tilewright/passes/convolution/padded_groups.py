@@ -1,16 +1,16 @@
-"""Groups are padded to 16, 32 or 64 channels, in and out, in a channels-last convolution of 16-bit floats on Hopper.
+"""Pads the groups of channels-last convolutions of 16-bit floats on Hopper to 16, 32 or 64 channels, in and out.
 
     y = conv(x, w, groups=5)      [N, 120, …]    →    y = unpad(conv(pad(x), pad(w), groups=5))      [N, 160, …]
 
-cuDNN has kernels for channels-last groups of 8, 16, 32 and 64 channels, and converts the operands of others: 64 images
-of 28 x 28 took, forward and both gradients, in us on an H200 in bf16:
+cuDNN has kernels for channels-last groups of 8, 16, 32 and 64 channels, and converts the operands of other groups. 64
+images of 28 x 28, forward and both gradients, in µs on an H200 in bf16:
 
 | groups x channels | 16 x 12 | 16 x 16 | 8 x 20 | 5 x 24 | 8 x 28 | 5 x 32 | 8 x 40 | 5 x 48 | 5 x 56 | 5 x 64 |
 | channels-last | 900 | 206 | 811 | 631 | 906 | 173 | 1288 | 893 | 544 | 350 |
 | otherwise | 445 | 358 | 371 | 327 | 427 | 264 | 770 | 499 | 534 | 433 |
 
-What is padded is zero, in operands and results. The kernels before and after write and read the padded tensor, if
-nothing else needs it.
+The padding is zero in operands and results. Neighbouring kernels write and read the padded tensors, if nothing else
+needs the unpadded ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
 WIDTHS = (8, 16, 32, 64)
 """Channels of the groups that cuDNN has kernels for."""
 LEAST_BYTES = 2**20
-"""Of the input. Smaller convolutions take hardly longer than a launch."""
+"""Bytes of the input; smaller convolutions take hardly longer than a launch."""
 
 
 def pad_groups(graph: fx.Graph, target: Target) -> list[Decision]:
@@ -70,7 +70,7 @@ class _Groups:
 
     @property
     def width(self) -> int | None:
-        """To which both are padded; None where one is padded by half and more, or neither."""
+        """Channels to which both sides are padded; None if neither needs it or one would grow by more than its half."""
         both = {
             next((width for width in WIDTHS[1:] if WIDTHS[0] < size <= width), None) for size in (self.read, self.made)
         }
@@ -97,7 +97,7 @@ def _groups(node: fx.Node) -> _Groups | None:
 class _Padder:
     def __init__(self) -> None:
         self.padded: dict[tuple[fx.Node, int], fx.Node] = {}
-        """Images and weights by what is padded and the number of groups: forward and backward share them."""
+        """Padded images and weights, by tensor and number of groups; forward and backward share them."""
 
     def forward(self, node: fx.Node, groups: _Groups) -> None:
         args: tuple[Any, ...] = node.args
@@ -142,7 +142,7 @@ class _Padder:
 
 
 def _behind(node: fx.Node) -> fx.Node:
-    """The first node behind `node` that is no input of the graph."""
+    """The first node after `node` that is no input of the graph."""
     after = node.next
     while after.op == "placeholder":
         after = after.next

@@ -1,5 +1,5 @@
-"""On a GPU, convolutions over patches that do not overlap become matrix products, as in a vision transformer's first
-layer.
+"""On a GPU, convolutions over patches that do not overlap (the first layer of a vision transformer) become matrix
+products.
 
     y = conv2d(x, w, b, 16)   →   patches = x.reshape(B, 3, H/16, 16, W/16, 16).permute(0, 2, 4, 1, 3, 5)
                                   rows = linear(patches.reshape(-1, 768), w.reshape(D, 768), b)
@@ -36,7 +36,7 @@ def multiply_patches(module: fx.GraphModule, target: Target) -> None:
 
 
 def _is_of_patches(node: fx.Node) -> bool:
-    """Whether 16-bit images are cut into patches, of channels that 8 does not divide."""
+    """Whether this cuts 16-bit images into patches, with a number of channels that 8 does not divide."""
     x, weight, result = (example(one) for one in (_operand(node, 0), _operand(node, 1), node))
     if x is None or weight is None or result is None or x.dim() != 4 or result.dtype not in NARROW:
         return False
@@ -82,7 +82,7 @@ def _call(before: fx.Node, function: Callable[..., Tensor], *args: Any) -> fx.No
     with torch.enable_grad():
         value = function(*(example(a) if isinstance(a, fx.Node) else a for a in args))
     if function is torch.nn.functional.linear:
-        # Under autocast its operands' dtype is not the result's.
+        # Under autocast the operands have another dtype than the result.
         value = value.to(example(before).dtype)  # type: ignore[union-attr]
     made.meta = {**before.meta, "example_value": value}
     return made

@@ -73,8 +73,7 @@ def _take_bags_apart(bags: fx.Node) -> None:
 def _decide(node: fx.Node) -> Decision:
     dout, indices, entries, padding, by_frequency = node.args
     assert isinstance(dout, fx.Node) and isinstance(indices, fx.Node)
-    given, places = calls.output(dout), calls.output(indices)
-    assert given is not None and places is not None
+    given, places = calls.tensor(dout), calls.tensor(indices)
     producer, source, refusal = behind_views(dout).name, source_line(node), None
     if by_frequency:
         refusal = "it is scaled by the frequency of the indices"

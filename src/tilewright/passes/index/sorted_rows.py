@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class Orders:
         where = self._rows(before, rows_of, order)
 
         def formula(values: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
-            rows = values.reshape(-1, _columns(to))
+            rows = values.reshape(-1, prod(to.shape[1:]))
             total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, bounds, to.extent, -1)
             return total.view(to.shape)
 
@@ -90,7 +91,7 @@ class Orders:
         where = self._rows(before, rows_of, order)
 
         def formula(values: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
-            rows = values.reshape(-1, _columns(to))
+            rows = values.reshape(-1, prod(to.shape[1:]))
             found: Tensor = torch.ops.tilewright.row_extremes(
                 rows, keys, order, bounds, to.extent, largest, start, include
             )
@@ -154,11 +155,11 @@ def taken(values: fx.Node) -> Rows | None:
     elif node.target is aten.index_select.default and given["dim"] == 0:
         index = given["index"]
     elif node.target is aten.gather.default and given["dim"] == 0:
-        is_wide = _of(given["index"]).shape[1:] == _of(given["self"]).shape[1:]
+        is_wide = calls.tensor(given["index"]).shape[1:] == calls.tensor(given["self"]).shape[1:]
         index = row_index(given["index"]) if is_wide else None
     if index is None:
         return None
-    table, places, value = _of(given["self"]), _of(index), _of(values)
+    table, places, value = calls.tensor(given["self"]), calls.tensor(index), calls.tensor(values)
     is_index = places.dtype in (torch.int64, torch.int32) and places.dim() == 1 and places.is_contiguous()
     is_dense = table.dim() > 1 and table.is_contiguous() and value.is_contiguous()
     return Rows(given["self"], index) if is_index and is_dense and value.shape[:1] == places.shape else None
@@ -167,7 +168,7 @@ def taken(values: fx.Node) -> Rows | None:
 def row_index(index: fx.Node) -> fx.Node | None:
     """The index with one element for each row, where `index` repeats it along the other dimensions."""
     base = behind_views(index)
-    given, whole = _of(index), _of(base)
+    given, whole = calls.tensor(index), calls.tensor(base)
     if not given.dim() or not whole.is_contiguous() or whole.numel() != given.shape[0]:
         return None
     steps = [stride for stride, size in zip(given.stride(), given.shape, strict=True) if size > 1 and stride]
@@ -186,7 +187,7 @@ class _Match:
 
 def _matching(values: fx.Node, to: RowTarget) -> _Match | None:
     node, factor = behind_views(values), None
-    if _of(values).dtype not in DTYPES:
+    if calls.tensor(values).dtype not in DTYPES:
         return None
     if node.target is aten._to_copy.default:
         compared = behind_views(node.all_input_nodes[0])
@@ -206,32 +207,19 @@ def _matching(values: fx.Node, to: RowTarget) -> _Match | None:
 
 
 def _compared(own: fx.Node, other: fx.Node, factor: Rows | None, values: fx.Node, to: RowTarget) -> _Match | None:
-    mine, compared, value = taken(own), _of(other), _of(values)
-    if mine is None or mine.index is not to.index or tuple(_of(mine.table).shape) != to.shape:
+    mine, compared, value = taken(own), calls.tensor(other), calls.tensor(values)
+    if mine is None or mine.index is not to.index or tuple(calls.tensor(mine.table).shape) != to.shape:
         return None
     if compared.shape != value.shape or not compared.is_contiguous():
         return None
     theirs = taken(other) or Rows(other, None)
     tables = [mine.table, theirs.table, theirs.table if factor is None else factor.table]
-    if any(_of(table).dtype != value.dtype for table in tables):
+    if any(calls.tensor(table).dtype != value.dtype for table in tables):
         return None
     if factor is None:
         return _Match(theirs, mine.table, None)
-    is_same = factor.index is theirs.index and _of(factor.table).shape == _of(theirs.table).shape
+    is_same = factor.index is theirs.index and calls.tensor(factor.table).shape == calls.tensor(theirs.table).shape
     return _Match(theirs, mine.table, factor.table) if is_same else None
-
-
-def _of(node: fx.Node) -> Tensor:
-    found = calls.output(node)
-    assert found is not None
-    return found
-
-
-def _columns(to: RowTarget) -> int:
-    columns = 1
-    for size in to.shape[1:]:
-        columns *= size
-    return columns
 
 
 def _keys(index: Tensor, to: RowTarget) -> Tensor:

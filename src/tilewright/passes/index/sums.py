@@ -90,9 +90,7 @@ class _Sums:
 
     @property
     def dtype(self) -> torch.dtype:
-        found = calls.output(self.node)
-        assert found is not None
-        return found.dtype
+        return calls.tensor(self.node).dtype
 
     @property
     def extent(self) -> int:
@@ -122,8 +120,7 @@ class _Sums:
     @property
     def rows_by(self) -> fx.Node | None:
         """The index with one element for each row of `values`, where whole rows of a dense tensor are added."""
-        given, values = calls.output(self.indices[0]), calls.output(self.values)
-        assert given is not None and values is not None
+        given, values = calls.tensor(self.indices[0]), calls.tensor(self.values)
         outer, positions, columns = self.sizes
         if outer != 1 or len(self.indices) != 1 or values.numel() != positions * columns:
             return None
@@ -153,8 +150,7 @@ class _Sums:
         if self.counts:
             return 0.0
         _, positions, columns = self.sizes
-        found = calls.output(self.values)
-        assert found is not None
+        found = calls.tensor(self.values)
         return 12 + (positions + self.extent) * columns * found.element_size() / COPIED
 
 
@@ -300,9 +296,7 @@ def _along(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    found = calls.output(node)
-    assert found is not None
-    return tuple(found.shape)
+    return tuple(calls.tensor(node).shape)
 
 
 def _by_sort(sums: _Sums, orders: Orders, made_of_zeros: bool) -> fx.Node:

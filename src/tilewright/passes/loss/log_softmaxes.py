@@ -1,13 +1,12 @@
-"""On a GPU, each reader of a log-softmax of long rows computes it from two numbers per row; it is not written to
-memory.
+"""On a GPU, each reader of a log-softmax of long rows computes it from two numbers per row, so that it is not written.
 
     y = _log_softmax(x, -1)     [*, C]   →   top = amax(x, -1); total = log(sum(exp(x - top), -1))       [*, 1]
     p = gather(y, -1, i)        [*, K]   →   p = (gather(x, -1, i) - top) - total
     others of y                          →   y = (x - top) - total, in the kernel of each reader
 
-Log-probabilities of tokens (policies, preferences, distillation): 2048 rows of 32,000 in fp32 are 262 MB, written in
-forward and kept for backward, beside logits of half that size, which are read anyway. `cross_entropy` has a kernel of
-its own. Before the cut into forward and backward.
+This is for log-probabilities of tokens (policies, preferences, distillation): 2048 rows of 32,000 in fp32 are 262 MB,
+written in forward and saved for backward, although the logits, half that size, are read anyway. Cross entropy has its
+own kernel. Runs before the cut into forward and backward.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tilewright.passes.units import is_fusible, is_view, readers
 
 aten: Any = torch.ops.aten
 LEAST_COLUMNS, LEAST_ELEMENTS = 1024, 2**22
-"""Shorter rows, and fewer elements, stay in caches, where one kernel is better than two."""
+"""Smaller log-softmaxes stay in caches, where one kernel is faster than two."""
 
 
 def compute_where_read(graph: fx.Graph, target: Target) -> None:
@@ -40,13 +39,12 @@ def compute_where_read(graph: fx.Graph, target: Target) -> None:
 
 
 def _is_taken(softmax: fx.Node) -> bool:
-    """Whether the rows are long, and read only by picks and by what one kernel can compute with them."""
+    """Whether the rows are long, and all readers are gathers of few elements or can be fused."""
     x, y = calls.output(softmax.args[0]), calls.output(softmax)  # type: ignore[arg-type]
     if x is None or y is None or has_symbols(y) or y.dtype not in DTYPES or softmax.args[1] not in (-1, y.dim() - 1):
         return False
     if x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
         return False
-    # Cross entropy is a kernel.
     return all(_picks(reader, softmax) or _computes(reader) for reader in readers(softmax))
 
 
@@ -69,7 +67,7 @@ def _replace(softmax: fx.Node) -> None:
     top, total = insert_formula(softmax, _numbers, x)
     for reader in [user for user in softmax.users if _picks(user, softmax)]:
         replace(reader, insert_formula(reader, _pick, before_widening(x), reader.args[2], top, total, dtype))
-    # One for each reader: shared, it would be a value that the cut could keep.
+    # Insert one for each reader: the cut could save a shared one for backward.
     for reader in list(softmax.users):
         new = insert_formula(reader if not is_view(reader) else softmax, _shifted, x, top, total, dtype)
         reader.replace_input_with(softmax, new)
@@ -77,7 +75,7 @@ def _replace(softmax: fx.Node) -> None:
 
 
 def _numbers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each row, and the logarithm of the sum of exponentials beside it."""
+    """The maximum of each row, and log(sum(exp(x - maximum)))."""
     x = x.float()
     top = x.amax(-1, keepdim=True)
     return top, (x - top).exp().sum(-1, keepdim=True).log()

@@ -1,14 +1,14 @@
-"""Cross entropy is computed from two numbers per row; log_softmax is neither written nor saved for backward.
+"""Computes cross entropy from two numbers per row; log_softmax is neither written nor saved for backward.
 
     y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
     loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))
     dy = nll_loss_backward(g, y, t, …, count)   [N, C]
     dx = _log_softmax_backward_data(dy, y, 1)            →   dx = (exp((x - top) - total) - (arange == t)) · g / count
 
-In the joint graph, so that the cut keeps the logits, mostly a result anyway, and the two numbers. On a GPU a kernel
-does it for rows (`kernels/cross_entropy`), and this for images, whose classes lie apart: there `nll_loss2d_backward`
-fills a tensor like the logits with zeros first, and `nll_loss2d_forward` took 71 µs for two volumes of 64 × 64 × 64
-places and four classes, which are 4 MB (H200).
+Runs on the joint graph, so that the cut saves the logits, mostly a result anyway, and the two numbers. On a GPU rows
+have a kernel (`kernels/cross_entropy`), and this pass is for images, whose classes are not contiguous: there
+`nll_loss2d_backward` first fills a tensor like the logits with zeros, and `nll_loss2d_forward` took 71 µs for two
+volumes of 64 × 64 × 64 positions and four classes, 4 MB (H200).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compute_from_rows(graph: fx.Graph, target: Target) -> None:
 
 
 def compute_across(graph: fx.Graph, target: Target) -> None:
-    """Rewrite the losses whose classes lie apart in memory, of images and of transposed logits, on a GPU."""
+    """Rewrite the losses whose classes are not contiguous (images, transposed logits), on a GPU."""
     if target.language != "triton":
         return
     for match in [match for match in _losses_of_rows(graph, NARROW) if lies_across(match.softmax)]:
@@ -63,7 +63,7 @@ def _losses_of_rows(graph: fx.Graph, narrow: Sequence[torch.dtype]) -> list[Matc
 def _view_logits_first(loss: fx.Node) -> None:
     """`view(_log_softmax(x, 1))` → `_log_softmax(view(x), 1)`, and its gradient: PyTorch views [N, C, …] as images.
 
-    It views a contiguous copy, which nothing else reads; that of channels-last logits is not needed.
+    Before the view PyTorch makes channels-last logits contiguous; that copy is dropped, too.
     """
     view: Any = loss.args[0]
     shown: Any = view.args[0] if view.target is aten.view.default else view
@@ -102,7 +102,7 @@ def _can_view(x: fx.Node, shape: torch.Size) -> bool:
 
 
 def _is_taken(match: Match, dims: int, narrow: Sequence[torch.dtype]) -> bool:
-    """Whether the classes are the second of `dims` dimensions, each with the same weight."""
+    """Whether the classes are the second of `dims` dimensions, without class weights."""
     softmax, loss = match.softmax, match.loss
     if calls.operator_name(softmax.target) != "_log_softmax" or loss.args[2] is not None:
         return False
@@ -129,7 +129,7 @@ def _replace(match: Match) -> None:
 
 
 def _keep_views(dx: fx.Node) -> None:
-    """Views were of a contiguous gradient; this one lies as the logits do."""
+    """Recompute views of the gradient, which now has the layout of the logits; copy it if a view needs another one."""
     if retrace_views(dx):
         return
     readers = list(dx.users)
@@ -158,7 +158,7 @@ def _gradient(
     g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, top: torch.Tensor, total: torch.Tensor,
     count: torch.Tensor, reduction: int, ignored: int,
 ) -> torch.Tensor:  # fmt: skip
-    """The gradient of the logits; an ignored row has the factor 0."""
+    """The gradient of the logits, 0 for ignored rows."""
     dtype, x = x.dtype, _wide(x)
     share = torch.where(target != ignored, g / count if reduction == MEAN else g, 0).unsqueeze(1)
     classes = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.dim() - 2))

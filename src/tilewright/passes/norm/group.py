@@ -41,7 +41,7 @@ def _forward(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None,
 
 
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
-    """What the norm gives, from its moments [N, groups]."""
+    """The norm's result, from its moments [N, groups]."""
     groups = mean.shape[1]
     parts = _by_groups(x, groups)
     y = (parts - _for_parts(mean, parts)) * _scale(rstd, weight, parts)
@@ -65,7 +65,7 @@ def _backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: T
         slope, level = slope * channels, level * channels
     tilt = _for_parts(rstd * rstd * rstd * slope.sum(2) / count, x)
     shift = _for_parts(rstd * level.sum(2) / count, x)
-    # The difference is computed again: shared by two kernels, it would be written to memory.
+    # Compute x - mean again: a value shared by two kernels would be written to memory.
     dx = g * _scale(rstd, weight, x) - (x - _for_parts(mean, x)) * tilt - shift
     dtype = g.dtype if weight is None else weight.dtype
     shape = (x.shape[0], -1, *x.shape[3:])
@@ -84,7 +84,7 @@ def _over_places(parts: Tensor) -> Tensor:
 
 
 def _for_parts(of_groups: Tensor, parts: Tensor) -> Tensor:
-    """[N, groups] → [N, groups, 1, …], which meets `parts`."""
+    """[N, groups] → [N, groups, 1, …], which broadcasts against `parts`."""
     return of_groups.view(*of_groups.shape, *[1] * (parts.dim() - 2))
 
 
@@ -117,7 +117,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
 
 
 def split_group_norms(graph: fx.Graph) -> None:
-    """Replace these operators by those of their formulas in a forward, backward or inference graph, in place."""
+    """Replace group norms and their gradients by their formulas in a forward, backward or inference graph, in place."""
     for node in list(graph.nodes):
         if formula := FORMULAS.get(str(node.target)):
             replace_results(node, insert_formula(node, formula, *node.args))

@@ -1,11 +1,11 @@
-"""The result of a batch or group norm is computed from its moments, so that backward can recompute it.
+"""Computes the result of a batch or group norm from its moments, so that backward can recompute it.
 
     y, mean, rstd = batch_norm(x, w, b)       →    _, mean, rstd = batch_norm(x, w, b)
     g = silu_backward(dy, y)                       y = (x - mean) · (rstd · w) + b
                                                    g = silu_backward(dy, y)
 
-The norm's own gradient reads x, mean and rstd. From these backward recomputes y, which takes arithmetic but no memory:
-of the four tensors of an EfficientNet block, one for each norm is neither written nor kept.
+The norm's gradient reads x, mean and rstd anyway, and backward recomputes y from these without more memory traffic. An
+EfficientNet block then saves one tensor less for each norm, of four.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def _replace(norm: fx.Node, target: Target) -> None:
 
 
 def _keeps_its_moments(norm: fx.Node, target: Target) -> bool:
-    """Whether they are wider than 16 bits, as a GPU always has them."""
+    """Whether the moments are wider than 16 bits, as they always are on a GPU."""
     return bool(norm.meta["val"][1].dtype.itemsize > 2 or target.is_planned_gpu)

@@ -1,4 +1,4 @@
-"""On a device with Triton, an RMS norm that the program spells out becomes one operator, forward and backward.
+"""On a device with Triton, an RMS norm that the program writes out becomes one operator, forward and backward.
 
     f = x.float(); v = f.pow(2).mean(-1, keepdim=True)                 before autograd
     y = w * (f * rsqrt(v + eps)).to(x.dtype)            →   y = rms_norm(x, w, eps)
@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Norm:
-    """x / √(mean of x² + eps) · weight, over the last axis, whose value `result` is."""
+    """x / √(mean(x²) + eps) · weight over the last axis; the node `result` has its value."""
 
     result: fx.Node
     x: fx.Node
@@ -67,7 +67,7 @@ def _called(node: fx.Node) -> _Norm | None:
 
 
 def _written_out(root: fx.Node) -> _Norm | None:
-    """The norm whose reciprocal root is `root`."""
+    """The norm whose rsqrt is `root`."""
     if spelled(root) != "rsqrt" or len(root.users) != 1:
         return None
     mean, eps = _sum_with_number(root.args[0])
@@ -84,7 +84,7 @@ def _written_out(root: fx.Node) -> _Norm | None:
 
 
 def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
-    """The norm extended by the cast and the weight that follow, up to the last value of x's dtype."""
+    """The norm with the cast and the weight that follow it, as far as the last value that has x's dtype."""
     best = None if _dtype(scaled) != _dtype(x) else _Norm(scaled, x, None, eps)
     node, weight = scaled, None
     while len(node.users) == 1:
@@ -103,7 +103,7 @@ def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
 
 
 def _sum_with_number(node: object) -> tuple[fx.Node | None, float]:
-    """The tensor and the number that are added."""
+    """The operands of a sum of a tensor and a number."""
     if not isinstance(node, fx.Node) or spelled(node) != "add" or len(node.args) != 2 or node.kwargs:
         return None, 0.0
     numbers = [value for value in node.args if isinstance(value, (int, float))]
@@ -120,7 +120,7 @@ def _is_row_mean(node: fx.Node) -> bool:
 
 
 def _squared(node: object) -> fx.Node | None:
-    """x, if `node` is x², spelled as a product, a power or `square`."""
+    """x, if `node` is x², written as a product, a power or `square`."""
     if not isinstance(node, fx.Node):
         return None
     name, source = spelled(node), node.args[0] if node.args else None
@@ -146,7 +146,7 @@ def _takes(x: object, weight: object) -> bool:
 
 
 def _may_move(norm: _Norm) -> bool:
-    """Whether no call between x and the result writes to a tensor: the operator reads all operands at one place."""
+    """Whether no call between x and the result writes to a tensor, so that one operator can replace the steps."""
     order = list(norm.x.graph.nodes)
     return not any(mutates(node) for node in order[order.index(norm.x) : order.index(norm.result)])
 
@@ -187,8 +187,7 @@ def as_aten(graph: fx.Graph) -> None:
 def _lower(node: fx.Node) -> None:
     x, weight, _, eps, _ = node.args
     assert isinstance(x, fx.Node)
-    value = calls.output(x)
-    assert value is not None
+    value = calls.tensor(x)
     shape = [value.shape[-1]]
     rstd_like = value.new_empty((*value.shape[:-1], 1), dtype=torch.float32)
     results = {int(str(user.args[1])): user for user in node.users}

@@ -1,12 +1,12 @@
-"""On a GPU, a sum over samples and pixels of values normalised per sample first sums over the pixels of each sample.
+"""On a GPU, splits a sum over samples and pixels of values normalised per sample: first over pixels, then over samples.
 
     dx = (g - level[n, c] - (x - mean[n, c]) · tilt[n, c]) · scale[n, c]     [N, C, …], channels-last
     db = Σ_(n, places) dx          →          db = Σ_n (Σ_places dx)
 
-In one nest for both, rows are samples and pixels and columns are channels: each element loads the moments again, and
-programs that prefetch them all read the same lines of L2. An instance norm's gradient with the bias gradient of the
-convolution before it, 2 × 32 × 64³ in bf16, took 900 us on an H200, where its traffic takes 32. With sample and channel
-as columns a program loads them once. The second sum is over [N, C].
+In one nest, samples and pixels would be rows and channels columns: each element would load the moments again, and all
+programs would prefetch the same lines of L2. An instance norm's gradient with the bias gradient of the convolution
+before it, 2 × 32 × 64³ in bf16, took 900 µs on an H200; its traffic takes 32. With sample and channel as columns a
+program loads the moments once. The second sum is over [N, C].
 
 Runs on the partitioned graphs, in which norms are formulas.
 """
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 LEAST_BYTES = 2**20
 """Bytes; smaller operands take hardly longer than the launch of the second sum."""
 MOST_OPERATORS = 48
-"""The number of operators of the producer's kernel that are examined."""
+"""How many operators of the producing kernel are examined at most."""
 
 
 def sum_samples_last(graph: fx.Graph, target: Target) -> None:
@@ -62,7 +62,7 @@ def _before_copies(x: fx.Node) -> fx.Node:
 
 
 def _reads_moments_of_samples(x: fx.Node) -> bool:
-    """Whether the pointwise operators behind `x` read a tensor with numbers of each sample, none of each pixel."""
+    """Whether the pointwise operators that compute `x` read a tensor with values per sample but not per pixel."""
     samples, channels = x.meta["val"].shape[:2]
     todo, known = [x], {x}
     while todo and len(known) <= MOST_OPERATORS:
@@ -75,7 +75,7 @@ def _reads_moments_of_samples(x: fx.Node) -> bool:
                 continue
             todo.append(operand)
             known.add(operand)
-            # With fewer axes, an operand has the last ones of the result: its first is no sample.
+            # An operand with fewer axes broadcasts along the samples.
             of_samples = value.dim() > 1 and value.dim() == node.meta["val"].dim() and value.shape[0] == samples
             if of_samples and value.numel() <= samples * channels:
                 return True

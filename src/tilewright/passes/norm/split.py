@@ -4,16 +4,16 @@
                                                        mean = Σ / n; rstd = rsqrt(Σ² / n - mean² + eps)
                                                        y = (x - mean) · (rstd · w) + b
 
-The channels of such a tensor are contiguous, and one nest would read each of them with a stride: 83 ms for a norm that
-takes 0.5. Split, the sums are column sums over rows of channels, and the rest is pointwise, with a number for each
-column. One pass over memory gives both moments: squares of numbers of at most 24 bits are exact in double, so Σ² / n -
-mean² loses nothing that matters until mean² is 10⁸ times the variance. float64 has no wider type, and keeps one nest.
-The gradient's sums, Σ g and Σ g·(x - mean), are split off in the same way.
+The channels of such a tensor are contiguous, so one nest would read each of them with a stride: 83 ms for a norm that
+takes 0.5. Split, the sums are column sums over rows of channels, and the rest is pointwise with one value per column.
+One pass over memory gives both moments: squares of numbers of at most 24 bits are exact in double, so Σ² / n - mean²
+is accurate until mean² is 10⁸ times the variance. float64 has no wider type and keeps one nest. The gradient's sums,
+Σ g and Σ g·(x - mean), are split off in the same way.
 
 The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each, which reads
-its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, the fewest of them in strips.
+its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, few rows in strips.
 
-Runs on the partitioned graphs; before, `norm_results` computes a norm's result from its moments.
+Runs on the partitioned graphs, after `norm/results.py` has computed results of norms from their moments.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _is_split(operand: Any, target: Target) -> bool:
 
 
 def _starves(operand: Any, rows: int, target: Target) -> bool:
-    """Whether a GPU would have a program for each of few rows, all of them long."""
+    """Whether a GPU would run one program for each of few long rows."""
     x = operand.meta["val"]
     if target.language != "triton" or x.dtype == torch.float64 or not all(isinstance(n, int) for n in x.shape):
         return False
@@ -107,12 +107,12 @@ def is_by_columns(operand: Any) -> bool:
 
 
 def _along(vector: Tensor, x: Tensor) -> Tensor:
-    """[C] → [C, 1, …], which meets the second dimension of x [N, C, …]."""
+    """[C] → [C, 1, …], which broadcasts along the second dimension of x [N, C, …]."""
     return vector.view(x.shape[1], *[1] * (x.dim() - 2))
 
 
 def _sums(x: Tensor) -> Tensor:
-    """One a channel, in the dtype of x."""
+    """The sum of each channel, in the dtype of x."""
     return x.sum([d for d in range(x.dim()) if d != 1])
 
 
@@ -169,12 +169,12 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """dx = (g - Σg / n - (x - mean) · (dw · rstd / n)) · (rstd · w), dw = Σ g·(x - mean) · rstd, and db = Σg."""
     if lies_channels_last(x) and not lies_channels_last(g):
-        # A copy that the producer's kernel can write.
+        # The producer's kernel can write this copy.
         g = laid_channels_last(g)
     mean, rstd = mean.float(), rstd.float()
     count = x.numel() // x.shape[1]
     db = _sums(g.float())
-    # Each kernel computes the difference: shared, it would be written to memory.
+    # Compute x - mean twice: a shared value would be written to memory.
     dw = _sums(g * (x - _along(mean, x))) * rstd
     if not wants_dx:
         return None, dw, db

@@ -207,8 +207,7 @@ def _padded_gradient(base: fx.Node, by: int) -> tuple[fx.Node, fx.Node]:
     """Cross entropy's gradient written with `by` columns of zeros, and the slice of it that all others see."""
     target: Any = base.target
     new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
-    value = calls.output(base)
-    assert value is not None
+    value = calls.tensor(base)
     cut = insert_call(base, aten.slice.Tensor, new, 1, 0, calls.shape_of(value)[1])
     _replace(base, cut)
     return new, cut

@@ -197,8 +197,7 @@ def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
 
 def _is_whole(node: fx.Node, product: _Product) -> bool:
     """Whether `node` has the elements, the dtype and the order in memory of the product's result."""
-    value, own = calls.output(node), calls.output(product.node)
-    assert value is not None and own is not None
+    value, own = calls.tensor(node), calls.tensor(product.node)
     return value.numel() == own.numel() and value.dtype == own.dtype and value.is_contiguous()
 
 

@@ -40,21 +40,21 @@ from tilewright.passes.random.philox import draw_philox, keep_philox
 from tilewright.passes.simplify import is_pure
 
 FEWEST = 32768
-"""Elements below which PyTorch draws the mask: a stream's 20 kB would hardly be less to keep."""
+"""PyTorch draws smaller masks: saving a stream's 20 kB instead of the mask would hardly pay."""
 
 
 def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
     """The boolean mask that eager dropout with probability `p` would draw now for a tensor like `like`."""
     if like.device.type == "cpu":
         return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 - p)
-    # PyTorch numbers the elements of a tensor with gaps otherwise.
+    # PyTorch numbers the elements of a tensor with gaps in another order.
     alike = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     mask: torch.Tensor = torch.ops.aten.native_dropout(alike, p, True)[1]
     return mask
 
 
 def _laid_out_alike(x: fx.Node) -> fx.Node:
-    """The earliest operand behind `x`, through pointwise operators, that has its layout and dtype."""
+    """The earliest tensor from which pointwise operators compute `x` and that has its layout and dtype."""
     while calls.class_of(x) == "pointwise":
         alike = next((operand for operand in x.all_input_nodes if layout(operand) == layout(x)), None)
         if alike is None:
@@ -64,7 +64,7 @@ def _laid_out_alike(x: fx.Node) -> fx.Node:
 
 
 def _by_stream(node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
-    """The mask of dropout `node` from a stream of the CPU's generator; None where PyTorch must draw it."""
+    """The mask of dropout `node` from a stream of the CPU's generator; None if PyTorch must draw it."""
     mask = node.meta["val"][1]
     if prod(calls.shape_of(mask)) < FEWEST or not generator_is_known():
         return None
@@ -95,7 +95,7 @@ class _PhiloxDraws:
         self._state = None
 
     def mask(self, node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
-        """The mask of dropout `node`; None where PyTorch must draw it."""
+        """The mask of dropout `node`; None if PyTorch must draw it."""
         mask, value = node.meta["val"][1], x.meta["val"]
         if value.device != self._device or value.dtype not in DTYPES:
             return None
@@ -117,7 +117,7 @@ class _PhiloxDraws:
 
     @staticmethod
     def _like(dropout: fx.Node) -> fx.Node:
-        """An input of the graph; if there is none, the dropout's operand."""
+        """An input of the graph on the dropout's device; if there is none, the dropout's operand."""
         device = dropout.meta["val"][1].device
         given: list[fx.Node] = [node for node in dropout.graph.nodes if node.op == "placeholder"]
         for node in given:
@@ -140,7 +140,7 @@ def _extent(graph: fx.Graph, x: fx.Node, dim: int) -> int | fx.Node:
 def _drawn_in_the_kernel(
     node: fx.Node, x: fx.Node, p: float, target: Target, philox: _PhiloxDraws | None
 ) -> fx.Node | None:
-    """The mask of dropout `node` from a saved state of the generator; None where PyTorch must draw it."""
+    """The mask of dropout `node` from a saved state of the generator; None if PyTorch must draw it."""
     if philox is not None:
         return philox.mask(node, x, p)
     on_cpu = node.meta["val"][1].device.type == "cpu" and target.language == "c++"
@@ -148,7 +148,7 @@ def _drawn_in_the_kernel(
 
 
 def _philox_draws(graph: fx.Graph, target: Target) -> _PhiloxDraws | None:
-    """None where a CPU draws, or a GPU of unknown limits."""
+    """The draws of the graph's GPU; None on a CPU, or for a GPU of unknown limits."""
     if not target.is_gpu:
         return None
     tensors = (node.meta.get("val") for node in graph.nodes)
@@ -168,7 +168,7 @@ def _scale(kept: torch.Tensor, p: float) -> float:
 
 
 def _nothing_kept(node: fx.Node, x: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Result and mask of dropout `node` with p = 1: eager's function multiplies by zero, its operator does not."""
+    """Result and mask of dropout `node` with p = 1, which eager computes by multiplying with zero."""
     aten, (value, mask_meta) = torch.ops.aten, node.meta["val"]
     with node.graph.inserting_before(node):
         zero = node.graph.call_function(aten.mul.Tensor, (x, 0))
@@ -182,7 +182,7 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
     philox = _philox_draws(graph, target)
     for node in list(graph.nodes):
         if node.target is not torch.ops.aten.native_dropout.default:
-            # An impure call may take numbers from the generator.
+            # An impure call may draw from the generator.
             if philox is not None and node.op == "call_function" and not is_pure(node):
                 philox.interrupt()
             continue
