@@ -1,4 +1,4 @@
-"""What a hand-written kernel declares so that it can stand for ATen operators in a compiled program.
+"""The declaration with which a hand-written kernel can replace ATen operators in a compiled program.
 
 Each folder that has such a kernel has a `candidate.py` with one `Candidate`; `passes/candidates.py` proposes them.
 """
@@ -28,14 +28,14 @@ class Offer:
     apply: Callable[[], Node]
     """Rewrites the graph; gives the forward's call. Operators without readers may stay."""
     refusal: str | None = None
-    """Why the kernel does not take these operands or this target; None where it does."""
+    """Why the kernel does not support these operands or this target; None if it does."""
     spared: tuple[Work, ...] = ()
-    """What generated kernels would do beside the operators that it replaces; the time of a launch is not counted."""
+    """Work of generated kernels that it saves beside the operators it replaces; launches are not counted."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """The pattern that a hand-written kernel stands for."""
+    """The pattern that a hand-written kernel replaces."""
 
     kernel: str
     """`tilewright.cross_entropy`, as in the operator table."""
@@ -44,5 +44,5 @@ class Candidate:
     roots: frozenset[str]
     """The operators at which a match begins, by full name."""
     offers: Callable[[Node, Target, Container[Node]], Sequence[Offer]]
-    """For a match at a node, what the kernel can take with it; empty where the pattern is not there. The last
-    argument holds the nodes that wait for gradients."""
+    """The offers for a match at a node; empty if there is none. The last argument has the nodes that depend on incoming
+    gradients."""

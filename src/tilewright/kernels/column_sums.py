@@ -1,4 +1,4 @@
-"""Sums over the programs of a kernel, each of which left its own part of some columns: the same at every run."""
+"""Adds the partial column sums that the programs of a kernel have written, in a fixed order."""
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tilewright.kernels.activation.formulas import rounded
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 MOST_PARTS, TILE = 128, 2048
-"""Parts that a program adds at once, and elements of its tile."""
+"""The most parts that a program adds at once, and the elements of its tile."""
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def column_sums(
 
 
 def add_parts(call: RecipeBuilder, parts: Operand, *results: Operand) -> None:
-    """The launch that fills one or two results of one dtype from parts [results, programs, their elements]."""
+    """Launch the sum of parts [results, programs, elements] into one or two results of one dtype."""
     columns = results[0].numel()
     count = parts.numel() // (len(results) * columns)
     tile = min(MOST_PARTS, triton.next_power_of_2(count))

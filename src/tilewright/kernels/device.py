@@ -23,10 +23,10 @@ _traced_for_gpu: ContextVar[bool] = ContextVar("_traced_for_gpu", default=False)
 
 @contextlib.contextmanager
 def traced_for_gpu(stands_for_gpu: bool) -> Iterator[None]:
-    """Whether tensors on a CPU stand for a GPU's while a program is captured in this block.
+    """In this block, set whether tensors on a CPU stand for tensors on a GPU while a program is captured.
 
-    The two operators whose calls and results differ by device ask for it. They are called by the user's code, which
-    hands no `Target` on; all that plans the captured graph gets one as an argument.
+    Two operators whose calls and results depend on the device read this, since the user's code calls them without a
+    `Target`; code that plans the captured graph has one as an argument.
     """
     token = _traced_for_gpu.set(stands_for_gpu)
     try:
@@ -36,12 +36,12 @@ def traced_for_gpu(stands_for_gpu: bool) -> Iterator[None]:
 
 
 def runs_on_gpu(device: torch.device) -> bool:
-    """Whether what `device` holds is on a GPU, or traced as if it were."""
+    """Whether `device` is a GPU, or its tensors are traced as if it were."""
     return device.type == "cuda" or _traced_for_gpu.get()
 
 
 def runs_triton(tensor: torch.Tensor | Operand) -> bool:
-    """Whether a Triton kernel takes `tensor`: its dtype, and its device or the interpreter."""
+    """Whether a Triton kernel can run on `tensor`, by its dtype and device (a CPU under the interpreter)."""
     return tensor.dtype in DTYPES and (tensor.is_cuda or (tensor.device.type == "cpu" and interpreted()))
 
 

@@ -1,4 +1,4 @@
-"""Recomputation for backward: its readers of a value read a second computation, and forward need not keep the first."""
+"""Recomputation for backward: backward's readers of a value read a second copy, so that forward need not save it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def readers(node: Node) -> Iterator[Node]:
-    """The readers of `node`; of a view, the readers of that."""
+    """The nodes that read `node`, directly or through views."""
     for user in node.users:
         if calls.is_view(user):
             yield from readers(user)
@@ -27,7 +27,7 @@ def is_late(reader: Node, waiting: Container[Node]) -> bool:
 
 
 def hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
-    """Let the readers of `old` in backward read `new` instead, through views of their own."""
+    """Let the readers of `old` in backward read `new` instead, through new views where they read views."""
     for user in list(old.users):
         if is_late(user, waiting):
             user.replace_input_with(old, new)

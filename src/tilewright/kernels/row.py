@@ -1,4 +1,4 @@
-"""Rows of a tensor as its kernels see them: two dimensions, one stride, and how they lie in memory."""
+"""Views tensors as rows [rows, columns] with one row stride, and describes their alignment."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ import torch
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 Alignment = Literal["ALIGNED", "PEELED", "SHIFTED"]
-"""How rows are read in vectors; the names are those of `row.cuh`."""
+"""How rows are read in vectors, by the names of `row.cuh`."""
 VECTOR = 16
 """Bytes that a thread loads at once."""
 LINE = 128
 """Bytes of a cache line."""
 LONG_ROW = 32768
-"""Bytes from which the vectors of a row are counted from a line's beginning, so that a warp's lie in whole lines."""
+"""In rows of this many bytes or more, vectors are counted from the begin of a cache line, so that a warp loads whole
+lines."""
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""What `row.cuh` calls the dtypes that the kernels take."""
+"""The dtypes that the kernels support, by their names in `row.cuh`."""
 
 
 class RowLayout(NamedTuple):
-    """Where the rows of a matrix lie: all that a schedule asks of a tensor."""
+    """The layout of a matrix's rows: all that a schedule depends on."""
 
     address: int
     """Address of the first element, modulo `LINE`."""
     rows: int
     stride: int
-    """Elements from row to row; of a single row its columns."""
+    """Elements from row to row; for a single row its columns."""
 
 
 def rows_of(call: RecipeBuilder, x: Operand) -> Operand:
-    """`x`, which has elements, as rows of its last dimension: [rows, columns], adjacent columns, any row stride.
+    """`x` (not empty) as [rows, columns] of its last dimension, with adjacent columns and any row stride.
 
-    A dense copy where it does not lie so.
+    A dense copy if no view has this form.
     """
     columns = x.shape[-1] if x.dim() else 1
     rows = x.numel() // columns
@@ -46,7 +47,7 @@ def rows_of(call: RecipeBuilder, x: Operand) -> Operand:
 
 
 def _row_stride(x: Operand) -> int | None:
-    """Elements from row to row (of a single row its columns); None where they differ, or columns are not adjacent."""
+    """Elements from row to row (for a single row its columns); None if they vary or columns are not adjacent."""
     if x.dim() and x.shape[-1] > 1 and x.strides[-1] != 1:
         return None
     axes = [(size, stride) for size, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if size > 1]
@@ -63,21 +64,21 @@ def layout_of(matrix: Operand) -> RowLayout:
 
 
 def line_of(columns: int, itemsize: int) -> int:
-    """Bytes whose multiples a row's first vector begins at: a vector's, or in long rows a cache line's."""
+    """The alignment in bytes of a row's first vector: a vector, or in long rows a cache line."""
     return LINE if columns * itemsize >= LONG_ROW else VECTOR
 
 
 def alignment_of(columns: int, itemsize: int, layouts: Sequence[RowLayout], line: int | None = None) -> Alignment:
-    """How the rows of tensors of one dtype lie, together; the first layout is of what the kernel writes.
+    """The common alignment of the rows of tensors of one dtype; the first layout is that of the kernel's result.
 
-    `line` is `line_of`'s where it is not given.
+    `line` defaults to `line_of(columns, itemsize)`.
     """
     line = line or line_of(columns, itemsize)
     first = layouts[0]
     for other in layouts[1:]:
         if (other.address - first.address) % VECTOR:
             return "SHIFTED"
-        # One row has no next one, whatever its stride says.
+        # The stride of a single row has no meaning.
         if first.rows > 1 and (other.stride - first.stride) * itemsize % VECTOR:
             return "SHIFTED"
     step = first.stride * itemsize if first.rows > 1 else 0
@@ -86,6 +87,6 @@ def alignment_of(columns: int, itemsize: int, layouts: Sequence[RowLayout], line
 
 
 def vectors_of(columns: int, itemsize: int, alignment: Alignment) -> int:
-    """The most vectors that a row of so many columns takes, counted from its line's beginning."""
+    """The most vectors of a row of `columns` elements, counted from the begin of its line."""
     before = 0 if alignment == "ALIGNED" else line_of(columns, itemsize) // itemsize - 1
     return -(-(columns + before) * itemsize // VECTOR)

@@ -1,4 +1,4 @@
-"""How a kernel of rows (norms, softmax, cross entropy) shares them out: plain data, decided from metadata alone."""
+"""How kernels of rows (norms, softmax, cross entropy) divide rows among blocks and threads, as plain data."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ IMPLS = ("auto", "torch", "triton", "cuda")
 
 @dataclass(frozen=True)
 class Schedule:
-    """One build of a kernel of rows. The sources see the fields as macros of the same names in capitals."""
+    """One build of a kernel of rows. The sources see the fields as macros with the same names in capitals."""
 
     threads: int
     """Threads of a block that compute."""
     row_threads: int
     """Threads that share a row: all of a block, or a power of two within a warp."""
     vectors: int
-    """Vectors of 16 bytes that a thread has of a row at once."""
+    """Vectors of 16 bytes that a thread holds of a row at once."""
     cluster: int = 1
     """Blocks that share a row."""
     blocks: int = 1
-    """Blocks that a multiprocessor must hold at once: bounds the registers of a thread."""
+    """Blocks that must fit a multiprocessor at once, which bounds the registers of a thread."""
     storage: Storage = "registers"
-    """Where a row waits between its passes: `registers`; a `ring` of `stages` vectors a thread; slots for
+    """Where a row is kept between its passes: in `registers`; in a `ring` of `stages` vectors per thread; in slots for
     `stages` rows, filled by `tma`; or nowhere: a `stream` of `vectors` at a time, read again for a second pass."""
     stages: int = 0
     block_vectors: int = 0
-    """With `tma`: vectors of a row that a block has at most."""
+    """With `tma`: the most vectors of a row that a block holds."""
     alignment: Alignment = "ALIGNED"
     line: int = VECTOR
-    """Bytes on whose multiples a row's first vector begins."""
+    """Alignment of a row's first vector, in bytes."""
     shared_bytes: int = 0
     """Dynamic shared memory of a block."""
     waves: int = 1
-    """Programs to launch at most, in multiples of those that run at once; more let early blocks make room."""
+    """The most programs to launch, as a multiple of those that run at once."""
 
     @property
     def rows_per_block(self) -> int:
-        """Rows that a program has at a time."""
+        """Rows that a program processes at a time."""
         return self.threads // self.row_threads
 
     def programs(self, rows: int) -> int:
-        """Programs that take all rows once."""
+        """Programs needed for one pass over all rows."""
         return -(-rows // self.rows_per_block)
 
     def definitions(self) -> tuple[tuple[str, int | str], ...]:
@@ -71,7 +71,7 @@ _MACROS = (
 
 
 def no_kernel(device: torch.device) -> str | None:
-    """Why no CUDA C++ kernel of rows runs on a GPU, so that Triton's do; or None."""
+    """Why CUDA C++ kernels of rows cannot run on a GPU, so that Triton's run; None if they can."""
     limits = limits_of(device)
     if limits.max_cluster == 1:
         return f"compute capability {limits.capability} has no thread-block clusters"
@@ -79,10 +79,10 @@ def no_kernel(device: torch.device) -> str | None:
 
 
 def kernels_for(package: str, x: Operand, impl: str, longest: float = math.inf) -> ModuleType | None:
-    """The module of `package` whose kernels take rows like those of x; None where PyTorch's operators do.
+    """The module of `package` with the kernels for rows like those of x; None if PyTorch's operators compute them.
 
-    `longest`: bytes of a row that its CUDA C++ kernels take.
-    Raises ValueError where `impl` is not of `IMPLS`.
+    `longest`: the most bytes of a row that the CUDA C++ kernels support. Raises ValueError if `impl` is not in `IMPLS`,
+    NotImplementedError if it is `cuda` and rows are longer.
     """
     if impl not in IMPLS:
         raise ValueError(f"{package.rpartition('.')[2]}: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
@@ -93,21 +93,21 @@ def kernels_for(package: str, x: Operand, impl: str, longest: float = math.inf) 
         raise NotImplementedError(f"the CUDA C++ kernels take rows of up to {longest} bytes")
     if impl == "auto":
         impl = "cuda" if holds and x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
-    # Imported here, since Triton exists on Linux alone.
+    # Import late, since Triton exists only on Linux.
     return importlib.import_module(f"{package}.{impl}")
 
 
 def short_rows(vectors: int, each: int) -> Schedule:
-    """For rows of so few vectors: as few threads a row, of a warp at most, as leave a thread no more than `each`."""
+    """The schedule of rows of few vectors: the fewest threads per row (up to a warp) with at most `each` vectors."""
     row_threads = next((threads for threads in (1, 2, 4, 8, 16) if each * threads >= vectors), 32)
     return Schedule(128, row_threads, -(-vectors // row_threads))
 
 
 def blocks_for(threads: int, data: int) -> int:
-    """Blocks of a multiprocessor: 64 registers a thread where up to 32 hold data, else 128."""
+    """Blocks per multiprocessor with 64 registers per thread if at most 32 of them hold data, else with 128."""
     return 1024 // threads if data <= 32 else -(-512 // threads)
 
 
 def room_of(blocks: int, limits: DeviceLimits) -> int:
-    """Bytes of shared memory that a block may have where a multiprocessor holds so many."""
+    """The most shared memory of a block, in bytes, if a multiprocessor is to hold `blocks` of them."""
     return min(limits.shared_bytes_per_block, limits.shared_bytes // blocks - limits.shared_reserved)

@@ -1,6 +1,6 @@
-"""Keys and values of new tokens into a static cache, with their rotary embedding: `tilewright::write_cache_`.
+"""Writes keys and values of new tokens into a static cache, with their rotary embedding: `tilewright::write_cache_`.
 
-keys[b, h, place[t]] = turned(k)[b, h, t];   values[b, h, place[t]] = v[b, h, t];   turned(q) is given back
+keys[b, h, place[t]] = turned(k)[b, h, t];   values[b, h, place[t]] = v[b, h, t];   the result is turned(q)
 turned(x) = x · cos + (-x[half:], x[:half]) · sin
 """
 

@@ -1,6 +1,6 @@
-"""A token's keys and values into their caches in Triton, keys and queries turned by their positions' angles before.
+"""Writes a token's keys and values into their caches, with the rotary embedding of keys and queries, in Triton.
 
-A program takes one head of one token: of the queries, of the keys, or of the values. Limit: a launch's latency.
+A program takes one head of one token: of the queries, the keys, or the values. Limit: the latency of a launch.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -50,9 +50,9 @@ def write_cache(
 ) -> None:  # fmt: skip
     """Program (batch · tokens + token, head): the `heads` of q, then `kv_heads` of k and as many of v.
 
-    Token t goes to place[t] of a cache [batch, kv head, length, 2 half]; negative places count from the end, none may
-    lie outside. The angles of a head's second half are `more` behind those of the first: `half`, or 0 where they are
-    the same.
+    Token t goes to place[t] of a cache [batch, kv head, length, 2 half]; negative places count from the end; places
+    outside stop the device. The angles of a head's second half begin `more` elements after those of the first: `half`,
+    or 0 if both halves share them.
     """
     batch = (tl.program_id(0) // tokens).to(tl.int64)
     token = (tl.program_id(0) % tokens).to(tl.int64)

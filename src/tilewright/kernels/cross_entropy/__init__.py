@@ -27,8 +27,8 @@ def cross_entropy(
     """-log softmax(logits)[target], with `z_loss · logsumexp²` added for each row.
 
     Args:
-        logits: [N, C], floating point, C from 1 to 2³¹ - 1. Rows at any distance from each other are read
-            where they lie; where their elements are not side by side they are copied first.
+        logits: [N, C], floating point, C from 1 to 2³¹ - 1. Rows may have any distance; they are copied first if
+            their elements are not adjacent.
         target: [N], any integer dtype: a class in [0, C) or `ignore_index`. On a GPU another value makes
             that row's loss and gradient NaN; on a CPU it is an IndexError.
         ignore_index: rows of this target have neither loss nor gradient and are not counted.
@@ -43,9 +43,9 @@ def cross_entropy(
     Raises:
         ValueError: shapes, dtypes, devices or options that do not fit.
 
-    fp32, bf16 and fp16 run our kernels on a GPU: forward reads the logits once, maximum and sum in fp32
-    (Milakov and Gimelshein 2018), backward reads them once more and writes their gradient; neither holds
-    probabilities. Any other dtype and the CPU run PyTorch's operators.
+    fp32, bf16 and fp16 run tilewright's kernels on a GPU: forward reads the logits once, maximum and sum in fp32
+    (Milakov and Gimelshein 2018), backward reads them once more and writes their gradient; neither writes
+    probabilities. Other dtypes and CPUs run PyTorch's operators.
     """
     return by_impl(
         logits, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, reduction=reduction
@@ -56,7 +56,7 @@ def by_impl(
     logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
     z_loss: float = 0.0, reduction: str = "mean", impl: str = "auto",
 ) -> torch.Tensor:  # fmt: skip
-    """Cross entropy by one of `row_schedule.IMPLS`, forward and backward; one that cannot take them raises."""
+    """Cross entropy by one of `row_schedule.IMPLS`, forward and backward; raises if that does not support the call."""
     if not (isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor)):
         expect_tensors("cross_entropy", logits=logits, target=target)
     options = (ignore_index, label_smoothing, z_loss, reduction, False, impl)
@@ -107,7 +107,7 @@ def _by_torch(
 
 
 def _loss_dtype(logits: torch.dtype, wide: bool, reduction: str) -> torch.dtype:
-    """`wide`: the loss is in fp32, as of logits that were cast to it, not in their dtype; not for `none`."""
+    """The dtype of the loss: fp32 if `wide`, as if the logits had been cast; else theirs. `none` has no wide loss."""
     if wide and reduction == "none":
         raise ValueError("cross_entropy gives the losses of single rows in the dtype of the logits")
     return torch.promote_types(logits, torch.float32) if wide else logits
@@ -139,10 +139,6 @@ def _backward_by_torch(
     return F.pad(found, (0, padding)) if padding else found
 
 
-def _gradient_like(logits: torch.Tensor, padding: int) -> torch.Tensor:
-    return logits.new_empty((logits.shape[0], logits.shape[1] + padding))
-
-
 def _loss_fake(
     logits: torch.Tensor, target: torch.Tensor, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -155,7 +151,7 @@ def _loss_fake(
 _backward = define(
     "cross_entropy_backward",
     _backward_by_torch,
-    lambda gradient, logits, *options: _gradient_like(logits, options[-2]),
+    lambda gradient, logits, *options: logits.new_empty((logits.shape[0], logits.shape[1] + options[-2])),
     recipe=_backward_recipe,
 )
 _forward = define(

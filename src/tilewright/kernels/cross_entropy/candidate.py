@@ -1,4 +1,4 @@
-"""Cross entropy in a compiled program: the logits are read, and two numbers a row kept, instead of log_softmax.
+"""Cross entropy in a compiled program: saves the logits and two numbers per row instead of log_softmax.
 
 y = _log_softmax(x.float(), 1)                      [N, C] fp32 →   loss, statistics, weight = cross_entropy(x, t)
 loss, count = nll_loss_forward(y, t, …)
@@ -28,7 +28,7 @@ REDUCTIONS = ("none", "mean", "sum")
 """By ATen's number for them."""
 aten = torch.ops.aten
 SOFTMAXES = (aten._log_softmax.default, aten._softmax.default, aten.logsumexp.default, aten.amax.default)
-"""Operators that softmaxes begin with, also those of which passes left the sums alone."""
+"""Operators with which softmaxes begin, also softmaxes that passes have reduced to their sums."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
 
 
 def matched(node: Node, softmax: Node) -> tuple[Match, str | None]:
-    """The pattern around a loss, and why it is not whole."""
+    """The pattern around a loss, and the reason if other nodes read parts of it."""
     readers = [user for user in softmax.users if user is not node]
     gradient = calls.operator_name(node.target).replace("forward", "backward")
     of_loss = [user for user in readers if calls.operator_name(user.target) == gradient]
@@ -78,7 +78,7 @@ def matched(node: Node, softmax: Node) -> tuple[Match, str | None]:
 
 
 def _refusal(node: Node, logits: torch.Tensor, target: Target) -> str | None:
-    """Why the kernels do not take these logits here; None where they do."""
+    """Why the kernels do not support these logits on this target; None if they do."""
     if target.language != "triton":
         return "its kernels are for GPUs"
     if logits.dtype not in ELEMENTS:
@@ -95,9 +95,9 @@ def _refusal(node: Node, logits: torch.Tensor, target: Target) -> str | None:
 
 
 def lies_across(softmax: Node) -> bool:
-    """Whether the rows lie across the logits' memory, or those of another log_softmax of these logits do.
+    """Whether the classes are not contiguous, here or for another log_softmax of the same logits.
 
-    Computed in one kernel, the gradients of both losses are one tensor.
+    One kernel computes the gradients of both losses as one tensor, so both must have one layout.
     """
     logits = _logits(softmax)
     others = softmax.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
@@ -105,7 +105,7 @@ def lies_across(softmax: Node) -> bool:
 
 
 def _logits(softmax: Node) -> Node:
-    """Where the rows are in memory."""
+    """The tensor in memory that has the logits, before views and a widening cast."""
     wide = softmax.all_input_nodes[0]
     cast = widening_below(wide)
     return calls.through(wide if cast is None else cast.all_input_nodes[0], calls.is_view)
@@ -136,7 +136,7 @@ def _work(match: Match, logits: torch.Tensor) -> tuple[Work, ...]:
 
 
 def _with_casts(match: Match) -> Iterator[Node]:
-    """What the kernels stand for: the match, the cast that widened its logits, and that which narrows the gradient."""
+    """The operators that the kernels replace: the match, the widening cast of its logits, the gradient's cast back."""
     yield from match.nodes
     cast = widening_below(match.softmax.all_input_nodes[0])
     if cast is None or any(reader is not match.softmax for reader in readers_through_moves(cast)):
@@ -186,9 +186,9 @@ def _apply(match: Match, shift: Shift | None) -> Node:
 
 
 def _others_read(softmax: Node) -> bool:
-    """Whether another softmax, or its sum alone, is of these logits, scaled or shifted.
+    """Whether another softmax reads these logits, scaled or shifted.
 
-    The gradients of both are then added: a generated kernel computes both, and writes only their sum.
+    The gradients of both are then added; one generated kernel computes both and writes only the sum.
     """
     source, count = _pointwise_source(softmax), softmax.meta["val"].numel()
     others = (node for target in SOFTMAXES for node in softmax.graph.find_nodes(op="call_function", target=target))
@@ -206,7 +206,7 @@ def _gradient(
     g: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, statistics: torch.Tensor, weight: torch.Tensor,
     ignored: int,
 ) -> torch.Tensor:  # fmt: skip
-    """What `cross_entropy_backward` gives."""
+    """The formula of `cross_entropy_backward`."""
     maximum, log_sum = statistics.unsqueeze(2).unbind()
     share = torch.where(target != ignored, g * weight, 0).unsqueeze(1)
     here = torch.arange(logits.shape[1], device=logits.device) == target.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels: how rows are shared out, decided from metadata alone, and the launches."""
+"""Launches of the CUDA C++ kernels: the schedule of the rows follows from metadata alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINISH = Schedule(512, 512, 1)
 
 
 def forward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Schedule:
-    """For rows of so many logits."""
+    """The schedule for rows of `columns` logits."""
     vectors = vectors_of(columns, itemsize, alignment)
     if vectors <= 128:
         # Vectors with a part of a row take more registers.
@@ -33,7 +33,7 @@ def forward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Sched
 
 
 def backward_schedule(columns: int, itemsize: int, alignment: Alignment) -> Schedule:
-    """For rows of so many logits: several short ones a block, or several blocks a long one."""
+    """The schedule for rows of `columns` logits: several short rows per block, or several blocks per long row."""
     vectors = vectors_of(columns, itemsize, alignment)
     found = short_rows(vectors, 2) if vectors <= 64 else Schedule(64, 64, 2 if vectors <= 128 else 4)
     return replace(found, storage="stream", alignment=alignment, line=line_of(columns, itemsize))
@@ -49,7 +49,7 @@ def definitions(
 
 @functools.cache
 def _forward(device: int, dtype: torch.dtype, schedule: Schedule, smooth: bool) -> tuple[nvrtc.Kernel, int]:
-    """The kernel, and the blocks to launch at most."""
+    """The kernel, and the most blocks to launch."""
     kernel = nvrtc.kernel(
         SOURCE, "forward", "PPPPPqiqqff",
         device=device, threads=schedule.threads, definitions=definitions(schedule, dtype, smooth),
@@ -77,7 +77,7 @@ def forward(
     call: RecipeBuilder, logits: Operand, target: Operand, ignored: int, smoothing: float, z_loss: float,
     reduction: str, dtype: torch.dtype,
 ) -> tuple[Operand, Operand, Operand]:  # fmt: skip
-    """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+    """The loss in `dtype`; each row's maximum and log Σ exp(x - maximum), [2, N]; the weight of one row, [].
 
     Logits [N, C] with rows at any distance, target [N] contiguous int64.
     """

@@ -10,9 +10,9 @@ def forward(
     logits: torch.Tensor, target: torch.Tensor, ignored: int, smoothing: float, z_loss: float, reduction: str,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
+    """The loss in `dtype`; each row's maximum and log Σ exp(x - maximum), [2, N]; the weight of one row, [].
 
-    The last two in at least fp32. IndexError for a target that is no column.
+    The last two are at least fp32. IndexError for a target that is no column.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     maximum = wide.amax(-1)
@@ -31,7 +31,7 @@ def forward(
 def reduced(
     losses: torch.Tensor, target: torch.Tensor, ignored: int, reduction: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The losses [N] as asked for, and what one of them counts for []."""
+    """The losses [N] reduced, and the weight of one of them []."""
     if reduction == "none":
         return losses, losses.new_ones(())
     if reduction == "sum":
@@ -51,11 +51,11 @@ def backward(
     share = (logits - maximum - log_sum).exp()
     columns = target[:, None].where(counted, 0)
     classes = logits.shape[1]
-    # Of a single class exactly 0, as a difference of equals is.
+    # For a single class this is exactly 0.
     change: torch.Tensor = (share - smoothing / classes).scatter(
         1, columns, share.gather(1, columns) - (1 - smoothing * (classes - 1) / classes)
     )
-    # Added last: where one class has all of the probability, only this is left.
+    # Add this last: if one class has all of the probability, only this term is left.
     change += 2 * z_loss * (maximum + log_sum) * share
-    # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
+    # An ignored row is NaN where PyTorch's is: if it has NaN or +inf, or only -inf.
     return (change * scale).where(counted, log_sum - log_sum).to(logits.dtype)

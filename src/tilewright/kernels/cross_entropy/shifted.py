@@ -1,15 +1,15 @@
-"""The loss of all positions but the last reads the logits where they lie, and ignores the last: they are not copied.
+"""Lets the loss of all positions but the last read the uncopied logits of all positions and ignore the last.
 
     x = view(clone(slice(y, 1, 0, -1)))     [B·(T-1), V]   →   x = view(y)                       [B·T, V]
     loss, s, w = cross_entropy(x, t)        s [2, B·(T-1)]     loss, s, w = cross_entropy(x, pad(t, ignored))
     dx = cross_entropy_backward(x, t, s, w)                    dx = cross_entropy_backward(x, pad(t, ignored), z, w)
     dy = slice_backward(view(dx), 1, 0, -1) [B, T, V]      →   dy = view(dx)
 
-z is s with zeros for the last positions. The gradient of an ignored row is log Σ exp(x - maximum) minus itself:
-NaN where the row's logits are not finite, but 0 for a row that is left out.
+z is s with zeros for the last positions. The gradient of an ignored row is log Σ exp(x - maximum) minus itself, NaN if
+the row's logits are not finite; the zeros in z make it 0 for the last positions.
 
-A causal language model predicts the next token: its logits' last position has no target. A copy of 4 × 1023 rows of
-32,000 took 124 µs on an H200 and as much memory as the logits, their gradient's 125.
+A causal language model predicts the next token, so the last position has no target. A copy of 4 × 1023 rows of 32,000
+logits took 124 µs on an H200 and as much memory as the logits; that of their gradient 125 µs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tilewright.graph.specialise import has_symbols
 
 aten: Any = torch.ops.aten
 FEW = 16
-"""At most one row of so many is computed in vain."""
+"""At most one in this many rows is computed in vain."""
 MOVES = ("view", "_unsafe_view", "clone")
 
 
@@ -80,7 +80,7 @@ class Shift:
         return found
 
     def replace_gradient(self, gradient: Node) -> None:
-        """Let the gradient of all rows, [B·T, V], take the place of the `slice_backward`."""
+        """Replace the `slice_backward` by the gradient of all rows, [B·T, V]."""
         old = self.gradient
         assert old is not None
         new = insert_call(old, aten.view.default, gradient, list(self.logits.meta["val"].shape))
@@ -90,7 +90,9 @@ class Shift:
 
 
 def shift_of(rows: Node, gradient: Node | None) -> Shift | None:
-    """Whether `rows`, the logits of a loss [N, V], are the first positions of others; `gradient` is that of `rows`."""
+    """The shift, if `rows`, the logits of a loss [N, V], are the first positions of other logits; else None.
+
+    `gradient` is the gradient of `rows`."""
     moves = [rows]
     while (node := moves[-1]).target is not aten.slice.Tensor:
         if calls.operator_name(node.target) not in MOVES and widened(node) is None:
@@ -111,7 +113,7 @@ def shift_of(rows: Node, gradient: Node | None) -> Shift | None:
 
 
 def _to_slice_backward(gradient: Node, sizes: list[int], dim: int) -> list[Node] | None:
-    """The moves and casts that alone read a gradient of rows, up to the `slice_backward`."""
+    """The chain of moves and casts from the gradient of the rows to the `slice_backward`; None if there is no such."""
     found = []
     while gradient.target is not aten.slice_backward.default:
         if len(gradient.users) != 1:

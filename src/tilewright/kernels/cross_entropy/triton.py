@@ -12,9 +12,9 @@ from tilewright.kernels.softmax.triton import LOWEST
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 TILE = 4096
-"""Elements that a program takes at once."""
+"""Elements of a program's tile."""
 SUM_BLOCK = 1024
-"""Programs' sums that are added at once."""
+"""Partial sums that `finish` adds at once."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def forward_rows(
         first += BLOCK_COLS
     label = tl.load(target + row, row < rows, other=ignored)
     known = (label >= 0) & (label < columns)
-    # A label that is no column: the loss is NaN, and nothing outside of the row is read.
+    # For a label that is no column the loss is NaN, and nothing outside the row is read.
     wanted = tl.load(logits + row * stride + label, (row < rows) & known, other=float("nan")).to(tl.float32)
     log_sum = tl.log(total)
     loss = log_sum - (wanted - most)
@@ -59,7 +59,7 @@ def forward_rows(
 
 @triton.jit
 def finish(block_sums, total, weight, count, MEAN: tl.constexpr, BLOCK: tl.constexpr):
-    """One program adds the sums of `count` programs: the loss to `total`, what one row counts for to `weight`."""
+    """One program adds the sums of `count` programs: `total` gets the loss, `weight` the weight of one row."""
     loss, rows = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     start = 0
     while start < count:
@@ -89,14 +89,14 @@ def backward_tiles(
     log_sum = tl.load(statistics + rows + row, row < rows, other=0.0)
     scale = tl.load(gradient + row * gradient_stride, row < rows, other=0.0).to(tl.float32) * tl.load(weight)
     scale = tl.where(known, scale, float("nan"))
-    # The exponent of one exponential would be larger, and so would its rounding.
+    # One exponential of the difference would have a larger argument, and a larger rounding error.
     share = tl.exp(a - most) * tl.exp(-log_sum)
     miss = tl.div_rn(smoothing, columns * 1.0)
-    # Without cancellation; of a single class exactly 0, as a difference of equals is.
+    # Written so that nothing cancels; for a single class this is exactly 0.
     change = share - tl.where(col == label, 1.0 - smoothing + miss, miss)
-    # Added last: where one class has all of the probability, only this is left.
+    # Add this last: if one class has all of the probability, only this term is left.
     change = (change + 2.0 * z_loss * (most + log_sum) * share) * scale
-    # An ignored row is NaN where PyTorch's is: of NaN, +inf, or nothing but -inf.
+    # An ignored row is NaN where PyTorch's is: if it has NaN or +inf, or only -inf.
     tl.store(
         out + row * out_stride + col,
         rounded(tl.where(counted, change, log_sum - log_sum), out.dtype.element_ty),
@@ -114,10 +114,7 @@ def forward(
     call: RecipeBuilder, logits: Operand, target: Operand, ignored: int, smoothing: float, z_loss: float,
     reduction: str, dtype: torch.dtype,
 ) -> tuple[Operand, Operand, Operand]:  # fmt: skip
-    """The loss in `dtype`, each row's maximum and log Σ exp(x - maximum) [2, N], and what one row counts for [].
-
-    Logits [N, C].
-    """
+    """The loss in `dtype`; each row's maximum and log Σ exp(x - maximum), [2, N]; the weight of one row, []."""
     rows, columns = logits.shape
     sizes, each = blocks(columns), reduction == "none"
     programs = triton.cdiv(rows, sizes["BLOCK_ROWS"])

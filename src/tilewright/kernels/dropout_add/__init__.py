@@ -1,7 +1,7 @@
-"""dropout(act(x)) + residual in one pass, forward and backward, with eager's own mask and none stored.
+"""dropout(act(x)) + residual in one pass, forward and backward, with eager's mask, which is not stored.
 
-Srivastava et al., JMLR 15 (2014). On a CUDA device the mask is a function of the generator's seed and
-offset (`generator.py`), so the backward draws it again; two integers are kept for it.
+Srivastava et al., JMLR 15 (2014). On a CUDA device the mask is a function of the generator's seed and offset
+(`generator.py`): forward saves these two integers, and backward draws the mask again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilewright.records.recipe import Recipe
 
 KINDS = ("none", "gelu", "gelu_tanh", "silu")
 ALIGNED = 16
-"""Bytes: what PyTorch's allocator gives every new tensor, and more than the vectors need."""
+"""Bytes. PyTorch's allocator aligns every new tensor at least to this."""
 
 
 def dropout_add(
@@ -30,18 +30,18 @@ def dropout_add(
 ) -> torch.Tensor:
     """dropout(activation(x), p) + residual: each element dropped with probability p, the others times 1 / (1 - p).
 
-    x and residual: one shape, floating dtype and device. `activation`: "none", "gelu", "gelu_tanh" or
-    "silu". The result has the shape and dtype; it is the input of no dropout where not `training`.
+    x and residual have one shape, floating dtype and device, like the result. `activation`: "none", "gelu", "gelu_tanh"
+    or "silu". Nothing is dropped unless `training`.
 
-    The mask is the one that `torch.nn.functional.dropout(act(x), p)` would draw from the default generator
-    as it stands, and the generator advances as far. On a CUDA device (fp32, bf16, fp16) it is computed in
-    the kernel, in both directions; on a CPU, and for fp64, PyTorch draws it and it is kept. Captured in a
-    CUDA graph, each replay draws anew, as eager's does. Without an activation the mask depends on whether
-    x is aligned to 16 bytes; under `torch.compile` that is taken for granted. On a GPU a layout with gaps is made
-    contiguous first, a dense one (a transposed matrix, say) is taken as it lies; on a CPU PyTorch computes both.
+    The mask is the one that `torch.nn.functional.dropout(act(x), p)` would draw from the default generator, which
+    advances as far. On a CUDA device (fp32, bf16, fp16) the kernels compute it in both directions; on a CPU, and for
+    fp64, PyTorch draws it and it is saved. In a CUDA graph each replay draws anew, as eager's does. Without an
+    activation the mask depends on whether x is aligned to 16 bytes, which `torch.compile` assumes. On a GPU a tensor
+    with gaps is made contiguous first, a dense one (a transposed matrix) keeps its layout; on a CPU PyTorch computes
+    both.
 
-    Raises ValueError where p is outside of [0, 1], for an unknown activation, and where shapes, dtypes or
-    devices differ; TypeError where the dtype is not floating.
+    Raises ValueError for p outside [0, 1], an unknown activation, or shapes, dtypes or devices that differ; TypeError
+    for a dtype that is not floating.
     """
     _check(x, residual, p, activation)
     p = float(p) if training else 0.0
@@ -50,7 +50,7 @@ def dropout_add(
     if with_gaps or (x.is_cuda and x.dtype not in DTYPES):
         return torch.nn.functional.dropout(formula(x, activation), p) + residual
     alignment = _alignment(x) if activation == "none" else ALIGNED
-    # PyTorch numbers a CUDA tensor's elements as they lie only where a thread takes several of them at once.
+    # PyTorch numbers a CUDA tensor's elements in memory order only if a thread takes several of them at once.
     by_one = x.is_cuda and not x.is_contiguous() and generator.vector_of(x.numel(), x.element_size(), alignment) == 1
     if x.is_contiguous() or by_one:
         return _forward_operator(x.contiguous(), residual.contiguous(), p, activation, alignment)[0]  # type: ignore[no-any-return]
@@ -79,10 +79,10 @@ def _check(x: torch.Tensor, residual: torch.Tensor, p: float, activation: str) -
 
 
 def _memory_order(x: torch.Tensor) -> list[int]:
-    """The dimensions, the innermost last, as they lie in what PyTorch computes from x.
+    """The dimensions of PyTorch's result for x from the outermost in memory to the innermost.
 
-    By stride, then size; one that repeats (stride 0) compares with none. An insertion sort from the innermost
-    on, like `infer_dense_strides` of ATen's ExpandUtils.cpp.
+    By stride, then size; a dimension of stride 0 compares with no other. An insertion sort from the innermost on, like
+    `infer_dense_strides` of ATen's ExpandUtils.cpp.
     """
     strides, sizes = x.stride(), x.shape
     order = list(range(x.dim()))
@@ -100,7 +100,7 @@ def _memory_order(x: torch.Tensor) -> list[int]:
 
 
 def _alignment(x: torch.Tensor) -> int:
-    """The bytes that PyTorch's dropout of x itself finds it aligned to; one element where x has gaps."""
+    """The alignment in bytes that PyTorch's dropout finds for x; one element's size if x has gaps."""
     if not x.is_contiguous() and not x.permute(_memory_order(x)).is_contiguous():
         return x.element_size()
     if torch.compiler.is_compiling() or not _drawn_again(x) or not lies_in_memory(x):
@@ -110,7 +110,7 @@ def _alignment(x: torch.Tensor) -> int:
 
 
 def _drawn_again(x: torch.Tensor | Operand) -> bool:
-    """Whether the kernels run, and the mask is a function of two integers."""
+    """Whether the kernels run, which draw the mask again from seed and offset."""
     return x.is_cuda and x.dtype in DTYPES
 
 
@@ -125,21 +125,15 @@ def _backward_recipe(call: RecipeBuilder, dout: Operand, *arguments: Any) -> Rec
 def _forward(
     x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and what the backward needs of the draw: seed and offset, or the mask."""
+    """The result, and what backward needs of the draw: seed and offset, or the mask."""
     if not _drawn_again(x):
-        return _with_stored_mask(x, residual, p, kind)
-    # In a CUDA graph that is being captured.
+        mask = drawn_by_pytorch(x, p)
+        return formula(x, kind) * _factor(mask, x.dtype, p) + residual, mask
+    # A CUDA graph is being captured; else the recipe runs.
     advance = generator.geometry_on(x.device, x.numel(), x.element_size(), alignment).advance
     state = generator.take_captured(x.device, advance)
     (out,) = perform_part("tilewright::dropout_add", triton.forward_recipe, x, residual, p, kind, alignment, state)
     return out, state
-
-
-def _with_stored_mask(
-    x: torch.Tensor, residual: torch.Tensor, p: float, kind: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = drawn_by_pytorch(x, p)
-    return formula(x, kind) * _factor(mask, x.dtype, p) + residual, mask
 
 
 def drawn_by_pytorch(x: torch.Tensor, p: float) -> torch.Tensor:
@@ -163,7 +157,7 @@ def _backward(
 def _forward_fake(
     x: torch.Tensor, residual: torch.Tensor, p: float, kind: str, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # Also where a program captured on a CPU is planned for a GPU.
+    # A program captured on a CPU may be planned for a GPU.
     drawn_again = runs_on_gpu(x.device) and x.dtype in DTYPES
     state = x.new_empty(2, dtype=torch.int64) if drawn_again else torch.empty_like(x, dtype=torch.bool)
     return torch.empty_like(x, memory_format=torch.contiguous_format), state

@@ -1,4 +1,4 @@
-"""The random numbers of PyTorch's CUDA dropout: which one each element gets, and the seed and offset they start from.
+"""The random numbers of PyTorch's CUDA dropout: which one each element gets, and their seed and offset.
 
 `native_dropout` of n elements (ATen/native/cuda/Dropout.cu, checked against it on an H200) runs
 T = 256 · min(⌈n/256⌉, multiprocessors · ⌊threads a multiprocessor / 256⌋) threads, each with vectors of V
@@ -43,7 +43,7 @@ class Geometry:
     steps: int
     """Iterations of the grid-stride loop."""
     advance: int
-    """What the generator's offset advances by."""
+    """By how much the generator's offset advances."""
 
 
 def vector_of(count: int, itemsize: int, alignment: int) -> int:
@@ -104,16 +104,15 @@ def threshold(p: float) -> int:
 
 @functools.cache
 def scale(p: float) -> float:
-    """What kept elements are multiplied by: 1 / (1 - p) in fp32."""
+    """The factor of kept elements: 1 / (1 - p) in fp32."""
     return float(np.float32(1.0) / np.float32(1.0 - p)) if p < 1.0 else 0.0
 
 
 def take_captured(device: torch.device, advance: int) -> torch.Tensor:
-    """Seed and offset, int64[2] on the device, in a CUDA graph that is being captured.
+    """Seed and offset, int64 [2] on the device, in a CUDA graph that is being captured.
 
-    Each replay has its own offset, known only on the device. One operator of PyTorch returns it: memory-efficient
-    attention returns seed and offset for its backward and advances the generator by its number of scores. So one
-    query attends to `advance` keys.
+    Each replay has its own offset, known only on the device. PyTorch's memory-efficient attention returns it, for its
+    backward, and advances the generator by its number of scores: let one query attend to `advance` keys.
     """
     query = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device=device)
     keys = torch.zeros(1, 1, advance, 8, dtype=torch.float16, device=device)

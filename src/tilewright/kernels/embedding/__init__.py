@@ -1,4 +1,4 @@
-"""The gradient of an embedding: sums of rows by sorted index, the same at every run; and other reductions of them.
+"""The gradient of an embedding: deterministic sums of rows by sorted index; and other reductions of such rows.
 
     sorted_bounds(keys, entries)                               int64 [entries + 1]: how many keys are less than e
     embedding_sums(dout, keys, order, bounds, entries, padding)
@@ -6,17 +6,17 @@
     add_embedding_sums_(table, dout, keys, order, bounds, padding)
                                                                the same, added to the dense table [entries, D]
     row_extremes(rows, keys, order, bounds, entries, largest, start, include)
-                                                               [entries, D]: the largest, or the smallest, of
-                                                               rows[order[i]] over keys[i] = e, and `start` where there
-                                                               are none, and with `include` beside them
+                                                               [entries, D]: the maximum (or minimum) of
+                                                               rows[order[i]] over keys[i] = e; `start` without such
+                                                               rows; with `include`, `start` takes part, too
     matching_sums(other, own, rows, keys, order, bounds)       [entries, D]: in row e, Σ rows[order[i]] over keys[i] = e
-                                                               where other[order[i]] equals own[e]; without rows how
-                                                               many there are: the gradient of such an extreme
+                                                               where other[order[i]] equals own[e] (without rows: their
+                                                               number); the gradient of such an extreme
 
-keys: the indices, sorted, of 8 to 32 bits, each in [0, entries); order: which row of dout [*, D] each one takes, most
-often its position; bounds: those of the keys, which sums at the same index share; row `padding` gets no sum (-1: all
-do). An extreme is NaN where a row is.
-fp32, bf16 and fp16 run in Triton on a GPU and sum in fp32, in the order of the positions; the others run in PyTorch.
+keys: the sorted indices, of 8 to 32 bits, each in [0, entries). order: for each key its row of dout [*, D], usually the
+position before the sort. bounds: `sorted_bounds` of the keys. Row `padding` gets no sum (-1: all do). An extreme is NaN
+if a row is. fp32, bf16 and fp16 run in Triton on a GPU and sum in fp32 in the order of the positions; others run in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _sums(
 
 
 def _summed(rows: torch.Tensor, keys: torch.Tensor, entries: int) -> torch.Tensor:
-    # PyTorch on a CPU adds up in the table's own dtype, which loses digits in 16 bits.
+    # PyTorch on a CPU accumulates in the table's dtype, which is inaccurate in 16 bits.
     wide = rows if rows.dtype == torch.float64 else rows.float()
     return wide.new_zeros(entries, rows.shape[-1]).index_add_(0, keys.int(), wide).to(rows.dtype)
 

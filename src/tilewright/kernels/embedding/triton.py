@@ -24,20 +24,20 @@ from tilewright.records.recipe import Recipe
 
 MOST_COLUMNS = 2048
 PART_ROWS = 4
-"""Fewest rows of a tile where a long run is summed."""
+"""The fewest rows of a tile in which a long run is summed."""
 CHUNK = 64
 """Positions of a partial sum of a long run; one program sums a run of up to two chunks."""
 BOUNDS = 256
-"""Entries of which one program finds where their positions begin."""
+"""Entries whose bounds one program finds."""
 TILE = 2048
-"""Elements of a program's sums where it takes several entries of few columns."""
+"""Elements of a program's sums if it takes several entries of few columns."""
 RUN = 2
-"""Positions of an entry, in the mean, from which on a program has one entry. One warp does for 256 columns, so that no
-barrier stands between a position and its row."""
+"""With more positions per entry in the mean, a program takes one entry. One warp suffices for 256 columns, so that no
+barrier delays the loads of the next position."""
 PROGRAMS = 264
-"""Programs, two for each multiprocessor of an H200, from which on one takes several entries."""
+"""With more programs (two per multiprocessor of an H200), each takes several entries."""
 PARTS = 1024
-"""Elements of a tile of a long run's rows, for each warp of a program."""
+"""Elements of a tile of a long run's rows, per warp of a program."""
 
 
 @triton.jit(do_not_specialize=["count", "entries"])
@@ -61,9 +61,9 @@ def find_bounds(
 
 
 SUM, LARGEST, SMALLEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(-1)
-"""What becomes of the rows of an entry."""
+"""`HOW` the rows of an entry are reduced."""
 ALL, MATCHING, COUNTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Of which elements: all, those whose `other` equals the entry's own, and how many these are."""
+"""`MATCH`: reduce all elements; only those whose `other` equals the entry's own element; or count the latter."""
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def _elements(
     dout: tl.tensor, other: tl.tensor, own: tl.tensor, row: tl.tensor, column: tl.tensor, inside: tl.tensor,
     columns: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Of each row what it adds to its entry, fp32; `own`: the entry's own row, or its rows."""
+    """The contribution of each row to its entry, fp32; `own` is the entry's own row, or one for each row."""
     if MATCH == COUNTED:
         value = inside.to(tl.float32)
     else:
@@ -135,7 +135,7 @@ def _sum_rows(
 def _own(
     mine: tl.tensor, entry: tl.tensor, column: tl.tensor, inside: tl.tensor, columns: tl.tensor, MATCH: tl.constexpr
 ) -> tl.tensor:
-    """What elements are compared with: the entry's row of `mine`."""
+    """The entry's row of `mine`, with which elements are compared."""
     if MATCH == ALL:
         return tl.zeros_like(column).to(tl.float32)
     else:
@@ -148,10 +148,10 @@ def long_runs(
     parts: tl.tensor, count: tl.int64, columns: tl.tensor, stride: tl.int64, padding: tl.int64, HOW: tl.constexpr,
     MATCH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """parts[chunk, end, :]: what the long run at that end of the chunk of positions adds within the chunk.
+    """parts[chunk, end, :] = the sum within the chunk of the long run at that end of the chunk of positions.
 
-    A run of equal indices is long if it has more than two chunks of positions, so that it reaches one of
-    the two ends (0 first, 1 last) of any chunk it touches. A run at both ends is the first's.
+    A run of equal indices is long if it has more than two chunks of positions, so that it reaches one of the two ends
+    (0 first, 1 last) of every chunk it touches. A run at both ends counts for the first.
     """
     first = tl.program_id(0).to(tl.int64) * CHUNK
     final = tl.minimum(first + CHUNK, count)
@@ -175,7 +175,7 @@ def _sum_parts(
     parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor, HOW: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The sum over the chunks of a long run; in the chunk where it starts it may be at the last end."""
+    """The sum over the chunks of a long run; the chunk in which it starts may have it at its last end."""
     total = tl.full([ROWS, COLUMNS], _neutral(HOW), tl.float32)
     chunk = start // CHUNK
     while chunk * CHUNK < last:

@@ -1,4 +1,4 @@
-"""Sums of rows or elements at computed places along one dimension, in fp32 by atomic additions."""
+"""Sums of rows or elements at indices along one dimension, in fp32 by atomic additions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilewright.kernels.registration import define
 def index_sums(source: torch.Tensor, index: torch.Tensor, extent: int, wraps: bool = False) -> torch.Tensor:
     """out[o, e, d] = Σ source[o, p, d] over the p with index[o, p, d] = e; zeros where no index is e.
 
-    source: floating point [O, P, D]; index: int64 or int32, the same shape, which an expanded tensor may be, each in
-    [0, extent), with `wraps` in [-extent, extent), where a negative one counts from the end. The result is fp32
-    [O, extent, D], float64 of float64. On a GPU fp32, bf16 and fp16 run in Triton, where the order of the additions,
-    and with it the last bits, differs from run to run, and an index outside stops the device; all others run in
-    PyTorch, whose CPU raises RuntimeError. It has no derivative.
+    source: floating point [O, P, D]; index: int64 or int32 of the same shape (may be expanded), each in [0, extent), or
+    with `wraps` in [-extent, extent), where negative ones count from the end. The result is fp32 [O, extent, D]
+    (float64 for float64). On a GPU fp32, bf16 and fp16 run in Triton: the order of the additions, and so the last bits,
+    differ between runs, and an index out of bounds stops the device. Others run in PyTorch, which raises RuntimeError
+    on a CPU. It has no derivative.
 
     >>> index_sums(torch.tensor([[[1.0], [2.0], [4.0]]]), torch.tensor([[[2], [0], [-1]]]), 3, True)
     tensor([[[2.],

@@ -1,11 +1,11 @@
-"""Sums at computed places in Triton, by atomic additions to fp32 zeros.
+"""Sums at indices in Triton, by atomic additions to fp32 zeros.
 
-`add_rows`: rows of `WIDE` columns and more, each with one index. A program has a tile of rows; it sums those of one
-index before it adds them, so that sorted indices, or few of them, cost one addition a tile. If two indices stand there
-once, it adds the remaining rows one by one: a graph's edges in no order took 727 µs by the loop alone, 200,000 of 256
-columns to 20,000 nodes in bf16.
-`add_elements`: all others, an addition an element.
-Limit: memory where rows are sorted, else atomic additions, some 300 a nanosecond on an H200.
+`add_rows`: rows of at least `WIDE` columns, each with one index. A program has a tile of rows and sums the rows of one
+index before it adds them, so that sorted or few indices cost one addition per tile. After two indices that occur once
+in the tile, it adds the remaining rows one by one: without that, the unsorted edges of a graph (200,000 of 256 columns
+to 20,000 nodes in bf16) took 727 µs.
+`add_elements`: all others, one addition per element.
+Limit: memory if rows are sorted, else atomic additions, some 300 per nanosecond on an H200.
 """
 # mypy: allow-untyped-decorators, allow-subclassing-any
 
@@ -21,15 +21,15 @@ from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
 WIDE = 96
-"""Columns from which on a warp takes rows."""
+"""The fewest columns of `add_rows`."""
 COLUMNS = 256
 """Columns of a tile: 8 for each thread of a warp."""
 TILE = 4096
 """Elements of a tile of rows: 128 for each thread."""
 FEW = 64
-"""Places that many tiles add to at once: one addition a tile to each, in whatever order they come."""
+"""With at most this many indices every tile sums the rows of each before it adds, since many tiles add to each."""
 BLOCK = 1024
-"""Elements of a program that adds them one by one."""
+"""Elements of a program of `add_elements`."""
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -90,7 +90,7 @@ def add_elements(
 
 
 def rows_of_tile(columns: int) -> int:
-    """Rows that a program takes together, and sums where they go to one place."""
+    """Rows of a tile of `add_rows`; 1 where `add_elements` runs."""
     return TILE // min(triton.next_power_of_2(columns), COLUMNS) if columns >= WIDE else 1
 
 

@@ -117,7 +117,7 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 def gelu_recipe(
     call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool
 ) -> Recipe:
-    """The result, and the value before the GELU (empty unless `keep`); for what `cuda.refuses` does not refuse."""
+    """The result, and the value before the GELU (empty unless `keep`); for operands that `cuda.refuses` accepts."""
     epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
     return call.finish(*cuda.product(call, x, weight, bias, epilogue, keep=keep))
 
@@ -140,7 +140,7 @@ def _chosen_gelu_recipe(
 def gelu_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", keep: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By our kernel; for what `cuda.refuses` does not refuse."""
+    """By tilewright's kernel, for operands that `cuda.refuses` accepts."""
     y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep)
     return y, pre
 
@@ -148,7 +148,7 @@ def gelu_fused(
 def gelu_apart(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", keep: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By two kernels of PyTorch's."""
+    """By two of PyTorch's kernels."""
     pre = F.linear(x, weight, bias)
     return F.gelu(pre, approximate=approximate), pre if keep else x.new_empty(0)
 
@@ -173,7 +173,7 @@ def _gelu_backward(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[torch.Ten
         return (None,) * 5
     x, weight, bias, pre = ctx.saved_tensors
     if torch.is_grad_enabled():
-        # A graph of the gradient is wanted, in which what was saved would be a constant.
+        # For a double backward `pre` must depend on the inputs.
         pre = F.linear(x, weight, bias)
     gradient = torch.ops.aten.gelu_backward.default(dy, pre, approximate=ctx.approximate)
     return (*_linear_backward(ctx, gradient, x, weight), None, None)
@@ -201,9 +201,9 @@ def dropout_add_recipe(
     call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float,
     state: Operand | None = None,
 ) -> Recipe:  # fmt: skip
-    """The result and, unless `state` has them, what the backward draws the mask from (as `dropout_add` returns it).
+    """The result and, unless `state` is given, the state from which backward draws the mask (as in `dropout_add`).
 
-    For what `cuda.refuses` does not refuse, p < 1, and a scale that the dtype holds.
+    For operands that `cuda.refuses` accepts, p < 1, and a scale that the dtype holds.
     """
     is_captured = state is not None
     state = state or call.empty((2,), torch.int64)
@@ -237,7 +237,7 @@ def _chosen_dropout_add_recipe(
 
 
 def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual: AnyTensor, p: float) -> bool:
-    # At p = 1 nothing is drawn and all is dropped; no word is kept where p is too near to 1 for fp32.
+    # At p = 1 nothing is drawn and everything is dropped; a p too near to 1 for fp32 keeps no word.
     if cuda.refuses(x, weight) or generator.threshold(p) == 0 or not cuda.factors(generator.scale(p), x.dtype):
         return False
     impls = {
@@ -251,7 +251,7 @@ def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual:
 def dropout_add_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By our kernel; for what `dropout_add_recipe` is for."""
+    """By tilewright's kernel, for operands that `dropout_add_recipe` supports."""
     name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)
     if p > 0.0 and torch.cuda.is_current_stream_capturing():
         state = generator.take_captured(x.device, _geometry(x, weight).advance)
@@ -264,9 +264,9 @@ def dropout_add_fused(
 def _dropout_add_forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # In a CUDA graph that is being captured, what draws comes here too.
-    way = dropout_add_fused if _is_fused(x, weight, bias, residual, p) else dropout_add_apart
-    return way(x, weight, bias, residual, p)
+    # Calls that draw come here, too, while a CUDA graph is being captured.
+    forward = dropout_add_fused if _is_fused(x, weight, bias, residual, p) else dropout_add_apart
+    return forward(x, weight, bias, residual, p)
 
 
 def dropout_add_apart(

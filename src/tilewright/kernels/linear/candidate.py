@@ -1,11 +1,11 @@
-"""A linear layer and the GELU behind it in one kernel, in a compiled program.
+"""A linear layer and the GELU after it in one kernel, in a compiled program.
 
     y = gelu(addmm(b, x, t(w)))                                  →   y, _ = linear_gelu(x, w, b, …, False)
 
     pre = addmm(b, x, t(w)); y = gelu(pre)                       →   y, pre = linear_gelu(x, w, b, …, True)
     dpre = gelu_backward(dy, pre); dw = mm(t(…), y)                  dw = mm(t(…), gelu(pre))
 
-What backward reads of y it computes again from `pre`, which it needs anyway.
+Backward recomputes y from `pre`, which it reads anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRANSPOSING = ("t", "permute", "transpose")
 
 
 def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
-    """The GELU that `node` is with the product before it, and views between them; empty where there is none."""
+    """An offer for the GELU `node` and the product before it, with views between them; empty without a product."""
     product = calls.through(node.all_input_nodes[0], calls.is_view)
     if str(product.target) not in PRODUCTS or product.kwargs:
         return []
@@ -50,7 +50,7 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
 
 
 def _operands(product: Node) -> tuple[Node, Node, Node | None]:
-    """x [M, K]; weight [N, K], or where nothing transposes one the right operand itself; bias."""
+    """x [M, K], weight [N, K] and bias; without a transposition the right operand [K, N] stands for the weight."""
     first = PRODUCTS[str(product.target)]
     x, right = product.args[first : first + 2]
     assert isinstance(x, Node) and isinstance(right, Node)
@@ -61,12 +61,12 @@ def _operands(product: Node) -> tuple[Node, Node, Node | None]:
 
 
 def _is_kept(node: Node, product: Node) -> bool:
-    """Whether something beside the GELU reads the product."""
+    """Whether another node than the GELU reads the product."""
     return any(reader is not node for reader in readers(product))
 
 
 def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node | None, target: Target) -> str | None:
-    """Why the kernel does not take these operands here; None where it does. `values`: x, weight, product, GELU."""
+    """Why the kernel does not support these operands; None if it does. `values`: x, weight, product, GELU."""
     x, weight, result, gelu = values
     if target.language != "triton" or not target.is_gpu:
         return "its kernel is for GPUs"
@@ -121,7 +121,7 @@ def _apply(node: Node, product: Node, keep: bool, waiting: Container[Node]) -> N
 
 
 def _seen_alike(before: Node, view: Node, product: Node, y: Node) -> Node:
-    """`y` through the views that lead from `product` to `view`; their sizes may be symbolic."""
+    """`y` under the chain of views from `product` to `view`; sizes may be symbolic."""
     if view is product:
         return y
     below = view.all_input_nodes[0]

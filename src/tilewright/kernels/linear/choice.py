@@ -1,4 +1,4 @@
-"""The fastest implementation of a product of some sizes on this device: raced once, the outcome kept."""
+"""Chooses the fastest implementation of a product by a race on this device; the outcome is kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ Operands = Sequence[torch.Tensor | Operand | None]
 
 
 def fastest(operator: str, operands: Operands, impls: Impls) -> str:
-    """The fastest of `impls` for operands like these, x [M, K] and weight [N, K] first; the first of `impls` unless
-    another clearly wins.
+    """The name of the fastest of `impls` for operands like these, the first of which are x [M, K] and weight [N, K].
 
-    M is rounded up to a power of two. What is asked first with new sizes waits for the device, which races the
-    implementations on random tensors for half a second; later calls, in this process or another, look the outcome up.
-    While a CUDA graph is being captured nothing can be measured: sizes that are not known take the first.
+    M is rounded up to a power of two. The first call with new sizes races the implementations on random tensors for
+    half a second; later calls, in any process, look the outcome up. While a CUDA graph is being captured nothing can be
+    measured, and new sizes get the first of `impls`.
     """
     x, weight = operands[:2]
     assert x is not None and weight is not None
@@ -48,14 +47,14 @@ def fastest(operator: str, operands: Operands, impls: Impls) -> str:
 
 @functools.cache
 def _source() -> str:
-    """Source of the kernels: an outcome holds for them alone."""
+    """The source of the kernels; an outcome is valid for this source only."""
     return "".join(path.read_text() for path in sorted(cuda.SOURCE.parent.glob("*.cu*")))
 
 
 def _race(operands: Operands, impls: Impls) -> Outcome:
     device = next(x.device for x in operands if x is not None)
     with in_real_tensors(), torch.cuda.device(device), torch.no_grad():
-        # The call that is waiting draws from the default generator.
+        # Do not advance the default generator, from which the waiting call draws.
         own = torch.Generator(device).manual_seed(0)
         tensors = [
             None if x is None else torch.empty(x.shape, dtype=x.dtype, device=device).normal_(generator=own)

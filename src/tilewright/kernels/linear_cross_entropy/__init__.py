@@ -36,11 +36,11 @@ def linear_cross_entropy(
     Raises:
         ValueError: shapes, dtypes, devices or options that do not fit.
 
-    The gradients are computed along with the loss, while a chunk's logits exist: three products in all,
-    where computing logits again in backward would make it four. At most 768 MiB of logits live at once;
-    the gradients are saved in their final memory, multiplied there by the incoming gradient in backward,
-    and handed out. A second backward through the same graph (`retain_graph=True`) computes them anew.
-    The idea of gradients in forward is Liger-Kernel's (Hsu et al. 2024, arXiv:2410.10989).
+    Forward computes the gradients with the loss, while a chunk's logits exist: three products in all; recomputing the
+    logits in backward would be a fourth. At most 768 MiB of logits exist at once. Backward multiplies the saved
+    gradients in place by the incoming gradient and returns them; a second backward through the same graph
+    (`retain_graph=True`) computes them anew. Computing gradients in forward is Liger-Kernel's idea (Hsu et al. 2024,
+    arXiv:2410.10989).
 
     Limit: the matrix rate under the power cap. 8192 tokens, hidden 4096, vocabulary 131072 in bf16, forward
     and backward on an H200: 38.7 ms, 683 TFLOP/s; the same chunks by hand under Inductor 46.0 ms, Liger 56.1,
@@ -95,11 +95,11 @@ def _fake(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     x, weight, target, *options = inputs
     ctx.mark_non_differentiable(*output[1:])
-    # Zeros for the gradients of gradients would take as much memory as they do.
+    # Materialised zeros for the gradients of the gradients would take as much memory as the gradients.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, target)
     ctx.options = options
-    # Not among the saved tensors: handed out and let go, they are the caller's alone.
+    # Not saved tensors: backward hands them out and drops its reference, so that the caller owns them.
     ctx.gradients = output[1:]
 
 
@@ -107,7 +107,7 @@ def _backward(ctx: Any, upstream: torch.Tensor | None, *_: Any) -> tuple[torch.T
     if upstream is None:
         return (None,) * 9
     if torch.is_grad_enabled():
-        # A graph of the gradient is wanted, in which what was saved would be a constant.
+        # For a double backward the gradients must depend on the inputs.
         gradients = _gradients(upstream, *ctx.saved_tensors, *ctx.options)
         return (*(found if need else None for found, need in zip(gradients, ctx.options[-1], strict=True)), *[None] * 6)
     made, ctx.gradients = ctx.gradients, None
@@ -128,7 +128,7 @@ def _scaled_gradients(
 
 
 def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    # A traced graph (its tensors are of a class of their own) may not write to what forward returned.
+    # A traced graph, whose tensors are of a subclass, may not write to a result of forward.
     if type(gradient) is not torch.Tensor:
         return (gradient * factor).to(gradient.dtype)
     _scale(gradient, factor)

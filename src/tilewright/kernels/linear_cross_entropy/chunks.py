@@ -1,4 +1,4 @@
-"""The loss and its gradients, one chunk of tokens at a time, so that only a chunk's logits exist."""
+"""Computes the loss and its gradients one chunk of tokens at a time, so that only a chunk's logits exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_chunks(
     applied, remaining = _split_scale(counted, x.dtype)
     total = torch.zeros((), dtype=wide, device=x.device)
     dx = torch.empty_like(x) if needs[0] else x.new_empty(0)
-    # zeros, not empty: with no tokens there is no chunk to write it.
+    # Without tokens no chunk writes the gradient, so it must be zeros.
     dweight = torch.zeros_like(weight) if needs[1] and len(x) == 0 else torch.empty_like(weight) if needs[1] else None
     rows = chunk_rows(len(x), len(weight), x.element_size())
     memory = x.new_empty(min(rows, len(x)), len(weight))
@@ -62,7 +62,8 @@ def _loss_and_gradient(
     logits: torch.Tensor, target: torch.Tensor, applied: torch.Tensor, ignored: int, smoothing: float, z_loss: float,
     gradient: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The sum of the rows' losses, in the dtype of `applied`; where `gradient`, the logits become theirs times that."""
+    """The sum of the rows' losses in the dtype of `applied`. With `gradient`, the logits' gradient times `applied`
+    overwrites the logits."""
     options = ignored, smoothing, z_loss
     found = performed("tilewright::linear_cross_entropy", in_place, logits, target, applied, *options, gradient)
     if found is not None:
@@ -77,7 +78,7 @@ def in_place(
     call: RecipeBuilder, logits: Operand, target: Operand, applied: Operand, ignored: int, smoothing: float,
     z_loss: float, gradient: bool,
 ) -> Recipe | None:  # fmt: skip
-    """`_loss_and_gradient` by the kernels of cross entropy, whose backward reads an element where it writes it."""
+    """`_loss_and_gradient` by the kernels of cross entropy, whose backward can overwrite the logits."""
     kernels = kernels_for(cross_entropy.__name__, logits, "auto")
     if kernels is None:
         return None

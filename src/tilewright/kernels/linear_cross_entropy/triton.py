@@ -1,4 +1,4 @@
-"""Gradients that forward has made, times the incoming one, in place."""
+"""Multiplies the gradients that forward computed by the incoming gradient, in place."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BLOCK = 4096
 
 @triton.jit
 def _scale(gradient, factor, n, BLOCK: tl.constexpr):
-    """Multiplies in place, or leaves everything as it is where the factor is one."""
+    """gradient *= factor; writes nothing if the factor is one."""
     by = tl.load(factor)
     if by != 1.0:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

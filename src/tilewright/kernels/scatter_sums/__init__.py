@@ -1,4 +1,4 @@
-"""Sums of elements at computed places of each row, the same at every run: what a gather's gradient is."""
+"""Deterministic sums of elements at indices within each row: the gradient of a gather."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tilewright.records.recipe import Recipe
 def scatter_sums(source: torch.Tensor, index: torch.Tensor, extent: int) -> torch.Tensor:
     """out[…, j] = Σ source[…, k] over the k with index[…, k] = j; zeros where no index is j.
 
-    source: floating point [*, K]; index: int64 or int32, the same shape, each in [0, extent), which an expanded tensor
-    may be; the result is [*, extent] of source's dtype. Sums in at least fp32. On a GPU fp32, bf16 and fp16 of up to
-    `cuda.MOST` elements of a result's row run in CUDA C++, where an index outside stops the device; all others run in
-    PyTorch, whose CPU raises RuntimeError. It has no derivative.
+    source: floating point [*, K]; index: int64 or int32 of the same shape (may be expanded), each in [0, extent). The
+    result is [*, extent] of source's dtype, summed in at least fp32. On a GPU fp32, bf16 and fp16 with up to
+    `cuda.MOST` elements in a result's row run in CUDA C++, and an index out of bounds stops the device; others run in
+    PyTorch, which raises RuntimeError on a CPU. It has no derivative.
 
     >>> scatter_sums(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[2, 0, 2]]), 4)
     tensor([[2., 0., 5., 0.]])

@@ -1,4 +1,4 @@
-"""The CUDA C++ kernel of sums at computed places: which rows share a pass over the index, and the launch."""
+"""The launch of the CUDA C++ kernel of `scatter_sums`, and which rows share a pass over the index."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tilewright.records.recipe import Recipe
 SOURCE = Path(__file__).parent / "scatter.cu"
 INDICES = {torch.int64: "long long", torch.int32: "int"}
 WARPS = 8
-"""Warps of a block, each with a row of the index."""
+"""Warps of a block; each takes a row of the index."""
 WIDTH = 64
-"""Columns of a tile, where neighbours in memory are of different rows (ACROSS)."""
+"""Columns of a tile if neighbours in memory belong to different rows (ACROSS)."""
 SHARED_BYTES = 64 * 1024
-"""Most bytes of a block's sums, so that a multiprocessor holds three blocks."""
+"""The most bytes of a block's sums, so that a multiprocessor holds three blocks."""
 MOST = 4096
-"""Elements of a result's row; one that is longer has no room beside those of the other warps."""
+"""The most elements of a result's row: shared memory holds one row per warp."""
 GRID = 65535
 """Blocks along the grid's second axis."""
 
 
 def recipe(call: RecipeBuilder, source: Operand, index: Operand, extent: int) -> Recipe | None:
-    """The sums of source at index, both [*, K]; None for a dtype or an extent that the kernel does not take.
+    """The sums of source at index, both [*, K]; None for a dtype or an extent that the kernel does not support.
 
-    Leading dimensions along which the index is expanded become `heads`, which share passes over it.
+    Leading dimensions along which the index is expanded become `heads`, which share passes over the index.
     """
     if extent > MOST or index.dtype not in INDICES or not source.dim():
         return None
@@ -88,7 +88,7 @@ def _parts(heads_to: int) -> tuple[slice, slice]:
 
 
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The one stride with which dimensions are walked through; None where there is none."""
+    """The stride of these dimensions merged into one; None if they cannot be merged."""
     kept = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size > 1]
     if any(a != n * b for (_, a), (n, b) in pairwise(kept)):
         return None
@@ -96,6 +96,6 @@ def _merged(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def _lies_across(source: Operand, rows: int, head: int, row: int) -> bool:
-    """Whether vectors of eight rows' elements begin at multiples of 16 bytes."""
+    """Whether the rows are the contiguous dimension, with vectors of eight rows' elements aligned to 16 bytes."""
     places = (head * source.itemsize, source.stride(-1) * source.itemsize, source.data_ptr())
     return row == 1 and source.stride(-1) != 1 and rows % WARPS == 0 and not any(place % 16 for place in places)

@@ -3,7 +3,7 @@
 y0, y1, y2 = x w0ᵀ, x w1ᵀ, x w2ᵀ                 one launch: queries, keys and values
 y0 = silu(x w0ᵀ) · x w1ᵀ                         gated
 y0 = x w0ᵀ + bias + residual
-with x of one row first times gain / √(mean(x²) + eps), where there is a gain: an RMS norm
+with a gain, x (one row) is first multiplied by gain / √(mean(x²) + eps): an RMS norm
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tilewright.records.recipe import Recipe
 
 MOST_ROWS = 64
 ALIGNED = 16
-"""Bytes at whose multiples rows of x and of the weights begin."""
+"""Rows of x and of the weights begin at multiples of this many bytes."""
 ROW_ELEMENTS = 8192
 """Elements of the weights that a program for one row loads at once."""
 LONGEST = 2048
-"""Most columns of them."""
+"""The most columns of such a tile."""
 COLUMNS, WARPS = 128, 4
 """Columns of a tile for several rows; warps of a program."""
 LEAST_STEPS, MOST_SPLITS = 4, 8
-"""Tiles of a split, and splits of a block."""
+"""The fewest tiles of a split, and the most splits of a block."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
-"""Programs that a call has at least, if its columns can be split."""
+"""A call splits its columns to have at least this many programs per multiprocessor."""
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -46,7 +46,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Tiling(NamedTuple):
-    """How a call is cut into programs."""
+    """How a call is divided among programs."""
 
     rows: int
     """Rows of x in a tile; 1: no tensor cores."""
@@ -61,7 +61,7 @@ class Tiling(NamedTuple):
 
 
 def plan(count: int, columns: int, outputs: Sequence[int], gated: bool, multiprocessors: int) -> Tiling:
-    """For x [count, columns] and results with so many columns."""
+    """The tiling for x [count, columns] and results with these numbers of columns."""
     if count == 1:
         width = min(LONGEST, 1 << (columns - 1).bit_length())
         height = max(ROW_ELEMENTS // width // (1 + gated), 1)
@@ -71,7 +71,7 @@ def plan(count: int, columns: int, outputs: Sequence[int], gated: bool, multipro
     blocks, steps = _blocks(outputs, height), -(-columns // COLUMNS)
     wanted = -(-PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // blocks)
     splits = max(1, min(wanted, steps // LEAST_STEPS, MOST_SPLITS))
-    # Two programs a multiprocessor have room in shared memory.
+    # As many stages as leave room in shared memory for two programs a multiprocessor.
     return Tiling(rows, height, COLUMNS, splits, blocks, 3 if rows == MOST_ROWS else 4)
 
 
@@ -80,7 +80,7 @@ def _blocks(outputs: Sequence[int], height: int) -> int:
 
 
 def refusal(x: torch.Tensor | Operand, weights: Sequence[torch.Tensor | Operand]) -> str | None:
-    """Why the kernel does not take these, or None. x is [rows, columns], a weight [outputs, columns]."""
+    """Why the kernel does not support x [rows, columns] and weights [outputs, columns]; None if it does."""
     if x.dtype not in NARROW or {w.dtype for w in weights} != {x.dtype}:
         return "it takes bf16 and fp16"
     if not 1 <= x.shape[0] <= MOST_ROWS:

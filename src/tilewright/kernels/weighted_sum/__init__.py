@@ -24,8 +24,8 @@ from tilewright.kernels.weighted_sum import triton
 def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Σ_d x[..., d]·w[d] for x[..., D] and w[D] of one floating dtype: shape [...], that dtype.
 
-    x may have rows of any stride along its last dimension; other layouts are made contiguous. Raises
-    ValueError where shapes, dtypes or devices do not fit, TypeError where the dtype is not floating.
+    Rows of x may have any distance if their elements are adjacent; other layouts are copied. Raises ValueError if
+    shapes, dtypes or devices do not fit, TypeError if the dtype is not floating.
 
     >>> weighted_sum(torch.arange(6.0).reshape(2, 3), torch.tensor([1.0, 10.0, 100.0]))
     tensor([210., 543.])
