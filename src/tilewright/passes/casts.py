@@ -20,7 +20,7 @@ def drop_round_trips(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if calls.operator_name(node.target) != "_to_copy":
             continue
-        # A forward result must not be what backward keeps, since its caller may write to it.
+        # Backward must not keep the memory of a forward result, since the caller may write to it.
         if node not in results or ((node in computed or not computed) and _is_alone(node, results)):
             _drop(node)
 

@@ -21,7 +21,7 @@ from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
 MOST_BYTES = 2**24
-"""Bytes of the largest tensor that is kept so; the program holds it until it is freed."""
+"""Bytes of the largest tensor that is kept, for as long as the program lives."""
 NAME = "_made_on_cpu"
 
 
@@ -70,7 +70,7 @@ def _is_repeatable(node: fx.Node) -> bool:
 
 
 def _computed(copy: fx.Node) -> torch.Tensor:
-    """The copy's value, on its device where that is here, else on the CPU: a plan for an absent GPU runs nowhere."""
+    """The copy's value, on its device; on the CPU without a GPU, since a plan for an absent GPU never runs."""
     order = {node: place for place, node in enumerate(copy.graph.nodes)}
     known: dict[fx.Node, torch.Tensor] = {}
     with in_real_tensors(), torch.no_grad():

@@ -1,11 +1,11 @@
-"""Numbers that the program holds as tensors are computed once, when it is compiled.
+"""Calls on constant 0-d tensors are computed once, when the program is compiled.
 
     s = sqrt(lift_fresh_copy(_tensor_constant0)); y = div(x, s)     →   y = div(x, 8.0)
 
     w = where(m, lift_fresh_copy(_tensor_constant1), x)         →   w = where(m, scalar_tensor(0.0), x)
 
 A single number in a tensor on the CPU would be copied to the GPU before each kernel that reads it, and the host would
-wait for each copy. If the operator takes no number as an argument, the kernel of its reader computes a tensor of it.
+wait for each copy. If a pointwise operator takes no number as an argument, its kernel makes the tensor.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _constant(node: fx.Node) -> torch.Tensor | None:
 
 
 def _given(node: fx.Node) -> torch.Tensor | None:
-    """The number of which the program made this tensor, on any device; None for other tensors."""
+    """The constant of a `scalar_tensor` on any device; None if it is unknown or a reader writes to the tensor."""
     number = node.args[0]
     if not isinstance(number, bool | int | float) or any(node in written(user) for user in node.users):
         return None

@@ -7,9 +7,9 @@
     y = attention(q, c, …); copy_(cache, c)
         →   copy_(slice(cache, 2, 3, 4), k); y = attention(q, cache, …)
 
-AOTAutograd makes a new tensor of each write, and copies the last one back at the end: twice the memory traffic of the
-whole cache where a token's keys change. The written values do not depend on overwritten ones, so a call that is
-restarted writes the same.
+AOTAutograd makes a new tensor for each write, and copies the last one back at the end: twice the memory traffic of the
+whole cache to change one token's keys. The written values do not depend on overwritten ones, so a restarted call writes
+the same values.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from tilewright.records.program import Decision, GraphName, Verdict
 
 aten: Any = torch.ops.aten
 BY_INDEX = {aten.index_put.default: aten.index_put_.default, aten.index_copy.default: aten.index_copy_.default}
-"""Functional writes, and those in place, with the same arguments."""
+"""Functional writes, and the in-place operators of the same arguments."""
 BY_VIEW = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
-"""Functional writes of their second argument, and the view that is written to, with the arguments from the third on."""
+"""Functional writes of their second argument, and the operator of the view that they write to; it takes the first
+argument and those from the third on."""
 
 
 class Refusal(Exception):
@@ -40,7 +41,7 @@ class Refusal(Exception):
 
 
 def write_in_place(graph: fx.Graph, name: GraphName) -> list[Decision]:
-    """Rewrite an inference, forward or backward graph in place; a decision for each input that is partly written."""
+    """Rewrite an inference, forward or backward graph in place; returns a decision for each partly written input."""
     copies = [node for node in graph.nodes if node.target is aten.copy_.default and node.args[0].op == "placeholder"]
     decisions = [_decide(copy, writes, name) for copy in copies if (writes := _writes(copy.args[1], copy.args[0]))]
     drop_unread(graph)
@@ -69,7 +70,7 @@ def _decide(copy: fx.Node, writes: Sequence[fx.Node], name: GraphName) -> Decisi
 
 
 def _writes(value: Any, memory: fx.Node) -> list[fx.Node]:
-    """The writes to parts of `memory` that make `value` of it, in order; empty where there are other steps between."""
+    """The writes to parts of `memory` that give `value`, in order; empty if there are other calls among them."""
     found: list[fx.Node] = []
     while isinstance(value, fx.Node) and value is not memory:
         if value.target not in BY_INDEX and value.target not in BY_VIEW:
@@ -98,7 +99,7 @@ def _plain_source(write: fx.Node) -> Any:
 
 
 def _parts(writes: Sequence[fx.Node]) -> Iterator[fx.Node]:
-    """Calls that a rewrite of these writes makes needless."""
+    """The calls that are erased when these writes are rewritten."""
     for write in writes:
         yield write
         if write.target in BY_VIEW:

@@ -1,4 +1,4 @@
-"""Tensors of zeros: which calls make them, and one tensor per graph for the counters of kernels."""
+"""Recognises calls that make tensors of zeros; makes one tensor of zeros per graph for the kernels' counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.graph.insert import insert_known
 
 aten: Any = torch.ops.aten
 MARK = "tilewright_zeros"
-"""Metadata key of the shared zeros; its value is how many there are."""
+"""Metadata key of the shared zeros; its value is their number."""
 LEAST = 4096
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 ONES = (aten.new_ones.default, aten.ones.default, aten.ones_like.default)
@@ -26,7 +26,7 @@ def is_zeros(node: object) -> bool:
 
 
 def is_filled(node: object, number: int) -> bool:
-    """Whether a call makes a tensor of which each element is `number`, 0 or 1."""
+    """Whether a call makes a tensor whose elements are all `number`, 0 or 1."""
     if not isinstance(node, fx.Node):
         return False
     place = FILLED.get(node.target)
@@ -34,7 +34,7 @@ def is_filled(node: object, number: int) -> bool:
 
 
 def shared_zeros(like: fx.Node, count: int) -> fx.Node:
-    """At least `count` int32 zeros at the begin of the graph of `like`, on its device."""
+    """At least `count` int32 zeros on the device of `like`, made at the start of its graph."""
     graph = like.graph
     for node in graph.nodes:
         if node.meta.get(MARK, 0) >= count:

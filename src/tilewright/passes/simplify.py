@@ -70,7 +70,7 @@ def drop_unread(graph: fx.Graph) -> None:
 
 
 def _stands_for(node: fx.Node) -> fx.Node | None:
-    """The node whose elements, all of them and in the same layout, this chain of views has."""
+    """The node before this chain of views that has the same elements in the same layout; None if there is none."""
     found, source = None, node
     while is_relabelled(source) and isinstance(source.args[0], fx.Node):
         source = source.args[0]

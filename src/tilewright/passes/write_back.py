@@ -1,9 +1,9 @@
-"""Small results that go back to inputs at the end of a graph: many in one call.
+"""Copies of small results back to inputs are joined into one call at the end of a graph.
 
     copy_(a, x); copy_(b, y); …              →   _foreach_copy_([a, b, …], [x, y, …])
     copy_(n, add(n, 1)); …                   →   _foreach_add_([n, …], 1)
 
-A net of 53 batch norms in training moves 106 vectors and counts 53 numbers: 212 launches.
+A network of 53 batch norms in training writes 106 vectors and increments 53 counters: 212 launches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten
 MOST_BYTES = 64 * 1024
-"""A larger result stays alive no longer than its own copy needs it."""
+"""Larger results are copied at once, so that their memory is free until the end."""
 
 
 def write_back_together(graph: fx.Graph, target: Target) -> None:
@@ -40,7 +40,7 @@ def write_back_together(graph: fx.Graph, target: Target) -> None:
 
 
 def _can_wait(copy: fx.Node, order: dict[fx.Node, int]) -> bool:
-    """Whether a copy of a small tensor of its layout and dtype can be the last thing that the graph does."""
+    """Whether a copy between small tensors of one layout and dtype can move to the end of the graph."""
     into, value = copy.args[0], copy.args[1]
     if len(copy.args) > 2 or copy.users or not isinstance(into, fx.Node) or not isinstance(value, fx.Node):
         return False
@@ -48,12 +48,12 @@ def _can_wait(copy: fx.Node, order: dict[fx.Node, int]) -> bool:
     alike = (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
     if into.op != "placeholder" or not alike or not x.is_contiguous() or x.numel() * x.itemsize > MOST_BYTES:
         return False
-    # No value read at the end is an input that is written there, or a view of one.
+    # Values that show inputs stay: another copy at the end might overwrite them.
     return maker(value).op == "call_function" and all(order[user] <= order[copy] for user in into.users)
 
 
 def _kind(copy: fx.Node) -> tuple[int | None, object]:
-    """The number that is added to an input, if that is all; and what must be alike for one call."""
+    """The number that is added to the input (None for other values), with dtype and device: one call takes one kind."""
     into, value = copy.args[0], copy.args[1]
     assert isinstance(into, fx.Node) and isinstance(value, fx.Node)
     x = into.meta["val"]

@@ -86,20 +86,9 @@ def attention(
             return results[:2] if return_lse else results[0]
     starts, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
     out, lse = _attention(
-        q,
-        k,
-        v,
-        (left, right),
-        scale,
-        softcap,
-        mask,
-        alibi_slopes,
-        dropout_p,
-        starts,
-        longest,
-        return_lse,
+        q, k, v, (left, right), scale, softcap, mask, alibi_slopes, dropout_p, starts, longest, return_lse,
         deterministic,
-    )
+    )  # fmt: skip
     return (out, lse) if return_lse else out
 
 

@@ -49,16 +49,11 @@ class Draw(ctypes.Structure):
     """`Draw` of the source."""
 
     _fields_ = (
-        ("seed", ctypes.c_uint64),
-        ("offset", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("seed", "offset")),
         ("state", ctypes.c_void_p),
-        ("captured", ctypes.c_uint32),
-        ("limit", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("captured", "limit")),
         ("rest", ctypes.c_float),
-        ("factor", ctypes.c_uint32),
-        ("threads", ctypes.c_uint32),
-        ("row_turn", ctypes.c_uint32),
-        ("row_thread", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("factor", "threads", "row_turn", "row_thread")),
     )
 
 
@@ -84,13 +79,8 @@ class Problem(ctypes.Structure):
     """`Problem` of the source."""
 
     _fields_ = (
-        ("m", ctypes.c_int),
-        ("n", ctypes.c_int),
-        ("k", ctypes.c_int),
-        ("y", ctypes.c_void_p),
-        ("pre", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("residual", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("m", "n", "k")),
+        *((name, ctypes.c_void_p) for name in ("y", "pre", "bias", "residual")),
         ("draw", Draw),
     )
 

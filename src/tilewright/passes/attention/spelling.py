@@ -16,36 +16,24 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-ALIASES = {
-    "truediv": "div",
-    "true_divide": "div",
-    "divide": "div",
-    "multiply": "mul",
-    "subtract": "sub",
-    "bmm": "matmul",
-    "mm": "matmul",
-    "special_softmax": "softmax",
-    "swapaxes": "transpose",
-    "swapdims": "transpose",
-    "reshape": "view",
-    "unflatten": "view",
-    "flatten": "view",
-    "clone": "contiguous",
-    "to": "cast",
-    "type_as": "cast",
-    "type": "cast",
-    "float": "cast",
-    "half": "cast",
-    "bfloat16": "cast",
-    "double": "cast",
-    "special_logsumexp": "logsumexp",
-    "invert": "bitwise_not",
-    "logical_not": "bitwise_not",
-    "radd": "add",
-    "rmul": "mul",
-    "and": "and_",
-    "or": "or_",
+NAMES = {
+    "div": ("truediv", "true_divide", "divide"),
+    "mul": ("multiply", "rmul"),
+    "sub": ("subtract",),
+    "add": ("radd",),
+    "matmul": ("bmm", "mm"),
+    "softmax": ("special_softmax",),
+    "logsumexp": ("special_logsumexp",),
+    "transpose": ("swapaxes", "swapdims"),
+    "view": ("reshape", "unflatten", "flatten"),
+    "contiguous": ("clone",),
+    "cast": ("to", "type_as", "type", "float", "half", "bfloat16", "double"),
+    "bitwise_not": ("invert", "logical_not"),
+    "and_": ("and",),
+    "or_": ("or",),
 }
+"""The canonical name of each operator, and its other names."""
+ALIASES = {alias: name for name, aliases in NAMES.items() for alias in aliases}
 OF_ATEN = {"_to_copy": "cast", "_unsafe_view": "view", "__and__": "and_", "__or__": "or_"}
 IN_PLACE_OPERATORS = frozenset(
     f"i{name}" for name in ("add", "sub", "mul", "truediv", "and", "or", "xor", "matmul")

@@ -7,13 +7,14 @@ dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(sl
 
 db = _embedding_bag_backward(dy, indices, …)    →   dw = embedding_dense_backward(index(dy, [offset2bag]), indices, …)
 
-The second in the backward graph, for a table that is the weight of the output layer, too: only rows that were looked up
-are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: the sums 49 µs and the addition 138).
+The second rewrite, in the backward graph, is for a table that is also the weight of the output layer: only the rows
+that were looked up are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: 49 µs for the sums, 138 for
+the addition that it saves).
 
-PyTorch's kernels sort, too, and then reach 0.08 of a copy (H200, bf16, 65536 positions in 50257 × 4096; the sums 0.75,
-with their sort). Up to 3072 positions it adds up without sorting: 2048 in 32000 × 512 took 75 µs and 11 for the zeros,
-in 151936 × 1024 101 and 92. Fewer than `UNSORTED` stay. A bag's gradient is that of its rows. PyTorch's takes some 27
-launches: 26 tables and 8192 bags took the host 11 ms.
+PyTorch sorts too, but its sums reach only 0.08 of a copy's bandwidth (H200, bf16, 65536 positions in 50257 × 4096;
+tilewright's 0.75, with the sort). Up to 3072 positions PyTorch adds without sorting: 2048 in 32000 × 512 took 75 µs and
+11 for the zeros, in 151936 × 1024 101 and 92. Up to `UNSORTED` positions its call stays. The third rewrite computes a
+bag's gradient as that of its rows: PyTorch's takes some 27 launches, and 26 tables and 8192 bags took the host 11 ms.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tilewright.records.program import Decision, GraphName
 aten = torch.ops.aten
 SUMS, ADDED = "tilewright.embedding_sums.default", "tilewright.add_embedding_sums_.default"
 MEAN, MAXIMUM = 1, 2
-"""Of bags, as PyTorch numbers their modes."""
+"""PyTorch's numbers for the modes of an embedding bag."""
 UNSORTED = 768
-"""Positions that PyTorch adds up, at 0.04 µs each, before a sort with the sums has ended. That time, 28 µs, is
+"""Positions up to which PyTorch, at 0.04 µs each, is predicted to be faster than a sort with the sums. Their 28 µs are
 estimated from kernels of other sizes (H200); the crossing itself was not measured."""
 
 
 def sum_sorted(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each gradient of an embedding."""
+    """Rewrite `graph`, a joint graph of ATen operators, in place; returns a decision for each embedding's gradient."""
     if target.language != "triton":
         return []
     for bags in graph.find_nodes(op="call_function", target=aten._embedding_bag_backward.default):
@@ -53,7 +54,7 @@ def sum_sorted(graph: fx.Graph, target: Target) -> list[Decision]:
 
 
 def _take_bags_apart(bags: fx.Node) -> None:
-    """Rewrite gradients of bags that are summed or averaged; those of maxima and of weighted sums stay."""
+    """Rewrite the gradient of bags that are summed or averaged as that of an embedding; other modes stay."""
     dout, indices, _, bag_of, sizes, _, entries, by_frequency, mode, sparse, weights, *rest = bags.args
     padding = rest[0] if rest else bags.kwargs.get("padding_idx", -1)
     value = calls.output(dout)  # type: ignore[arg-type]
@@ -104,8 +105,10 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
 
 
 def add_sums_in_place(graph: fx.Graph, name: GraphName) -> list[Decision]:
-    """Rewrite a backward graph in place: sums go into the product that they are added to, where that is all it is for;
-    a decision for each."""
+    """Rewrite a backward graph in place: sums are added into the product in place if nothing else reads the product.
+
+    Returns a decision for each.
+    """
     sums = [node for node in graph.nodes if str(node.target) == SUMS]
     return [decision for node in sums if (decision := _added(node, name)) is not None]
 
@@ -127,7 +130,7 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
 
 
 def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
-    """Whether `table` is a product, or a slice of one, contiguous, like the sum, and without other readers."""
+    """Whether `table` is a contiguous product, or slice of one, of the sum's shape and dtype, without other readers."""
     own, wanted = calls.output(table), calls.output(total)
     product = maker(table)
     if own is None or wanted is None or calls.class_of(product) != "compute":

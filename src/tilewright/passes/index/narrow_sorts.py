@@ -1,11 +1,10 @@
-"""Sorts of indices that are known to be small use narrow keys: the passes of a radix sort are proportional to a key's
-bits.
+"""Sorts of indices with a small known range use narrow keys: a radix sort's passes are proportional to a key's bits.
 
     values, order = sort(view(topk(p, k)[1]))       int64, below p's last size, 8
     →
     narrow, order = sort(to_copy(view(topk(p, k)[1]), int8)); values = to_copy(narrow, int64)
 
-So a mixture of experts orders its tokens by expert: 4096 keys of 64 bits took 33 µs on an H200, in one block.
+A mixture of experts orders its tokens by expert in this way: 4096 keys of 64 bits took 33 µs on an H200, in one block.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ aten: Any = torch.ops.aten
 SORTS = (aten.sort.default, aten.sort.stable)
 KEYS = (torch.int8, torch.int16, torch.int32)
 MOST = 2**15
-"""Places that 16 bits count; wider keys of few tokens cost a conversion and save little."""
+"""Extent up to which keys are narrowed: those of 32 bits cost a conversion and save little."""
 
 
 def narrow_sorts(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each narrowed sort."""
+    """Rewrite a joint or inference graph of ATen operators in place; returns a decision for each narrowed sort."""
     if not target.is_gpu:
         return []
     sorts = [node for node in graph.nodes if node.target in SORTS]

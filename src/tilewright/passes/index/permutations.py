@@ -6,8 +6,8 @@
     dx = index_put(zeros(n, …), [q], dy, accumulate)            →   dx = index(dy, [p])
     dx = index_put(zeros(n / k, …), [p // k], dy, accumulate)   →   dx = sum(view(index(dy, [q]), [n / k, k, …]), 1)
 
-So a mixture of experts sends each token to k experts, in the order of the experts, and back. PyTorch accumulates by
-sorting the indices again, in some 25 launches: 280 of 2,000 µs of Mixtral's training step with two layers (H200).
+A mixture of experts gathers each token k times, in the order of the experts, and back in this way. PyTorch accumulates
+by sorting the indices again, in some 25 launches: 280 of 2,000 µs of Mixtral's training step with two layers (H200).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SORTS = (aten.sort.default, aten.sort.stable)
 
 
 def gather_back(graph: fx.Graph) -> list[Decision]:
-    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each gradient that is a gather."""
+    """Rewrite a joint graph of ATen operators in place; returns a decision for each gradient that became a gather."""
     known = _Permutations()
     decisions = []
     for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
@@ -47,7 +47,7 @@ def gather_back(graph: fx.Graph) -> list[Decision]:
 
 @dataclass(frozen=True)
 class _Scatter:
-    """Rows [n, …] added to zeros at the places `index`, int64 [n]."""
+    """Rows [n, …] added to zeros at `index`, int64 [n]."""
 
     node: fx.Node
     index: fx.Node
@@ -70,19 +70,19 @@ class _Scatter:
 
 
 def _only(indices: Any) -> fx.Node | None:
-    """The index, where the first axis alone has one."""
+    """The index if only the first axis is indexed, else None."""
     first, *rest = indices if isinstance(indices, Sequence) and indices else [None]
     return first if isinstance(first, fx.Node) and not any(rest) else None
 
 
 @dataclass
 class _Permutations:
-    """The permutations of a graph with their inverses; those that are missing are inserted."""
+    """The permutations of a graph and their inverses; missing inverses are inserted."""
 
     inverses: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def sources(self, scatter: _Scatter) -> tuple[fx.Node, int] | None:
-        """From where row i of the gradient comes: the permutation q and k, it being Σ rows[q[i · k + j]], j < k."""
+        """q and k so that the gradient's row i is Σ rows[q[i · k + j]] over j < k; None if there is no permutation."""
         index, times = _divided(scatter.index)
         value = calls.output(index)
         if value is None or value.dim() != 1 or value.shape[0] != scatter.extent * times:
@@ -105,7 +105,7 @@ class _Permutations:
 
 
 def _divided(index: fx.Node) -> tuple[fx.Node, int]:
-    """p and k of `p // k`, none of which is negative."""
+    """p and k if `index` is `p // k` with k > 0, else `index` and 1."""
     divides = index.target is aten.floor_divide.default or (
         index.target is aten.div.Tensor_mode and index.kwargs.get("rounding_mode") in ("floor", "trunc")
     )
@@ -115,7 +115,7 @@ def _divided(index: fx.Node) -> tuple[fx.Node, int]:
 
 
 def _orders(node: fx.Node) -> bool:
-    """Whether this is the order of a sorted vector: each of its positions once."""
+    """Whether this is the order that sorts a vector: a permutation."""
     if node.target is not operator.getitem or node.args[1] != 1:
         return False
     value = calls.output(node)
@@ -123,7 +123,7 @@ def _orders(node: fx.Node) -> bool:
 
 
 def _inverted(node: fx.Node) -> fx.Node | None:
-    """p of `index_put(…, [p], arange(n))` where as many elements are written as there are."""
+    """p if `node` is `index_put(…, [p], arange(n))` into n elements, else None."""
     if node.target is not aten.index_put.default or any(node.args[3:]):
         return None
     index, counted = _only(node.args[1]), node.args[2]
@@ -134,7 +134,7 @@ def _inverted(node: fx.Node) -> fx.Node | None:
 
 
 def _counts(node: fx.Node, extent: int) -> bool:
-    """Whether this is 0, 1, … below `extent`."""
+    """Whether this is `arange(extent)`."""
     given = calls.arguments(node)
     named = node.target in (aten.arange.default, aten.arange.start, aten.arange.start_step)
     return named and (given.get("start", 0), given["end"], given.get("step", 1)) == (0, extent, 1)

@@ -6,8 +6,8 @@
     index_add(zeros, 0, i, x[j] == top[i])                         →  matching_sums(x, top, None, keys, j[order])
     index_add(zeros, 0, j, (x[j] == top[i]) * dy[i])               →  matching_sums(top, x, dy, keys, i[order])
 
-with keys, order = sort(i), in the last line sort(j). The second never writes the rows of a graph's edges: those of its
-nodes stay in the cache. The last two are the gradient of the third, as PyTorch writes it.
+with keys, order = sort(i), in the last line sort(j). The second rewrite never writes x[j], the rows of a graph's edges:
+it reads those of the nodes, which stay in the cache. The last two lines are PyTorch's gradient of the third.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of `table` [rows, *], one for each position: those that `index` names, or each in its place (None)."""
+    """`table`[index], or `table` itself where `index` is None; `table` is [rows, *]."""
 
     table: fx.Node
     index: fx.Node | None
@@ -39,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RowTarget:
-    """Where rows go: the row `index[position]` of a result of shape `shape`."""
+    """Each position's row is reduced into row `index[position]` of a result of shape `shape`."""
 
     index: fx.Node
     shape: tuple[int, ...]
@@ -52,14 +52,14 @@ class RowTarget:
 
 
 class Orders:
-    """The sorted indices of a graph, one sort for each index and extent: keys, order and bounds."""
+    """The sorted indices of a graph: keys, order and bounds, sorted once for each index and extent."""
 
     def __init__(self) -> None:
         self._sorted: dict[tuple[fx.Node, int], list[fx.Node]] = {}
         self._taken: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
 
     def sums(self, before: fx.Node, values: fx.Node, to: RowTarget) -> fx.Node:
-        """The sums of rows of `values`, in front of the call that they replace."""
+        """Inserts the sums of rows of `values` in front of the call that they replace."""
         keys, order, bounds = self._sort(before, to)
         if (match := _matching(values, to)) is not None:
             where = self._rows(before, match.other, order)
@@ -85,7 +85,7 @@ class Orders:
     def extremes(
         self, before: fx.Node, values: fx.Node, to: RowTarget, start: float, *, largest: bool, include: bool
     ) -> fx.Node:
-        """The largest, or the smallest, of the rows, and `start` where there are none, with `include` beside them."""
+        """The largest or smallest of the rows, with `include` also of `start`; `start` where there are no rows."""
         keys, order, bounds = self._sort(before, to)
         rows_of = taken(values) or Rows(values, None)
         where = self._rows(before, rows_of, order)
@@ -100,7 +100,7 @@ class Orders:
         return _inserted(before, formula, rows_of.table, keys, where, bounds)
 
     def counts(self, before: fx.Node, to: RowTarget, dtype: torch.dtype) -> fx.Node:
-        """How many rows there are for each, in every column."""
+        """The number of rows that each row of the result gets, in every column."""
         *_, bounds = self._sort(before, to)
 
         def formula(bounds: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Orders:
         return _inserted(before, formula, bounds)
 
     def averaged(self, before: fx.Node, total: fx.Node, to: RowTarget, *, include: bool) -> fx.Node:
-        """Sums divided by how many rows there are, and with `include` by one more; those of none stay zeros."""
+        """Sums divided by their number of rows, with `include` by one more; a sum of no rows stays 0."""
         *_, bounds = self._sort(before, to)
 
         def formula(total: Tensor, bounds: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class Orders:
 
 
 def taken(values: fx.Node) -> Rows | None:
-    """The rows of a dense table that `values` are, one for each element of a dense index."""
+    """`values` as rows that a dense index takes from a dense table; None if they are not."""
     node = behind_views(values)
     given: dict[str, Any] = calls.arguments(node)
     index: fx.Node | None = None
@@ -166,7 +166,7 @@ def taken(values: fx.Node) -> Rows | None:
 
 
 def row_index(index: fx.Node) -> fx.Node | None:
-    """The index with one element for each row, where `index` repeats it along the other dimensions."""
+    """The index of one element per row that `index` repeats along its other dimensions; None if it does not."""
     base = behind_views(index)
     given, whole = calls.tensor(index), calls.tensor(base)
     if not given.dim() or not whole.is_contiguous() or whole.numel() != given.shape[0]:
@@ -177,8 +177,7 @@ def row_index(index: fx.Node) -> fx.Node | None:
 
 @dataclass(frozen=True)
 class _Match:
-    """Rows that are compared with those of the result's own entries; `summed`: whose rows are summed where they are
-    equal, and None where these are counted."""
+    """Rows `other` are compared with the result's rows `own`; where equal, rows of `summed` are added (None: ones)."""
 
     other: Rows
     own: fx.Node
@@ -223,7 +222,7 @@ def _compared(own: fx.Node, other: fx.Node, factor: Rows | None, values: fx.Node
 
 
 def _keys(index: Tensor, to: RowTarget) -> Tensor:
-    """Narrow keys: a radix sort's passes are proportional to their bits. An index out of bounds stays so."""
+    """Narrow keys: a radix sort's passes are proportional to their bits. An index out of bounds stays out of bounds."""
     index = torch.where(index < 0, index + to.extent, index) if to.wraps else index
     return index.clamp(-1, to.extent).to(narrowest(to.extent + 1)).view(-1)
 

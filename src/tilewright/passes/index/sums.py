@@ -10,16 +10,16 @@ atomics.
     y  = scatter_reduce(zeros, 0, i, x, "amax" or "amin")    →  y  = row_extremes(x, *sort(i), n, …)
     y  = index_add(zeros, 0, i, ones)                        →  y  = differences of the sorted index's bounds
 
-Sums with values that are not zeros are added to them. The fourth for rows of a result that shared memory holds. The
-fifth for many whole rows to many places, where the sort, which all sums at the same index share, is predicted to cost
-less than atomics: a graph's edges are sorted once for all layers, forward and backward. Its result is deterministic.
-The last is the gradient of a `gather` of one element per row, which has checked the index; its reader's kernel computes
-it.
+If the call adds to a tensor that is not zeros, that tensor is added to the sums. The fourth line is for results whose
+rows fit shared memory. The fifth is for many whole rows to many places, if the sort is predicted to cost less than
+atomics. All sums at the same index share the sort: a graph's edges are sorted once for all layers, forward and
+backward. The result is deterministic. The sixth is the gradient of a `gather` of one element per row, which has checked
+the index; the kernel of its reader computes it.
 
-PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds up each index after the other: 712 µs in
-the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). Its others add by
-atomics in the dtype of the tensor, in another order at every run: 267 µs for 96 × 512 × 512 in bf16 with the clamped
-positions of an attention, and 22 for the zeros before, where one read and one write take 26.
+PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds the rows of one index after the other:
+712 µs in the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). The other
+operators add by atomics in the tensor's dtype, in a different order in each run: 267 µs for 96 × 512 × 512 in bf16 with
+the clamped positions of an attention, after 22 for the zeros, where one read and one write take 26.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 ADDS = (aten.index_add.default,)
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
 ADDED_ROWS, ADDED_ELEMENTS = 156e3, 300e3
-"""Elements that atomics add in a microsecond, of rows in no order and one by one (H200: 200,000 × 128 in 164 µs)."""
+"""Elements that atomics add per µs, in rows of no order and single (H200: 200,000 × 128 in 164 µs)."""
 CONTENDED, MANY = 33e3, 16
-"""The same of PyTorch's means and extremes where so many rows go to one place: 16,000 × 192 to 512 places in 93 µs."""
+"""The same for PyTorch's means and extremes with at least MANY rows per place: 16,000 × 192 to 512 places in 93 µs."""
 COPIED = 3e6
-"""Bytes of sorted rows that are summed in a microsecond: estimated from other sizes."""
+"""Bytes of sorted rows that are summed per µs: estimated from other sizes."""
 EXTREMES = ("amax", "amin")
 JOINED: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "amax": torch.maximum, "amin": torch.minimum}
 """The operator that combines the result with the tensor that the call adds to."""
 SMALL = 2
-"""Sums are added to values that are not zeros, if there are at most so many times the values that are summed."""
+"""A call that adds to values that are not zeros is rewritten if they are at most this many times the summed values."""
 MARGIN = 1.2
-"""How many times its predicted gain beside atomics a sort may cost: rows that come sorted take fewer of them."""
+"""A sort's predicted gain over atomics is at least this many times its cost: rows that come sorted need fewer atomics.
+"""
 
 
 class Refusal(Exception):
@@ -70,7 +71,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class _Sums:
-    """`index_sums` of `source` [outer, positions, columns] over `extent`, and where its operands come from."""
+    """A call that reduces `values` [outer, positions, columns] at `indices` into [outer, extent, columns]."""
 
     node: fx.Node
     values: fx.Node
@@ -86,7 +87,7 @@ class _Sums:
     reduce: str = "sum"
     """The reduction of the values: their sum, mean, or one of `EXTREMES`."""
     include: bool = True
-    """Whether the tensor that the call adds to is part of the result."""
+    """Whether the reduction includes the tensor that the call adds to."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,20 +107,20 @@ class _Sums:
 
     @property
     def picks(self) -> bool:
-        """Whether one element of each row gets a value, at an index that a `gather` takes, too."""
+        """Whether one element of each row gets a value, at an index that a `gather` also reads."""
         gathered = any(user.target is aten.gather.default for user in self.indices[0].users)
         return self.by_element and self.sizes[1] == 1 and gathered
 
     @property
     def in_rows(self) -> bool:
-        """Whether the sums are of rows that the kernel in shared memory takes, which is the same at every run."""
+        """Whether the rows fit the kernel in shared memory, whose result is the same in every run."""
         from tilewright.kernels.scatter_sums.cuda import MOST
 
         return self.by_element and self.start == len(self.shape) - 1 and self.extent <= MOST
 
     @property
     def rows_by(self) -> fx.Node | None:
-        """The index with one element for each row of `values`, where whole rows of a dense tensor are added."""
+        """The index with one element for each row of `values` if whole rows of a dense tensor are added, else None."""
         given, values = calls.tensor(self.indices[0]), calls.tensor(self.values)
         outer, positions, columns = self.sizes
         if outer != 1 or len(self.indices) != 1 or values.numel() != positions * columns:
@@ -135,7 +136,7 @@ class _Sums:
 
     @property
     def atomics_us(self) -> float:
-        """Predicted for places in no order; few places take one addition a tile."""
+        """Predicted time of atomics at places in no order; few places take one addition per tile."""
         from tilewright.kernels.index_sums.triton import FEW, WIDE
 
         _, positions, columns = self.sizes
@@ -146,7 +147,7 @@ class _Sums:
 
     @property
     def sorted_us(self) -> float:
-        """Predicted without the sort, which counts on its own."""
+        """Predicted time of the sums of sorted rows, without the sort."""
         if self.counts:
             return 0.0
         _, positions, columns = self.sizes
@@ -154,8 +155,8 @@ class _Sums:
         return 12 + (positions + self.extent) * columns * found.element_size() / COPIED
 
 
-class _Worth:
-    """Which rows are sorted: sums at the same index share the sort."""
+class _SortPays:
+    """Whether rows are sorted, which sums at the same index share."""
 
     def __init__(self, found: Sequence[_Sums]) -> None:
         self._by_index: dict[tuple[fx.Node, int], list[_Sums]] = {}
@@ -175,15 +176,15 @@ class _Worth:
 
 
 def sum_by_index(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each call that adds at indices."""
+    """Rewrite a joint graph of ATen operators in place; returns a decision for each call that reduces at indices."""
     if target.language != "triton":
         return []
     found = [node for node in graph.nodes if node.op == "call_function" and _accumulates(node)]
     behind = gradients(graph) if found else set()
     matched = {node: _matched(node, _values(node)) for node in found}
-    is_worth, orders = _Worth([sums for sums in matched.values() if isinstance(sums, _Sums)]), Orders()
+    sort_pays, orders = _SortPays([sums for sums in matched.values() if isinstance(sums, _Sums)]), Orders()
     return [
-        _decide(node, sums, is_worth, orders, "backward" if node in behind else "forward")
+        _decide(node, sums, sort_pays, orders, "backward" if node in behind else "forward")
         for node, sums in matched.items()
     ]
 
@@ -197,17 +198,17 @@ def _accumulates(node: fx.Node) -> bool:
 
 
 def _decide(
-    node: fx.Node, sums: _Sums | Refusal, is_worth: _Worth, orders: Orders, side: GraphName
+    node: fx.Node, sums: _Sums | Refusal, sort_pays: _SortPays, orders: Orders, side: GraphName
 ) -> Decision:  # fmt: skip
     name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
     values = _values(node)
     producer = behind_views(values).name
-    if isinstance(sums, _Sums) and sums.reduce != "sum" and not is_worth(sums):
+    if isinstance(sums, _Sums) and sums.reduce != "sum" and not sort_pays(sums):
         sums = Refusal("a sort of its rows costs more than PyTorch's atomics")
     if isinstance(sums, Refusal):
         reason = f"tilewright.index_sums does not take {name}: {sums}"
         return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
-    # What was matched may have been another sum, which is replaced by now.
+    # The matched values may have been another sum, which has been replaced since.
     sums = dataclasses.replace(sums, values=values)
     base = node.args[0]
     assert isinstance(base, fx.Node)
@@ -217,7 +218,7 @@ def _decide(
         how, new = "where they are read", _insert(sums, _in_place)
     elif sums.in_rows and not only_sorted:
         how, new = "in rows that shared memory holds", _insert(sums, _by_rows)
-    elif is_worth(sums):
+    elif sort_pays(sums):
         how, new = "as rows sorted by index", _by_sort(sums, orders, made_of_zeros)
     else:
         how, new = "by atomics in fp32", _insert(sums, _by_atomics if made_of_zeros else _wide)

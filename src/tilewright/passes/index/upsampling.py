@@ -1,12 +1,12 @@
-"""Upsampling and resampling by `interpolate`: its gradient is a gather, and scatters nothing.
+"""The gradient of `interpolate` is computed by gathers, not by scatters with atomics.
 
     y = interpolate(x, scale_factor=2)               →   the same, with dx = upsample_nearest2d_backward(dy, …)
     y = interpolate(x, (64, 96), mode="bilinear")    →   the same, with dx = along(along(dy, height), width)
 
-PyTorch decomposes it into gathers, and the gradients of those into scatters that add with atomics: SegFormer's training
-step spent 293 of its 311 ms there, sorting the indices of each (H200). Linear modes go along one axis after the other.
-Either way each element sums the few results that read it (`operators/upsampling.py`). The gradients of other modes, of
-`nearest` to sizes that are no multiples, and of elements that many results read are library calls.
+PyTorch decomposes `interpolate` into gathers, whose gradients are scatters: SegFormer's training step spent 293 of its
+311 ms there, sorting the indices of each (H200). Here each element of the gradient sums the few results that read the
+element (`operators/upsampling.py`), in linear modes along one axis after the other. Other modes, `nearest` to sizes
+that are not multiples, and elements that many results read use library calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPERATORS = {
     "nearest": "upsample_nearest{}d_backward",
     "nearest-exact": "_upsample_nearest_exact{}d_backward",
 }
-"""Eager's, of the modes whose axes are independent of each other, by the number of axes."""
+"""Eager's gradients of the modes whose axes are independent of each other; {} is the number of axes."""
 
 
 def gather_gradients(module: fx.GraphModule) -> None:
@@ -52,7 +52,7 @@ def gather_gradients(module: fx.GraphModule) -> None:
 
 
 def _axes(source: Any, node: fx.Node) -> tuple[Axis, ...] | None:
-    """The spatial axes; None if the input needs no gradient, or a size is unknown."""
+    """The spatial axes of an `interpolate`; None if the input needs no gradient, or a size is unknown."""
     x, y = example(source), example(node)
     if x is None or y is None or not x.requires_grad or x.dim() not in (3, 4, 5):
         return None
@@ -105,7 +105,7 @@ def _by_pytorch(g: Tensor, mode: str, shape: Sequence[int], axes: Sequence[Axis]
 
 
 def _along(g: Tensor, dim: int, axis: Axis) -> Tensor:
-    """The gradient along one axis of [N, C, …, places, …], computed as a bilinear one with one axis kept."""
+    """The gradient along axis `dim` of [N, C, …, places, …], computed as a bilinear one that keeps its other axis."""
     shape = list(g.shape)
     is_image = g.dim() == 4
     seen = g if is_image else g.reshape(shape[0], prod(shape[1:dim]), shape[dim], prod(shape[dim + 1 :]))

@@ -1,9 +1,9 @@
-"""The gradient of a weight that is used several times is accumulated by its products, in place.
+"""If a weight is used several times, each further product is accumulated into its gradient in place.
 
     a = mm(g₁ᵀ, x₁); b = mm(g₂ᵀ, x₂); return a + b     →     a = mm(g₁ᵀ, x₁); addmm_(a, g₂ᵀ, x₂); return a
 
-The library's product adds to what is there as it writes. Otherwise all products are in memory until a kernel adds them:
-32 steps of an LSTM of width 512 took five times the memory. On a graph whose writes are in place.
+The library's product adds to its output as it writes. Otherwise all products are in memory until a kernel adds them:
+32 steps of an LSTM of width 512 took five times the memory. Runs on graphs with in-place operators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def accumulate_products(graph: fx.Graph, name: GraphName) -> list[Decision]:
-    """Rewrite a graph of ATen operators in place; a decision for each product that is added to another."""
+    """Rewrite a graph of ATen operators in place; returns a decision for each product that is added to another."""
     return [found for node in list(graph.nodes) if (found := _accumulated(node, name)) is not None]
 
 
@@ -40,7 +40,7 @@ def _accumulated(total: fx.Node, name: GraphName) -> Decision | None:
 
 
 def _is_returned_sum(total: fx.Node) -> bool:
-    """Whether this is a sum of two tensors that only the caller reads, or a further such sum."""
+    """Whether this is a sum of two tensors that only the output reads, possibly through further sums."""
     if total.target is not aten.add.Tensor or total.kwargs or len(total.users) != 1:
         return False
     (user,) = total.users
@@ -58,7 +58,7 @@ def _alike(one: fx.Node, other: fx.Node) -> bool:
 
 
 def _takes(into: fx.Node, total: fx.Node) -> bool:
-    """Whether `into` is a contiguous product like the sum, that only it reads and other products are added to."""
+    """Whether `into` is a contiguous product of the sum's shape; only the sum and `addmm_` into it may read it."""
     if into.target not in (aten.mm.default, aten.addmm.default) or not _alike(into, total):
         return False
     others = [user for user in into.users if user is not total]

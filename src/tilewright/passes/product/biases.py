@@ -2,9 +2,10 @@
 
     y = view(mm(x, w), …) + b      →   y = view(addmm(b, x, w), …)      b: [N]
 
-PyTorch's `linear` takes the product alone where its input is not contiguous, as in ResMLP's layers. The library adds b
-in the same kernel, before it rounds, and a GELU that follows becomes part of tilewright's own product: ResMLP's
-inference, 64 images on an H200, is predicted to take 2.2 ms instead of 2.6. Not on a CPU, whose library copies b first.
+PyTorch's `linear` calls `mm` and then adds b if its input is not contiguous, as in ResMLP's layers. For `addmm` the
+library adds b in the same kernel, before it rounds, and a GELU after it can become part of tilewright's own product:
+ResMLP's inference, 64 images on an H200, is predicted to take 2.2 ms instead of 2.6. Not on a CPU, whose library copies
+b first.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def add_biases_in_products(graph: fx.Graph, target: Target) -> None:
 
 
 def _product(seen: fx.Node) -> fx.Node | None:
-    """The product that `seen` is, or views; None unless `seen` and its only reader are all that read it."""
+    """The product that `seen` is or shows; None if it has other readers."""
     product = seen
     if calls.operator_name(seen.target) in RESHAPES and len(seen.users) == 1:
         product = seen.all_input_nodes[0]
@@ -52,7 +53,7 @@ def _product(seen: fx.Node) -> fx.Node | None:
 
 
 def _is_bias(bias: fx.Node, product: fx.Node, node: fx.Node) -> bool:
-    """Whether a tensor has a number for each column of the product, and the sum shows these in its last axis."""
+    """Whether `bias` has an element for each column of the product, and the columns are the sum's last axis."""
     added, columns, result = (calls.output(x) for x in (bias, product, node))
     if added is None or columns is None or result is None:
         return False

@@ -2,9 +2,9 @@
 
     s = sum(unsqueeze(a, 2) · unsqueeze(b, 1), -1)      →   s = bmm(a, bᵀ)      a: [B, M, K], b: [B, N, K]
 
-The sum alone reads each operand again for every element of the other: those of Mamba-2's state-space layer, as it is
-written in PyTorch's operators, take 5.9 ms at 4 × 512 tokens and 24 heads of 64 × 64 states (H200), where their tensors
-are 60 MB. The gradients of such sums are such sums too.
+A kernel of the sum reads each operand again for every element of the other. In Mamba-2's state-space layer, written in
+PyTorch's operators, these sums take 5.9 ms at 4 × 512 tokens and 24 heads of 64 × 64 states (H200), though their
+tensors have only 60 MB. Their gradients have the same form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_REUSE = 8
 
 
 def contract(graph: fx.Graph) -> list[Decision]:
-    """Rewrite `graph`, a joint graph of ATen operators, in place; a decision for each sum that became a product."""
+    """Rewrite `graph`, a joint graph of ATen operators, in place; returns a decision for each rewritten sum."""
     found = {n: made for n in graph.find_nodes(op="call_function", target=SUM) if (made := _contraction(n)) is not None}
     behind = gradients(graph) if found else set()
     decisions = []
@@ -63,7 +63,7 @@ class _Contraction:
     summed: frozenset[int]
     keeps: bool
     strides: tuple[int, ...]
-    """Of the sum; the product gets the same, since later views depend on them."""
+    """Strides of the sum; the product gets the same, since later views depend on them."""
 
     def formula(self, first: Tensor, second: Tensor) -> Tensor:
         letters = ascii_letters[: self.rank]
@@ -81,7 +81,7 @@ class _Contraction:
 
 
 def _without(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
-    """`x` without the axes that it does not vary with; those of the product that it lacks are in front."""
+    """`x` without the axes along which it is constant. `x` may have fewer leading axes than `rank`."""
     lacking = rank - x.dim()
     for axis in reversed(range(lacking, rank)):
         if axis not in own:

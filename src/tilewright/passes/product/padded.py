@@ -4,11 +4,11 @@
     dx = mm(dy, w)        dy [M, 50257]   →   dx = mm(pad(dy), pad(w))
     dw = mm(t(dy), x)                     →   dw = slice(mm(t(pad(dy)), x), 0, 0, 50257)
 
-The contiguous axes are padded, with zeros. The logits' gradient is written with its padding by cross entropy's kernel,
-anything else is copied. A caller gets the result with gaps between its rows, as from Inductor: its strides are in
-eager's order, and larger. Without gaps it is copied once more, where a view or a write needs that, where it is a
-gradient (autograd would copy it), or where the caller gets two tensors of its memory (AOTAutograd makes one of the
-other by eager's strides). Only where all of it is predicted to be clearly faster.
+The contiguous axes are padded with zeros. Cross entropy's kernel writes the logits' gradient with its padding; any
+other operand is copied. A caller gets the result with gaps between its rows, as from Inductor: its strides have eager's
+order, but are larger. The result is copied without gaps if a view or a write needs that, if it is a gradient (autograd
+would copy it), or if the caller gets two tensors of its memory (AOTAutograd makes one of the other by eager's strides).
+A product is rewritten only if the whole, with its copies, is predicted to be clearly faster.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ aten = torch.ops.aten
 ALIGNED = 8
 """16-bit elements in 16 bytes, which the copies of tiles and their swizzles move at once."""
 SLOWER = {1: 4.9, 2: 2.9, 4: 2.8}
-"""By the largest power of two that divides the extent: how many times as long cuBLAS takes, at least (H200, bf16).
-8192 × 50257 × 768 took 6,682 µs forward, 4,528 and 4,296 backward, aligned 880; 4096 × 30522 × 768 took 815 and 281,
-4096 × 128100 × 768 3,373 and 1,197."""
+"""cuBLAS's least slowdown without alignment, by the largest power of two that divides the extent (H200, bf16).
+8192 × 50257 × 768 took 6,682 µs forward, 4,528 and 4,296 backward, and 880 aligned; 4096 × 30522 × 768 took 815, and
+281 aligned; 4096 × 128100 × 768 took 3,373 and 1,197."""
 CLEAR = 0.8
-"""Share of the unaligned product's time below which padding pays."""
+"""Padding pays if it takes less than this share of the unaligned product's time."""
 OPERATORS: dict[object, int] = {aten.mm.default: 0, aten.addmm.default: 1}
-"""By operator, the place of the left operand."""
+"""By operator, the index of the argument that is the left operand."""
 OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
 
 
@@ -52,7 +52,7 @@ def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each unaligned one."""
     architecture = known(target.profile.capability or "")
     if architecture is None or not architecture.wgmma:
-        # What unaligned products cost was measured on Hopper alone.
+        # Unaligned products were measured on Hopper alone.
         return []
     padder = _Padder(target.profile, gradients(graph))
     products = [node for node in graph.nodes if node.target in OPERATORS]
@@ -61,7 +61,7 @@ def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product [m, k] · [k, n] and by how much each of its extents is to be padded."""
+    """A product [m, k] · [k, n], and the padding of each of its extents."""
 
     node: fx.Node
     left: fx.Node
@@ -71,7 +71,7 @@ class _Product:
 
     @property
     def slower(self) -> float:
-        """How many times as long it takes as it is."""
+        """How many times as long the product takes without padding."""
         odd = [extent & -extent for extent, padding in zip(self.extents, self.padding, strict=True) if padding]
         return SLOWER[min(odd)]
 
@@ -92,7 +92,7 @@ def _unaligned(node: fx.Node) -> _Product | None:
     if has_symbols(x) or has_symbols(y) or not (x.numel() and y.numel()):
         return None
     extents = (x.shape[0], x.shape[1], y.shape[1])
-    # The contiguous axes of the operands and of the result, as places in (m, k, n).
+    # The contiguous axes of the operands and of the result, as indices into (m, k, n).
     beside = {1 if x.stride(1) == 1 else 0, 2 if y.stride(1) == 1 else 1, 2}
     odd = {axis for axis in beside if extents[axis] % ALIGNED}
     if not odd or any((extents[axis] & -extents[axis]) not in SLOWER for axis in odd):
@@ -105,7 +105,7 @@ def _unaligned(node: fx.Node) -> _Product | None:
 
 @dataclass
 class _Padder:
-    """Decides on one product after the other; an operand that one has padded is reused by the next."""
+    """Decides on one product after the other; later products reuse the padded operands."""
 
     profile: DeviceProfile
     gradients: set[fx.Node]
@@ -115,7 +115,7 @@ class _Padder:
     def decide(self, product: _Product) -> Decision:
         node, (m, k, n) = product.node, product.extents
         dtype = calls.dtype_name(calls.output(product.left).dtype)  # type: ignore[union-attr]
-        # The launch takes the same time, aligned or not.
+        # The launch's own time does not depend on the alignment.
         work, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, replace(self.profile, launch_us=0.0), "compute")
         aligned, plain = (max(us, self.profile.launch_us) for us in (work, work * product.slower))
         copies = sum(self._copy_us(*operand) for operand in product.operands())
@@ -192,7 +192,7 @@ class _Padder:
 
 
 def write_padded(graph: fx.Graph) -> None:
-    """Where cross entropy's gradient is copied with padding, as what was added to it is gone: it is written with it."""
+    """Let cross entropy write its gradient with padding where a pad still copies it: the term between them is gone."""
     for node in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
         operand, widths, *value = node.args
         if not isinstance(operand, fx.Node) or widths[:1] != [0] or len(widths) != 2 or any(value):
@@ -204,7 +204,7 @@ def write_padded(graph: fx.Graph) -> None:
 
 
 def _padded_gradient(base: fx.Node, by: int) -> tuple[fx.Node, fx.Node]:
-    """Cross entropy's gradient written with `by` columns of zeros, and the slice of it that all others see."""
+    """Cross entropy's gradient written with `by` columns of zeros, and the slice of it that its readers get."""
     target: Any = base.target
     new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
     value = calls.tensor(base)
@@ -218,7 +218,7 @@ def _axis(padding: tuple[int, int]) -> int:
 
 
 def _base(operand: fx.Node, padding: tuple[int, int]) -> tuple[fx.Node, int, int]:
-    """The tensor behind an operand's transposition and its idle views, the axis of it to pad, and by how much."""
+    """The tensor behind an operand's transposition and reshapes, its axis to pad, and the padding."""
     axis, by = _axis(padding), max(padding)
     node = operand
     while calls.is_view(node):
@@ -226,7 +226,7 @@ def _base(operand: fx.Node, padding: tuple[int, int]) -> tuple[fx.Node, int, int
         if str(node.target) == "aten.t.default":
             axis = 1 - axis
         elif not _same_rows(node, below):
-            through = _idle(node)
+            through = _undone(node)
             if through is None:
                 break
             below = through
@@ -239,8 +239,8 @@ def _same_rows(view: fx.Node, below: fx.Node) -> bool:
     return first is not None and second is not None and calls.shape_of(first) == calls.shape_of(second)
 
 
-def _idle(view: fx.Node) -> fx.Node | None:
-    """What a view of a view shows as it is: [8, 64, N] of [512, N] seen as [512, N] again."""
+def _undone(view: fx.Node) -> fx.Node | None:
+    """The tensor whose reshape this view undoes, as in [512, N] → [8, 64, N] → [512, N]; else None."""
     below = view.all_input_nodes[0]
     plain = all(str(node.target) in ("aten.view.default", "aten._unsafe_view.default") for node in (view, below))
     return below.all_input_nodes[0] if plain and _same_rows(view, below.all_input_nodes[0]) else None
@@ -252,7 +252,7 @@ def _is_own_gradient(node: fx.Node) -> bool:
 
 
 def _replace(node: fx.Node, cut: fx.Node) -> None:
-    """Let `cut` take the place of `node`; a copy without gaps where a view of it needs one."""
+    """Let `cut`, or a copy of it without gaps if a view needs one, take the place of `node`."""
     node.replace_all_uses_with(cut)
     if not retrace_views(cut):
         dense = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
@@ -260,5 +260,5 @@ def _replace(node: fx.Node, cut: fx.Node) -> None:
 
 
 def _behind(axis: int, by: int) -> list[int]:
-    """`constant_pad_nd`'s argument for so many zeros behind an axis of a matrix."""
+    """`constant_pad_nd`'s argument for `by` zeros at the end of an axis of a matrix."""
     return [0, by] if axis else [0, 0, 0, by]

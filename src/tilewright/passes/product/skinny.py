@@ -4,10 +4,10 @@
     y = mul(silu(mm(x, t(wg))), mm(x, t(wu)))                  →   y, … = skinny_linear(x, wg, wu, "swiglu")
     y = gelu(addmm(b, x, t(w)))                                →   y, … = skinny_linear(x, w, b, "gelu")
     y = add(r, mm(x, t(w)))                                    →   y, … = skinny_linear(x, w, residual=r)
-    with x = rms_norm(z, g) of one row, read by nothing else   →   … of z, the norm inside
+    x = rms_norm(z, g) of one row, without other readers       →   skinny_linear(z, …, gain=g)
 
-Only for inference, since a backward needs the intermediate values. Taken if the whole is predicted to be faster than
-the library's products.
+Only for inference, since a backward needs the intermediate values. Taken if predicted to be faster than the library's
+products with the kernels after them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Product:
     bias: fx.Node | None
 
     def is_ready(self, place: fx.Node, order: Mapping[fx.Node, int]) -> bool:
-        """Whether weight and bias are there before `place`: casts of autocast may come later."""
+        """Whether weight and bias are computed before `place`: autocast may cast them later."""
         return all(node is None or order[node] < order[place] for node in (self.weight, self.bias))
 
 
@@ -64,7 +64,7 @@ class _Match:
 
     products: tuple[_Product, ...]
     result: fx.Node | None = None
-    """The fused operator's node, if something is computed of the products in the same launch."""
+    """The node of the operator after the products, if the same launch computes it."""
     activation: str = "none"
     """Applied to the first product; "swiglu" multiplies it with the second."""
     residual: fx.Node | None = None
@@ -80,7 +80,7 @@ class _Match:
 
 
 def skinny_products(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite an inference graph of ATen operators in place; a decision for each launch that it could have."""
+    """Rewrite an inference graph of ATen operators in place; returns a decision for each possible launch."""
     architecture = known(target.profile.capability or "")
     measured = not target.is_gpu or (architecture is not None and architecture.wgmma)
     if target.language != "triton" or not measured or gradients(graph):
@@ -102,7 +102,7 @@ def _matches(graph: fx.Graph) -> Iterator[_Match]:
     for product in products.values():
         if product.node not in taken:
             by_x.setdefault(product.x, []).append(product)
-    # A product that shares its operand saves more in one launch with the others than with what follows it.
+    # A product that shares x saves more in one launch with the others of x than with the operator after it.
     alone = {group[0].node: group[0] for group in by_x.values() if len(group) == 1}
     for node in list(graph.nodes):
         match = _activated(node, alone) or _added(node, alone)
@@ -152,7 +152,7 @@ def _is_aligned(value: torch.Tensor) -> bool:
 
 
 def _behind(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
-    """The product that `node` is, or is a view of, if it has no other reader."""
+    """The product that `node` is or shows, if it has no other reader."""
     if not isinstance(node, fx.Node):
         return None
     product = calls.through(node, lambda view: view.target in VIEWS and len(view.users) == 1)
@@ -243,9 +243,9 @@ def _library_us(product: _Product, profile: DeviceProfile) -> float:
 
 
 def _after_us(match: _Match, profile: DeviceProfile) -> float:
-    """Of the kernel that computes `match.result` of the library's products.
+    """Predicted time of the kernel that computes `match.result` from the library's products.
 
-    The kernel of the next norm adds the residual too. Of one row that norm is inside the next product.
+    0 for a residual of several rows: the next norm's kernel adds it. For one row, the next product contains that norm.
     """
     first = match.products[0]
     if match.result is None or (match.residual is not None and _rows(first) > 1):
@@ -257,7 +257,7 @@ def _after_us(match: _Match, profile: DeviceProfile) -> float:
 
 
 def _apply(match: _Match) -> fx.Node:
-    import tilewright.kernels.skinny_linear  # noqa: F401, what defines the operator
+    import tilewright.kernels.skinny_linear  # noqa: F401, defines the operator
 
     place, first = match.last, match.products[0]
     none: list[fx.Node | None] = [None] * (MOST_WEIGHTS - len(match.products))
@@ -270,7 +270,7 @@ def _apply(match: _Match) -> fx.Node:
         residual = insert_call(place, aten.view.default, residual, [rows, first.weight.meta["val"].shape[0]])
     outputs = [product.weight.meta["val"].shape[0] for product in match.products]
     gated = match.activation == "swiglu"
-    # Whether blocks are split follows from the device; how many there are does not.
+    # Only the number of splits depends on the multiprocessors, not that of blocks: 1 stands for any device.
     blocks = plan(rows, columns, outputs[:1] if gated else outputs, gated, 1).blocks
     zeros = shared_zeros(first.x, blocks) if rows > 1 else None
     options = (*biases, residual, match.activation, zeros)
@@ -292,7 +292,7 @@ def _shows_all(view: fx.Node) -> bool:
 
 
 def _normed(match: _Match, place: fx.Node) -> tuple[fx.Node, fx.Node | None, float]:
-    """The left operand, gain and eps: those of the RMS norm before x if only `match` reads it, else x, None and 0."""
+    """The launch's input, gain and eps: those of the RMS norm before x if only `match` reads it; else x, None and 0."""
     x = match.products[0].x
     if _rows(match.products[0]) > 1:
         return x, None, 0.0

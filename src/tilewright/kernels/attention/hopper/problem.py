@@ -19,35 +19,17 @@ class Problem(ctypes.Structure):
     """`Problem` of `backward_scores.cuh`."""
 
     _fields_ = (
-        ("dq_sums", ctypes.c_void_p),
-        ("lse", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
-        ("work_counters", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dq_batch", ctypes.c_uint64),
-        ("dq_head", ctypes.c_uint64),
-        ("dq_position", ctypes.c_uint64),
-        ("zeroed", ctypes.c_void_p),
-        ("added", ctypes.c_void_p),
-        ("queries", ctypes.c_int),
-        ("keys", ctypes.c_int),
-        ("q_blocks", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("group", ctypes.c_int),
-        ("kv_heads", ctypes.c_int),
-        ("k_blocks", ctypes.c_int),
-        ("blocks", ctypes.c_int),
-        ("width", ctypes.c_int),
-        ("ahead", ctypes.c_int),
-        ("below", ctypes.c_int),
-        ("above", ctypes.c_int),
-        ("scale", ctypes.c_float),
-        ("scale_log2", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("dq_sums", "lse", "delta", "work_counters", "dq")),
+        *((name, ctypes.c_uint64) for name in ("dq_batch", "dq_head", "dq_position")),
+        *((name, ctypes.c_void_p) for name in ("zeroed", "added")),
+        *((name, ctypes.c_int) for name in ("queries", "keys", "q_blocks", "heads", "group", "kv_heads", "k_blocks")),
+        *((name, ctypes.c_int) for name in ("blocks", "width", "ahead", "below", "above")),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
     )
 
 
 def problem_of(made: BackwardLaunches, request: Request) -> Problem:
-    """The problem of a plan, but for addresses and the strides of dq."""
+    """The problem of a plan, without addresses and the strides of dq."""
     problem = Problem(width=request.head_size, ahead=made.ahead, heads=request.heads)
     problem.queries, problem.keys, problem.q_blocks = request.queries, request.keys, made.q_blocks
     problem.group, problem.kv_heads, problem.k_blocks = request.group, request.kv_heads, made.k_blocks
@@ -58,12 +40,12 @@ def problem_of(made: BackwardLaunches, request: Request) -> Problem:
 
 
 def scale_of(request: Request) -> float:
-    """The factor of dQ and dK; 0 where a query sees one key: its weight is 1 for any score, and dP - Δ is rounding."""
+    """The factor of dQ and dK; 0 if queries see one key, whose weight is 1 for any score: dP - Δ is rounding alone."""
     return 0.0 if request.single_key else request.scale
 
 
 class Scratch(NamedTuple):
-    """Bytes from the begin of a call's scratch to its parts. A program's share of each is a multiple of 16 bytes."""
+    """Offsets in bytes of the parts of a call's scratch. A program's share of each is a multiple of 16 bytes."""
 
     dq_sums: int
     lse: int
