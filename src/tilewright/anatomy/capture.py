@@ -126,7 +126,7 @@ def launch_record(captured: TritonLaunch, *, measured_us: float | None = None) -
         shared_bytes=compiled.metadata.shared,
         operands=operands(captured),
         scalars=scalars,
-        constants={name: _printed(value) for name, value in constants.items()},
+        constants={name: getattr(value, "__name__", None) or str(value) for name, value in constants.items()},
         source=inspect.getsource(inspect.unwrap(captured.function.fn)),
         ptx=compiled.asm["ptx"],
         sass=disassemble(compiled.asm["cubin"])[compiled.metadata.name],
@@ -149,10 +149,6 @@ def _tensor(value: Any) -> torch.Tensor | None:
         return value
     base = getattr(value, "base", None)
     return base if isinstance(base, torch.Tensor) else None
-
-
-def _printed(value: Any) -> str:
-    return getattr(value, "__name__", None) or str(value)
 
 
 def shortened(place: str) -> str:

@@ -74,12 +74,8 @@ def _operator_role(node: Node) -> str:
     row = row_of(node.target)
     if row is not None and row.role:
         return row.role if isinstance(row.role, str) else row.role(calls.arguments(node))
-    return "linear" if _is_linear(node) else _words(calls.operator_name(node.target).removeprefix("tilewright."))
-
-
-def _words(name: str) -> str:
-    """`cross_entropy_backward` is `cross entropy backward`."""
-    return name.strip("_").replace("_", " ")
+    name = calls.operator_name(node.target).removeprefix("tilewright.")
+    return "linear" if _is_linear(node) else name.strip("_").replace("_", " ")
 
 
 def _is_layout(node: Node) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
     from torch.fx import Graph, Node
 
-    from tilewright.graph.dims import Shape, SymbolicShapes
+    from tilewright.graph.dims import SymbolicShapes
 
 STYLES: dict[OperatorClass, str] = {
     "compute": "bold magenta",
@@ -145,11 +145,8 @@ def _tensors(node: Node, symbolic: SymbolicShapes) -> Iterator[TensorNote]:
         if tensor is not None:
             sizes = calls.shape_of(tensor)
             dtype = calls.dtype_name(tensor.dtype)
-            yield TensorNote(node.name, _axes(shape, sizes), sizes, dtype)
-
-
-def _axes(shape: Shape | None, sizes: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(map(str, sizes)) if shape is None else tuple(map(axis_text, shape))
+            axes = tuple(map(str, sizes)) if shape is None else tuple(map(axis_text, shape))
+            yield TensorNote(node.name, axes, sizes, dtype)
 
 
 def steps(tree: Group) -> list[str]:

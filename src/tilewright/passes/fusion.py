@@ -176,7 +176,8 @@ class _Fuser:
 
     def _try_producers(self, node: fx.Node) -> None:
         # The largest producer first, since a merge can make the next one impossible.
-        for producer in sorted(self._producers(node), key=nbytes, reverse=True):
+        producers = [producer for producer in dict.fromkeys(sources(node)) if producer in self.region]
+        for producer in sorted(producers, key=nbytes, reverse=True):
             self._try(producer, node)
 
     def _widens_for_reader(self, node: fx.Node) -> bool:
@@ -185,9 +186,6 @@ class _Fuser:
             return False
         narrow, wide = (x.meta["val"].element_size() for x in (node.all_input_nodes[0], node))
         return narrow < wide and found[0] in self.region and not is_elementwise(found[0])
-
-    def _producers(self, node: fx.Node) -> list[fx.Node]:
-        return [p for p in dict.fromkeys(sources(node)) if p in self.region]
 
     def _lower(self, members: list[fx.Node]) -> Lowered:
         name, outputs = kernel_name(members, self.graph_name, 0), live_out(members)

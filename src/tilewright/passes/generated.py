@@ -51,7 +51,7 @@ class Groups:
 
     def _beside(self, node: fx.Node) -> Iterator[fx.Node]:
         for other in (*sources(node), *readers(node)):
-            if _is_pointwise(other) and self._on_one_side(node, other):
+            if class_of(other) == "pointwise" and is_fusible(other) is None and self._on_one_side(node, other):
                 yield other
 
     def _on_one_side(self, a: fx.Node, b: fx.Node) -> bool:
@@ -86,10 +86,6 @@ def _ends_kernel(node: fx.Node) -> bool:
     if node.op != "call_function" or is_view(node):
         return False
     return is_fusible(node) is not None or _reduces_rows_away(node)
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    return class_of(node) == "pointwise" and is_fusible(node) is None
 
 
 def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:

@@ -35,7 +35,8 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
     """A subset of `forward` from which backward can compute all of `needed`; inputs are free."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     saved = {_stored(node) for node in needed}
-    calls = {node: _library_calls(node, forward) for node in saved}
+    # The calls of backward that read a value from memory.
+    calls = {node: [x for x in readers(node) if x not in forward and is_fusible(x) is not None] for node in saved}
     # Values that only kernels read are computed in these kernels, from values that are saved anyway.
     for node in sorted(saved, key=lambda node: (not calls[node], order[node]), reverse=True):
         if node not in saved or node.op == "placeholder" or not _recomputable(node):
@@ -79,11 +80,6 @@ def _is_laid_again(node: fx.Node, sources: set[fx.Node]) -> bool:
 def _is_padded(node: fx.Node) -> bool:
     """Whether an eighth of a value or more is padding, as `pad_groups` makes it."""
     return node.target is PAD and nbytes(node) * 8 >= nbytes(node.all_input_nodes[0]) * 9
-
-
-def _library_calls(node: fx.Node, forward: set[fx.Node]) -> list[fx.Node]:
-    """The calls of backward that read a value from memory."""
-    return [reader for reader in readers(node) if reader not in forward and is_fusible(reader) is not None]
 
 
 def _sources(node: fx.Node, saved: set[fx.Node]) -> set[fx.Node]:

@@ -38,7 +38,7 @@ def show_explain(
     if program.folded:
         parts.append(Text(f"\n{plain(program.folded)}", "yellow"))
     names = list(dims)
-    for graph in _graphs(program):
+    for graph in dict.fromkeys(op.graph for op in program.operators):
         before, after = (
             [op for op in program.operators if (op.graph, op.stage) == (graph, stage)] for stage in ("before", "after")
         )
@@ -105,10 +105,6 @@ def fallbacks(program: Program) -> list[Text]:
     """A line for each part of the program that PyTorch runs."""
     lines = [f"runs as PyTorch runs it: {item.what} at {item.where}: {item.why}" for item in program.fallbacks]
     return [Text(plain(line), "yellow") for line in dict.fromkeys(lines)]
-
-
-def _graphs(program: Program) -> list[GraphName]:
-    return list(dict.fromkeys(op.graph for op in program.operators))
 
 
 def _totals(title: str, launches: Sequence[Operator], names: Sequence[str]) -> Text:

@@ -31,13 +31,6 @@ def _forward(
     return turned
 
 
-def _fake(
-    keys: torch.Tensor, values: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: torch.Tensor,
-    q: torch.Tensor | None, cos: torch.Tensor | None, sin: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    return k.new_empty(0 if q is None else q.shape)
-
-
 def _recipe(
     call: RecipeBuilder, keys: Operand, values: Operand, k: Operand, v: Operand, place: Operand, q: Operand | None,
     cos: Operand | None, sin: Operand | None,
@@ -63,4 +56,9 @@ def _recipe(
     return call.finish(turned)
 
 
-write_cache = define("write_cache_", _forward, _fake, recipe=_recipe)
+write_cache = define(
+    "write_cache_",
+    _forward,
+    lambda keys, values, k, v, place, q, cos, sin: k.new_empty(0 if q is None else q.shape),
+    recipe=_recipe,
+)

@@ -102,10 +102,6 @@ def _fake(
     return dout.new_empty((entries, dout.shape[-1]))
 
 
-def _added_fake(table: torch.Tensor, dout: torch.Tensor, *_: Any) -> torch.Tensor:
-    return dout.new_empty(0)
-
-
 define(
     "sorted_bounds",
     _bounds,
@@ -113,6 +109,6 @@ define(
     recipe=_bounds_recipe,
 )
 define("embedding_sums", _sums, _fake, recipe=by_triton(triton.sums_recipe))
-define("add_embedding_sums_", _add_sums, _added_fake, recipe=_added_recipe)
+define("add_embedding_sums_", _add_sums, lambda table, dout, *_: dout.new_empty(0), recipe=_added_recipe)
 define("row_extremes", _extremes, _fake, recipe=by_triton(triton.extremes_recipe))
 define("matching_sums", _matching, lambda other, own, *_: own.new_empty(own.shape), recipe=_matching_recipe)

@@ -44,7 +44,7 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
     if any(value is None for value in values) or node in waiting:
         return []
     refusal = _refusal(node, product, [value for value in values if value is not None], bias, target)
-    keep = _is_kept(node, product)
+    keep = any(reader is not node for reader in readers(product))
     work = _work(product, x, weight, keep)
     return [Offer((product, node), (work,), lambda: _apply(node, product, keep, waiting), refusal)]
 
@@ -58,11 +58,6 @@ def _operands(product: Node) -> tuple[Node, Node, Node | None]:
     assert bias is None or isinstance(bias, Node)
     transposed = calls.operator_name(right.target) in TRANSPOSING
     return x, right.all_input_nodes[0] if transposed else right, bias
-
-
-def _is_kept(node: Node, product: Node) -> bool:
-    """Whether another node than the GELU reads the product."""
-    return any(reader is not node for reader in readers(product))
 
 
 def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node | None, target: Target) -> str | None:

@@ -63,10 +63,6 @@ def _backward_fake(
     return x.new_empty(x.shape if want_dx else (0, 0)), w.new_empty(w.shape if want_dw else (0,))
 
 
-def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     want_dx, want_dw = ctx.needs_input_grad
     dx, dw = _weighted_sum_backward(dy, *ctx.saved_tensors, want_dx, want_dw)
@@ -81,6 +77,6 @@ _weighted_sum = define(
     _forward,
     lambda x, w: x.new_empty(x.shape[:1]),
     backward=_gradients,
-    save=_save,
+    save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     recipe=by_triton(triton.forward_recipe),
 )

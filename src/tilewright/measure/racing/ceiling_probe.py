@@ -46,7 +46,9 @@ def ceiling_probe(limit: Limit, dtype: str, device: str) -> CeilingProbe:
         size = _CPU_MATMUL_SIZE if device == "cpu" else _MATMUL_SIZE
         factors = torch.randn(2, size, size, device=device).to(getattr(torch, dtype))
         return CeilingProbe(partial(torch.mm, *factors, out=torch.zeros_like(factors[0])), flops=2 * size**3)
-    nbytes = _CPU_BYTES if device == "cpu" else _gpu_bytes(device)
+    nbytes = _CPU_BYTES
+    if device != "cpu":
+        nbytes = min(_GPU_BYTES, int(torch.cuda.get_device_properties(device).total_memory) // 16)
     numbers = torch.randn(nbytes // 4 // (2 if limit == "copy" else 1), device=device)
     if limit == "copy":
         return CeilingProbe(partial(torch.zeros_like(numbers).copy_, numbers), nbytes)
@@ -54,7 +56,3 @@ def ceiling_probe(limit: Limit, dtype: str, device: str) -> CeilingProbe:
         total = torch.zeros((), device=device)
         return CeilingProbe(partial(torch.sum, numbers, dim=0, out=total), nbytes)
     return CeilingProbe(partial(numbers.fill_, 1.0), nbytes)
-
-
-def _gpu_bytes(device: str) -> int:
-    return min(_GPU_BYTES, int(torch.cuda.get_device_properties(device).total_memory) // 16)

@@ -33,7 +33,8 @@ def verify(
     """
     import torch
 
-    devices = {t.device for t in [*_tensors(inputs), *_state(model).values()] if t.device.type == "cuda"}
+    tensors = [*(tensor for _, tensor in named_tensors(inputs, "")), *_state(model).values()]
+    devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.random.fork_rng(sorted({d.index or 0 for d in devices})), torch.set_grad_enabled(training):
         eager = _run(model, model, inputs, None, seed, training)
         ours = _run(model, compiled, inputs, eager.tangents, seed, training)
@@ -196,10 +197,6 @@ def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     elif isinstance(value, (tuple, list)):
         for index, part in enumerate(value):
             yield from named_tensors(part, f"{name}[{index}]")
-
-
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [tensor for _, tensor in named_tensors(values, "")]
 
 
 def _leaves(inputs: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:

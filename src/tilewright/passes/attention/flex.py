@@ -32,14 +32,11 @@ from tilewright.records.program import Decision, Verdict
 def call_for_bands(gm: GraphModule, target: Target) -> list[Decision]:
     """Rewrite `gm`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
     calls = [node for node in gm.graph.nodes if node.op == "call_function" and str(node.target) == "flex_attention"]
-    decisions = [_decide(gm, node, target) for node in calls if _is_on_gpu(node, target)]
+    on_gpu = [node for node in calls if target.language_of(tensor_of(node.args[0]).device) == "triton"]
+    decisions = [_decide(gm, node, target) for node in on_gpu]
     if decisions:
         gm.recompile()
     return decisions
-
-
-def _is_on_gpu(node: Node, target: Target) -> bool:
-    return target.language_of(tensor_of(node.args[0]).device) == "triton"
 
 
 def _decide(gm: GraphModule, node: Node, target: Target) -> Decision:

@@ -26,7 +26,8 @@ ATTENTION = frozenset({"scaled_dot_product_attention", "_scaled_dot_product_flas
 
 def zero_shift_gradients(gm: GraphModule) -> int:
     """Rewrite `gm`, a torch-level graph from Dynamo, in place; returns the number of terms."""
-    keys = [argument(node, 1, "key") for node in gm.graph.nodes if _is_attention(node)]
+    functions = [node for node in gm.graph.nodes if node.op == "call_function"]
+    keys = [argument(call, 1, "key") for call in functions if getattr(call.target, "__name__", "") in ATTENTION]
     found = [shift for key in keys if isinstance(key, Node) for shift in _shifts(key, [])]
     for reader, term in found:
         write = Writer(gm.graph, reader)
@@ -35,10 +36,6 @@ def zero_shift_gradients(gm: GraphModule) -> int:
     if found:
         gm.recompile()
     return len(found)
-
-
-def _is_attention(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") in ATTENTION
 
 
 def _shifts(node: Node, below: list[Node]) -> Iterator[tuple[Node, Node]]:

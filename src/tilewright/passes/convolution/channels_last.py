@@ -333,7 +333,8 @@ def _with_layout(
     """`operand` in `layout`, its gradient in `back` (None: in any layout)."""
     with before.graph.inserting_before(before):
         if back is None or not _is_trained(operand):
-            made = before.graph.call_method("contiguous", (operand,), {"memory_format": _format(operand, layout)})
+            memory_format = FORMATS[_rank(operand)] if layout is torch.channels_last else layout
+            made = before.graph.call_method("contiguous", (operand,), {"memory_format": memory_format})
         else:
             made = before.graph.call_function(relayout, (operand, layout, back))
     made.meta = {key: value for key, value in operand.meta.items() if key != "example_value"}
@@ -342,7 +343,3 @@ def _with_layout(
         with torch.no_grad():
             made.meta["example_value"] = _laid(value, layout)
     return made
-
-
-def _format(operand: fx.Node, layout: torch.memory_format) -> torch.memory_format:
-    return FORMATS[_rank(operand)] if layout is torch.channels_last else layout
