@@ -107,7 +107,7 @@ def _attention(
     starts: tuple[torch.Tensor | None, torch.Tensor | None], longest: tuple[int | None, int | None], with_lse: bool,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """out and lse, None where it is not asked for and PyTorch's operators compute the call; checks the arguments."""
+    """Checks the arguments; returns out and lse. PyTorch's operators compute lse only on request, else it is None."""
     expect_tensors(
         "attention", q=q, k=k, v=v, mask=mask, alibi_slopes=slopes, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1]
     )
@@ -146,7 +146,7 @@ def _attention(
 def _has_kernels(
     q: torch.Tensor, v: torch.Tensor, packed: bool, mask: torch.Tensor | None, slopes: torch.Tensor | None
 ) -> bool:
-    """Whether the kernels compute a call; PyTorch's operators compute the others."""
+    """Whether the kernels compute a call; if not, PyTorch's operators do."""
     if q.dtype not in DTYPES or not _runs_on(q.device) or max(q.shape[3], v.shape[3]) > MOST_WIDTH:
         return False
     # For one query PyTorch sums in trees, which is more exact in fp32 than the kernels' chains of products.
@@ -156,7 +156,7 @@ def _has_kernels(
 
 
 def _runs_on(device: torch.device) -> bool:
-    """Whether the kernels run on `device`, or a program captured there is planned for one where they do."""
+    """Whether the kernels run on `device`, or on the device for which a program captured there is planned."""
     return device.type in _DEVICES or (torch.compiler.is_compiling() and _planned_for_gpu())
 
 
@@ -169,7 +169,7 @@ def _planned_for_gpu() -> bool:
 def _starts(
     starts_q: torch.Tensor | None, starts_k: torch.Tensor | None, q: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where packed sequences begin, contiguous; ValueError where the arguments do not describe packed sequences."""
+    """The contiguous starts of packed sequences; ValueError if the arguments do not describe packed sequences."""
     if starts_q is None or starts_k is None or q.dim() != 3 or mask is not None:
         raise ValueError(
             "packed attention takes q [Tq, H, D], cu_seqlens_q and cu_seqlens_k, and no mask; "
@@ -186,7 +186,7 @@ def _starts(
 
 
 def _longest(name: str, starts: torch.Tensor, total: int) -> int:
-    """The longest of the sequences that begin at `starts`; ValueError where they do not cover `total` positions."""
+    """The length of the longest sequence; ValueError if the sequences do not cover `total` positions."""
     if torch.compiler.is_compiling():
         return int(starts.diff().max())
     places: list[int] = starts.tolist()

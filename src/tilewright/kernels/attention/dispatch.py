@@ -26,11 +26,11 @@ IMPLEMENTATIONS = {
 
 
 class Choice(NamedTuple):
-    """The implementation that a call gets, and why."""
+    """The implementation of a call, and why earlier ones do not support the call."""
 
     module: Any
     refused: tuple[str, ...]
-    """The modules that come before it, each with its reason: `hopper.forward: needs …`."""
+    """The modules tried before, each with its reason: `hopper.forward: needs …`."""
 
 
 def select(request: Request, impl: str, backward: bool) -> Any:
@@ -56,7 +56,7 @@ def choose(request: Request, limits: DeviceLimits, impl: str, backward: bool) ->
 
 
 def must_be_dense(dout: TensorLike) -> bool:
-    """Whether kernels cannot read a gradient by its strides.
+    """Whether the kernels need a dense copy of a gradient.
 
     The gradient of a sum has strides of 0, which TMA does not take; narrow rows must be loaded as vectors.
     """
@@ -78,7 +78,7 @@ def draw_dropout_state(request: Request, q: torch.Tensor) -> torch.Tensor:
 
 
 def advance_of(request: Request) -> int:
-    """By how much a call's dropout mask advances the generator's offset on a GPU.
+    """The advance of the generator's offset for a call's dropout mask on a GPU.
 
     Every row of scores is a subsequence of its own and takes ⌈keys / 4⌉ calls of Philox.
     """
@@ -86,7 +86,7 @@ def advance_of(request: Request) -> int:
 
 
 def with_aligned_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [B, H, S, D] where its last axis is contiguous and its rows begin at multiples of 16 bytes; else such a copy.
+    """x [B, H, S, D] with a contiguous last axis and rows that begin at multiples of 16 bytes: x itself or a copy.
 
     A copy keeps the order of axes.
     """

@@ -1,4 +1,4 @@
-"""Attention's operators as recipes: the calls that are allocations and launches alone, planned from metadata."""
+"""Attention's operators as recipes, for calls that consist of allocations and launches; planned from metadata."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
 
 
 def forward(call: RecipeBuilder, q: Operand, k: Operand, v: Operand, *options: Any) -> Recipe | None:
-    """`tilewright::attention`: out, lse, lse64 and state. None where the operator's implementation takes the call."""
+    """`tilewright::attention`: out, lse, lse64 and state. None if the operator's implementation must run the call."""
     request = _request(call, q, k, v, options, False)
     # The interpreter's generator is PyTorch's for the CPU, which no recipe draws from.
     if request is None or (request.dropout and not q.is_cuda):
@@ -58,7 +58,7 @@ def forward_of_state(call: RecipeBuilder, q: Operand, k: Operand, v: Operand, *r
 def _results(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: Operand | None
 ) -> tuple[Operand, Operand, Operand, Operand]:
-    """`state` as it is given, or else drawn where there is dropout."""
+    """out, lse, lse64 and `state`, which is drawn if there is dropout and none is given."""
     q, k, v = (portable.with_aligned_rows(call, x) for x in (q, k, v))
     request = registered.request_of(q, k, v, *options[:-1])
     limits = limits_of(request.device)
@@ -83,9 +83,9 @@ def _results(
 def backward(
     call: RecipeBuilder, dout: Operand, dlse: Operand | None, q: Operand, k: Operand, v: Operand, *rest: Any
 ) -> Recipe | None:
-    """`tilewright::attention_backward`: dq, dk and dv. None where the operator's implementation takes the call."""
+    """`tilewright::attention_backward`: dq, dk and dv. None if the operator's implementation must run the call."""
     request = _request(call, q, k, v, rest[4:], True)
-    # What follows the launches where one key is seen is not one of them.
+    # If each query sees one key, further operators run after the launches.
     if request is None or (request.single_key and dlse is None):
         return None
     return gradients(call, dout, dlse, q, k, v, *rest)
@@ -95,7 +95,7 @@ def gradients(
     call: RecipeBuilder, dout: Operand, dlse: Operand | None, q: Operand, k: Operand, v: Operand, out: Operand,
     lse: Operand, lse64: Operand, state: Operand, *options: Any,
 ) -> Recipe:  # fmt: skip
-    """dq, dk and dv; where one key is seen, those of q and k are roundings."""
+    """dq, dk and dv; if each query sees one key, dq and dk are rounding errors."""
     q, k, v = (portable.with_aligned_rows(call, x) for x in (q, k, v))
     request = registered.request_of(q, k, v, *options[:-1])
     limits = limits_of(request.device)
@@ -119,7 +119,7 @@ def gradients(
 def _request(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, options: Sequence[Any], is_backward: bool
 ) -> Request | None:
-    """The call as plain data; None where it is no launches."""
+    """The call as plain data; None if it does not consist of launches."""
     if not _launches(q, k, v):
         return None
     request = registered.request_of(q, k, v, *options[:-1])
@@ -137,7 +137,7 @@ def _inputs(q: Operand, k: Operand, v: Operand, options: Sequence[Any], state: O
 
 
 def _launches(*operands: Operand) -> bool:
-    """Whether a call is launches: on a device that kernels run on, in a dtype that they take, with anything to do."""
+    """Whether a call consists of launches: the kernels support device and dtype, and no tensor is empty."""
     return runs_triton(operands[0]) and all(0 not in x.shape for x in operands)
 
 

@@ -41,7 +41,7 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any) -> Results:
-    """Calls without a recipe: nothing to compute, or dropout whose numbers PyTorch draws."""
+    """Runs calls without a recipe: empty tensors, or dropout whose numbers PyTorch draws."""
     out, lse, lse64, state = _forward_fake(q, k, v, *options)
     if 0 in (*q.shape, *k.shape[:3], v.shape[3]):
         return out.zero_(), lse.fill_(-torch.inf if k.shape[2] == 0 else 0.0), lse64, state
@@ -68,7 +68,7 @@ def _forward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: A
 def _backward(
     dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Calls without a recipe: nothing to compute, or queries that see one key each."""
+    """Runs calls without a recipe: empty tensors, or queries that see one key each."""
     if 0 in (*dout.shape, *k.shape):
         dq, dk, dv = _backward_fake(dout, dlse, q, k, v)
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -77,7 +77,7 @@ def _backward(
     options = rest[4:]
     dispatch.select(request_of(q, k, v, *options[:-1]), options[-1], True)
     dq, dk, dv = perform_part(BACKWARD, recipe.gradients, dout, dlse, q, k, v, *rest)
-    # The gradients of q and k are zero; what was computed is rounding, or NaN, which stays.
+    # The gradients of q and k are zero; the computed ones are rounding errors, or NaN, which is kept.
     return dq.mul_(0.0), dk.mul_(0.0), dv
 
 
@@ -88,7 +88,7 @@ def _backward_fake(
 
 
 def _forward_recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
-    # Triton is loaded where there is something for it to do.
+    # Load Triton only if it has something to compute.
     from tilewright.kernels.attention import recipe
 
     return recipe.forward(call, *arguments)

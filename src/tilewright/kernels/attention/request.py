@@ -9,14 +9,14 @@ import torch
 from tilewright.launch.builder import Operand
 
 TensorLike = torch.Tensor | Operand
-"""What has a shape, strides, a dtype, a device and an address."""
+"""Has a shape, strides, a dtype, a device and an address."""
 Strides = tuple[int, int, int, int]
 Mask = Literal["none", "boolean", "additive"]
 FEW_KEYS, FEW_QUERIES = 64, 16
 MIN_SCALAR_WIDTH = 64
 """Columns to which 16-bit tiles are padded where they are loaded one element at a time (`padded_widths` says why)."""
 DIVISIBILITY = 16
-"""Triton knows of an integer argument whether it is a multiple of this: only then it loads vectors."""
+"""Triton specialises integer arguments that are multiples of this; only then it loads vectors."""
 
 
 class Request(NamedTuple):
@@ -74,7 +74,7 @@ class Request(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Whether rows may have one weight near one, where dP - Δ cancels, and another pass over the keys is cheap."""
+        """Whether rows may have a weight near one, so that dP - Δ cancels, and another pass over the keys is cheap."""
         return (self.longest_k or self.keys) <= FEW_KEYS or (self.longest_q or self.queries) <= FEW_QUERIES
 
     @property

@@ -46,7 +46,7 @@ def _recipe(
     call: RecipeBuilder, q: Operand, k: Operand, v: Operand, prefix: Operand, more: int, else_all: bool,
     zeros: Operand, scale: float,
 ) -> Recipe | None:  # fmt: skip
-    """A launch of the Triton kernel that splits the keys; None where it does not take the call."""
+    """A launch of the Triton kernel that splits the keys; None if the kernel does not support the call."""
     from tilewright.kernels.attention.decode.triton import Prefix, plan, refuses
     from tilewright.kernels.attention.portable.launch import launch
 
@@ -65,7 +65,7 @@ def _recipe(
 
 
 def request_of(q: TensorLike, k: TensorLike, v: TensorLike, scale: float) -> Request:
-    """The call as if all keys were seen."""
+    """The call as plain data, without the limit of visible keys."""
     from tilewright.kernels.attention import registered
 
     return registered.request_of(q, k, v, None, None, None, None, scale, None, None, 0.0, 0.0, 0, 0, False)

@@ -16,7 +16,7 @@ from tilewright.kernels.attention.request import Request, Strides
 from tilewright.kernels.device import interpreted
 
 MOST_ROWS = 64
-"""Queries of all heads that share keys: one tile of them is in registers."""
+"""Queries of all heads that share keys; they are one tile in registers."""
 LEAST_KEYS = 512
 MOST_SPLITS = 128
 BLOCKS = {64: Blocks(0, 128, 8, 3), 128: Blocks(0, 128, 8, 3), 256: Blocks(0, 64, 8, 3)}
@@ -25,11 +25,11 @@ INTERPRETED = Blocks(0, 16, 4, 1)
 LEAST_STAGES = 2
 """Where shared memory is short, tiles shrink before copies stop running ahead of the products."""
 SPLIT_COST, COMBINE_COST = 1.0, 0.0625
-"""Costs of starting and ending a split, and of combining it with the others, in steps over a block of keys."""
+"""Costs of starting and ending a split, and of combining it with the others; the unit is a step over a key block."""
 
 
 def supports(request: Request, limits: DeviceLimits) -> str | None:
-    """Why a call is not split over its keys, or None. Any device that Triton compiles for will do."""
+    """Why a call cannot be split over its keys, or None. The kernel runs on any device that Triton supports."""
     return refuses(request)
 
 
@@ -49,12 +49,12 @@ def refuses(request: Request) -> str | None:
 
 
 class DecodePlan(NamedTuple):
-    """The launch of a request and the scratch it takes."""
+    """The launch of a request, and the size of its scratch."""
 
     launch: LaunchPlan
     """Tensors: q, k, v, out, lse, scratch, counters, mask, slopes, prefix."""
     scratch: int
-    """Numbers of fp32 that the splits leave for the one that combines them; 0: there is one split."""
+    """fp32 elements through which the splits pass results to the last one; 0 if there is one split."""
     counters: int
     """Numbers of int32, zero before and after: splits of each batch entry and key head that are done."""
 
@@ -66,14 +66,14 @@ class Prefix(NamedTuple):
     query_stride: int
     more: int
     else_all: bool
-    """Whether a query that sees no key by this sees all of them."""
+    """Whether a query whose prefix is empty sees all keys."""
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(
     request: Request, limits: DeviceLimits, out: Strides, mask: Strides, prefix: Prefix | None = None
 ) -> DecodePlan:
-    """The launch into a result with strides `out`, decided without a tensor."""
+    """The launch for a result with strides `out`, planned from metadata alone."""
     widths = padded_widths(request, limits)
     count, itemsize = request.queries * request.group, request.dtype.itemsize
     rows = max(16, triton.next_power_of_2(count))
@@ -112,7 +112,7 @@ def plan(
 
 
 def visible_keys(request: Request) -> tuple[int, int]:
-    """The keys that some query sees: the first, and the one after the last."""
+    """(first, end) of the keys that some query sees."""
     shift = request.keys - request.queries
     first = 0 if request.left is None else max(0, shift - request.left)
     end = request.keys if request.right is None else min(request.keys, shift + request.queries + request.right)
@@ -120,7 +120,7 @@ def visible_keys(request: Request) -> tuple[int, int]:
 
 
 def _splits(steps: int, kv_heads: int, multiprocessors: int) -> int:
-    """Into how many splits the `steps` of each key head are cut, so that the fullest multiprocessor ends first.
+    """The number of splits of each key head's `steps` that minimises the time of the busiest multiprocessor.
 
     Programs of one multiprocessor share its bandwidth: their times add up, whether they run at once or in turn.
     """

@@ -52,7 +52,7 @@ class BackwardTiles:
 
     @property
     def source(self) -> Path:
-        """The kernel of one program a block of keys, or of two."""
+        """The source file: one program per block of keys, or a cluster of two."""
         return HERE / ("backward.cu" if self.cluster == 1 else "backward_cluster.cu")
 
     @property
@@ -90,7 +90,7 @@ SHORTEST = 512
 LONGEST_FOR_DQ_WARPS = 4096
 """Queries up to which it pays to zero and round the sums of dQ while they are in the L2 cache."""
 MANY_BLOCKS = 8 * 132
-"""Blocks of keys on an H200 from which the spare warps' last sums, after the last products, are worth their time."""
+"""Spare warps end after the last products; on an H200 they pay from this many blocks of keys."""
 SHORT_WALKS = 2048
 """Queries up to which programs are persistent."""
 LONG_WALKS = 8192
@@ -110,7 +110,7 @@ def supports(request: Request, limits: DeviceLimits) -> str | None:
 
 
 def refuses(request: Request) -> str | None:
-    """The reasons of `supports` that lie in the call, not in the machine."""
+    """The reasons of `supports` that depend on the call, not on the machine."""
     if request.dtype not in NARROW:
         return f"{request.dtype}: only 16-bit floats"
     extras = {
@@ -144,7 +144,7 @@ def _expanded(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class BackwardLaunches:
-    """The launches of a request as plain data, but for its tensors."""
+    """The launches of a request as plain data, without its tensors."""
 
     shape: BackwardTiles
     dq_warps: bool
@@ -159,12 +159,13 @@ class BackwardLaunches:
     below: int
     above: int
     ahead: int = 0
-    """Key heads whose sums of dQ are zeroed before the products, others beside them; 0: all are, and rounded after."""
+    """Key heads whose sums of dQ are zeroed before the products; those of other heads are zeroed during the products.
+    0: launches of their own zero all sums before and round them after the products."""
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(request: Request, limits: DeviceLimits) -> BackwardLaunches:
-    """The launches of `request`, which `supports` takes, decided without a tensor."""
+    """The launches of a supported `request`, planned from metadata alone."""
     head = next(head for head in HEADS if request.head_size <= head)
     shape = SHORT if head == SHORT.head and request.queries <= SHORTEST else SHAPES[head]
     return planned(request, limits, shape, _uses_dq_warps(request, shape), _uses_ping_pong(request, shape))
@@ -173,7 +174,7 @@ def plan(request: Request, limits: DeviceLimits) -> BackwardLaunches:
 def planned(
     request: Request, limits: DeviceLimits, shape: BackwardTiles, dq_warps: bool, ping_pong: bool = False
 ) -> BackwardLaunches:
-    """`plan` with a given shape, and with or without `dq_warps` and `ping_pong`; clusters have neither."""
+    """`plan` with given tiles, `dq_warps` and `ping_pong`; clusters support neither."""
     more = request.keys - request.queries
     k_blocks, heads = -(-request.keys // KEYS), request.kv_heads * request.batch
     # A program's registers fill a multiprocessor; clusters pair neighbouring multiprocessors.

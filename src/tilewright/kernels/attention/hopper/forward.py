@@ -31,12 +31,12 @@ _ORDERS: dict[tuple[Order, torch.device], torch.Tensor] = {}
 
 
 def supports(request: Request, limits: DeviceLimits) -> str | None:
-    """Why these kernels cannot compute `request`; None where they can."""
+    """Why these kernels cannot compute `request`, or None."""
     return needs_wgmma(limits) or refuses(request) or _missing()
 
 
 def refuses(request: Request) -> str | None:
-    """The reasons of `supports` that lie in the call, not in the machine."""
+    """The reasons of `supports` that depend on the call, not on the machine."""
     r = request
     if r.dtype not in NARROW:
         return f"{r.dtype}: the matrix instructions take 16-bit floats"
@@ -71,7 +71,7 @@ def _missing() -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class ForwardPlan:
-    """One launch as plain data, but for the addresses of the tensors and of the tile order."""
+    """One launch as plain data, without the addresses of the tensors and of the table of tiles."""
 
     tiles: Tiles
     """The build."""
@@ -99,7 +99,7 @@ class Order(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> ForwardPlan:
-    """The launch of a request, decided without a tensor.
+    """The launch of a request, planned from metadata alone.
 
     `with_table`: a table may order tiles of different lengths; without, each has a program of its own.
     """
@@ -120,11 +120,11 @@ def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> For
 
 
 class NoTable(Exception):
-    """A new table of tiles is wanted while a CUDA graph is captured: it cannot be sent to the device then."""
+    """A new table of tiles is needed during the capture of a CUDA graph, when it cannot be sent to the device."""
 
 
 def placed(request: Request, limits: DeviceLimits) -> tuple[ForwardPlan, torch.Tensor | None]:
-    """`plan`, and its table of tiles on the device; a plan without one where there are too many. Raises `NoTable`."""
+    """`plan`, and its table of tiles on the device; a plan without a table if there are too many. Raises NoTable."""
     made = plan(request, limits)
     if made.order is None:
         return made, None
@@ -133,7 +133,7 @@ def placed(request: Request, limits: DeviceLimits) -> tuple[ForwardPlan, torch.T
 
 
 def _on_device(order: Order, device: torch.device) -> torch.Tensor | None:
-    """The table of an order, on a device; None where there are too many already."""
+    """The table of an order on a device; None if the tables already take `ORDER_BYTES`."""
     if (order, device) not in _ORDERS:
         if torch.cuda.is_current_stream_capturing():
             raise NoTable

@@ -12,7 +12,7 @@ GROUP_BYTES = 32 << 20
 HEADS, ROW_BLOCKS = 1 << 15, 1 << 16
 """Limits of an entry of the table, which packs both into 32 bits."""
 MOST_TILES = 1 << 16
-"""With more tiles an order without a table is as good, and making one takes the host a tenth of a second."""
+"""With more tiles a table does not help, and the host needs a tenth of a second to make it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Span:
         return last - first
 
     def tabled(self, programs: int) -> bool:
-        """Whether a table pays, since tiles differ in length and each program has several, and has room for them."""
+        """Whether a table pays: tiles differ in length, each program has several, and entries can hold them."""
         fits = self.heads <= HEADS and self.row_blocks <= ROW_BLOCKS and self.tiles <= MOST_TILES
         return self.banded and fits and self.tiles > programs
 

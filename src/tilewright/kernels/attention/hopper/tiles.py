@@ -92,7 +92,7 @@ def tiles_for(request: Request, table: bool) -> Tiles:
 
 
 def needs_wgmma(limits: DeviceLimits) -> str | None:
-    """Why the kernels of this folder do not run on a device; None where they do."""
+    """Why the kernels of this folder do not run on a device, or None."""
     return None if limits.wgmma else f"needs a GPU with wgmma instructions, which {limits.name} lacks"
 
 

@@ -29,10 +29,10 @@ FORWARD = {64: Blocks(64, 128, 4, 2), 128: Blocks(64, 64, 4, 3), 256: Blocks(128
 """By padded head size, in 16 bits: the fastest on an H200 of those in docs/experiments.md."""
 DK_DV = {64: Blocks(128, 64, 4, 2), 128: Blocks(64, 64, 4, 2)}
 DK_DV_MORE_REGISTERS = {64: Blocks(32, 64, 4, 2), 128: Blocks(32, 64, 8, 2)}
-"""For masks, ALiBi, a soft cap or dropout, and for tiles through pointers: those take registers too."""
+"""For masks, ALiBi, a soft cap, dropout, and tiles loaded through pointers: they need registers too."""
 DK_ALONE = {256: Blocks(32, 128, 8, 2)}
 DV_ALONE = {256: Blocks(64, 128, 8, 2)}
-"""Where dk and dv together do not fit into a program's registers, each is a launch of its own."""
+"""If dk and dv together do not fit into a program's registers, each has its own launch."""
 DQ = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(128, 64, 8, 1)}
 FULL_PRECISION = {64: Blocks(16, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)}
 """fp32 without TF32, for every kernel: operands are in registers, which larger tiles overflow."""
@@ -46,7 +46,7 @@ def blocks_of(
     loops_over: Literal["keys", "queries"],
     resident: tuple[int, ...],
 ) -> Blocks:
-    """From `table`, cut down to the device's shared memory.
+    """The blocks in `table`, reduced to fit the device's shared memory.
 
     A program loops over keys or queries, and keeps rows of `resident` columns of its own tile in shared memory.
     """
@@ -98,7 +98,7 @@ def padded_widths(request: Request, limits: DeviceLimits) -> tuple[int, int]:
 
 
 def uses_tma(request: Request, limits: DeviceLimits) -> bool:
-    """Whether tiles of q, k and v come by TMA: aligned, without axes of stride 0, and not packed.
+    """Whether TMA loads the tiles of q, k and v: they are aligned, without axes of stride 0, and not packed.
 
     Beyond the end of a packed sequence lie the values of the next one, not the zeros that TMA fills in.
     """

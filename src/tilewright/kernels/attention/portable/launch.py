@@ -1,4 +1,4 @@
-"""The launch of a plan of the portable attention kernels, and the calls that they refuse."""
+"""Launches plans of the portable attention kernels; names the calls that they do not support."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class BackwardPlan(NamedTuple):
     dk_dv: Sequence[LaunchPlan]
     """Tensors: q, k, v, dout, row_lse, delta, dk, dv, mask, slopes, starts_q, starts_k, state."""
     computes_delta: bool
-    """Whether the launch for dq sums delta from P ∘ dP, which takes another pass over the keys and dlse."""
+    """Whether the launch for dq sums delta from P ∘ dP, in a further pass over the keys."""
 
 
 class BackwardStrides(NamedTuple):
@@ -185,7 +185,7 @@ def factors_of(request: Request) -> tuple[float, float]:
 
 
 def band_of(request: Request) -> tuple[int, int]:
-    """`left` and `right`, which the kernels read only where LEFT and RIGHT."""
+    """`left` and `right`; the kernels read them only if LEFT and RIGHT are true."""
     return request.left or 0, request.right or 0
 
 
@@ -212,7 +212,7 @@ def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma:
 def descriptors_of(
     request: Request, limits: DeviceLimits, rows: Sequence[int], widths: tuple[int, int], dout: Sequence[int] = ()
 ) -> Sequence[Descriptor]:
-    """Descriptors of q, k, v and, where its strides are given, dout; empty where device or layout rule out TMA."""
+    """Descriptors of q, k, v and, if its strides are given, dout; empty if device or layout rule out TMA."""
     if not uses_tma(request, limits):
         return ()
     sizes = (request.head_size, request.head_size, request.value_size, request.value_size)

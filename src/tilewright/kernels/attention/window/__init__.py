@@ -1,4 +1,4 @@
-"""Attention within windows: many sequences of few places, with a mask that they share (Swin, arXiv:2103.14030)."""
+"""Attention within windows: many short sequences that share a mask (Swin, arXiv:2103.14030)."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _backward_recipe(
 
 
 def _kernels(q: Operand, k: Operand, v: Operand) -> Any:
-    """The module of Triton's kernels; None where PyTorch's operators compute the call."""
+    """The module of Triton's kernels; None if PyTorch's operators compute the call."""
     if not runs_triton(q) or 0 in (*q.shape, *k.shape, *v.shape):
         return None
     from tilewright.kernels.attention.window import triton

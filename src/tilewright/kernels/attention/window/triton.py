@@ -30,10 +30,10 @@ from tilewright.records.recipe import Recipe
 
 MOST_PLACES = 64
 MOST_WIDTH = 64
-"""Beyond it the backward's tiles take more registers than there are."""
+"""Wider tiles of the backward do not fit into registers."""
 WAVES = 3
 PROGRAMS = {"forward": 4, "backward": 2}
-"""Programs that a multiprocessor runs at once."""
+"""Programs per multiprocessor, which it runs at once."""
 STAGES = 2
 
 
@@ -158,7 +158,7 @@ def backward(
 
 
 def refuses(dtype: torch.dtype, queries: int, keys: int, head_size: int, value_size: int) -> str | None:
-    """Why the kernels do not take a call of these sizes; None where they do."""
+    """Why the kernels do not support a call of these sizes, or None."""
     if dtype not in NARROW:
         return f"{dtype}: these kernels multiply bfloat16 and float16"
     if max(queries, keys) > MOST_PLACES:
