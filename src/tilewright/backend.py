@@ -58,7 +58,7 @@ class CompiledGraph:
 
 @dataclass
 class Recording:
-    """What compilations inside `recording()` learned."""
+    """The results of compilations inside `recording()`."""
 
     graphs: list[CompiledGraph] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -272,7 +272,7 @@ class _Compiler(Compiler):
         return ExecutableBySize(module, for_sizes_of, otherwise)
 
     def _loaded_for_sizes(self, key: str) -> Boxed | None:
-        """What was planned for the sizes of a call and kept, compiled; None where there is none that can be used."""
+        """Compiles the kept plan for the sizes of a call; None if there is no usable one."""
         try:
             plan = program_cache.load_plan(key)
             return None if plan is None else self._compile_graphs(plan)[0]

@@ -38,7 +38,7 @@ class Described:
 
 @dataclass(frozen=True)
 class InterpretedLaunch:
-    """What to interpret of a launch; a tensor among the arguments is its layout, a tensor descriptor `Described`."""
+    """A launch to interpret; tensors among the arguments are layouts, tensor descriptors are `Described`."""
 
     module: str
     file: str

@@ -116,7 +116,7 @@ def _device(on: str | None) -> _Device:
 
 
 def _targets(request: Request) -> Iterator[tuple[LaunchTarget, bool]]:
-    """What to run, and whether only the profiler can record its kernels."""
+    """The launches to run, and for each whether only the profiler can record its kernels."""
     if ":" not in request.target:
         yield from _operators(request)
         return

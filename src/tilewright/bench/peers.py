@@ -16,7 +16,7 @@ from tilewright.records.errors import UsageError
 from tilewright.records.suite import Language, Variant, Workload
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-"""Of a checkout; an installed package has none."""
+"""The examples of a checkout; an installed package has none."""
 _EXAMPLES = "tilewright_examples"
 """The name under which they are imported, whatever else is called `examples`."""
 

@@ -73,7 +73,7 @@ class Planner(Rewriter):
         return self._noted(optimise_joint(graph, self.target, times, hand_written=self.hand_written))
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
-        """Of the forward values that backward needs, those to keep."""
+        """The forward values to save for backward, which recomputes other `needed` values."""
         return values_to_save(graph, needed, forward)
 
     def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:

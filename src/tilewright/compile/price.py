@@ -67,7 +67,7 @@ def _priced(case: Case, target: Target, *, measure: bool = False, instead: Folde
 
 
 def _add_plan(program: Program, plan: Plan, shapes: dict[GraphName, SymbolicShapes]) -> None:
-    """What `plan` launches, decides and holds, priced for its target."""
+    """Add the launches, decisions and memory of `plan`, priced for its target."""
     profile = plan.target.profile
     program.decisions += plan.decisions
     program.memory += plan.memory()

@@ -225,4 +225,4 @@ def _changed(row: Row, **changes: object) -> Row:
 
 
 _NUMBER = re.compile(r"\d+")
-"""What distinguishes the names of equal operators."""
+"""The number that distinguishes the names of equal operators."""

@@ -49,7 +49,7 @@ SWEEPS = 300
 SHOWN = 0.005
 """A term that is a smaller share of every kernel's time is not fitted: it would explain them by a huge coefficient."""
 LEAST_KERNELS = 4
-"""Of a kind that is fitted."""
+"""Kinds with fewer kernels are not fitted."""
 
 
 @dataclass(frozen=True)

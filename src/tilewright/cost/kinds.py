@@ -29,7 +29,7 @@ ELEMENTS_PER_PROGRAM = 1024
 ELEMENTS_SUMMED = 2048
 """Elements of a result that a program of sums by index takes."""
 THREADS = 256
-"""Of a program of column sums. More columns than these share fewer rows."""
+"""Threads of a program of column sums; with more columns than threads, programs take fewer rows."""
 NARROW_BLOCK = 64
 """Columns: 128 bytes of 16-bit elements."""
 SPECIAL = frozenset({"div", "idiv"})
@@ -116,7 +116,7 @@ def _programs(nest: Nest, *, holds_rows: bool) -> int:
 
 
 def _shifted_loads(nest: Nest) -> int:
-    """What loads under a condition take in a kernel with reductions, as operations."""
+    """The cost of loads under a condition in a kernel with reductions, as operations."""
     if not any(step.name.startswith("reduce") for step in nest.steps):
         return 0
     shifted = [step for step in nest.steps if step.access and not step.access.by and step.args]

@@ -24,7 +24,7 @@ Moved = tuple["Node", int]
 
 
 def nest_cost(lowered: Lowered, members: Iterable[Cost], symbolic: SymbolicShapes) -> Cost:
-    """What the kernel of a region moves (each element once) and computes (what its members do)."""
+    """The elements that a region's kernel moves, each once, and the operations of its members."""
     nest = lowered.nest
     work = total(members)
     read = list(_distinct(lowered.inputs, nest.inputs))

@@ -1,4 +1,4 @@
-"""What one operator costs when PyTorch runs it by itself, as one kernel launch.
+"""The cost of one operator that PyTorch runs by itself, as one kernel launch.
 
 By the definitions in the README: each distinct element of each operand is read once (a broadcast or
 expanded operand has only its own elements), each element of each result is written once, and a result without a reader

@@ -52,7 +52,7 @@ def is_attention(node: Node) -> bool:
 
 
 def _grouped_product(node: Node) -> tuple[Product, ...]:
-    """Of [T, K] × [E, K, N], [E, M, K] × [K, T] or [M, T] × [T, N], with T in E groups (`operators/products.py`)."""
+    """[T, K] × [E, K, N], [E, M, K] × [K, T] or [M, T] × [T, N], with T in E groups (`operators/products.py`)."""
     left, right = map(shape_of, node.args[:2])
     rows, depth, columns = left[-2], left[-1], right[-1]
     if len(left) == len(right) == 2:

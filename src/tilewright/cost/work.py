@@ -23,7 +23,7 @@ MATRIX = frozenset(
 GENERATED = ("pointwise", "gather", "rows", "long rows", "columns")
 """How the kinds of generated kernels begin."""
 PHILOX_OPERATIONS = 40
-"""Of 32 bits, for a random number: ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3")."""
+"""32-bit operations per random number: ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3")."""
 Product = tuple[int, int, int, int]
 """Batch, M, N and K."""
 Distances = tuple[tuple[int, int], ...]

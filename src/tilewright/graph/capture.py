@@ -208,7 +208,7 @@ def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[...
 
 
 def _sized(key: str, program: KeptProgram) -> str:
-    """What the plans for sizes are kept under: a program traced under other conditions takes the key over."""
+    """The key of a program's plans for sizes. It includes the guards, since programs with others reuse `key`."""
     return f"{key} {program.guards}"
 
 

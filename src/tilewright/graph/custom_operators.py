@@ -30,7 +30,7 @@ _INPUTS = "tilewright_inputs"
 
 @dataclass(frozen=True)
 class _Context:
-    """What a traced formula holds, with places for its tensors and sizes."""
+    """The state of a traced formula, with placeholders for its tensors and sizes."""
 
     formula: Callable[..., Any]
     spec: TreeSpec
@@ -38,7 +38,7 @@ class _Context:
     """The leaves of the context's attributes: plain values, `Tensor` for a held tensor, `torch.SymInt` for a size."""
     needed: tuple[bool, ...]
     operands: tuple[tuple[int, int, torch.dtype, torch.device], ...]
-    """Of each that needs a gradient: place, dimensions, dtype, device."""
+    """Index, number of dimensions, dtype and device of each operand that needs a gradient."""
 
     def filled(self, held: Sequence[Tensor], sizes: Sequence[int]) -> SimpleNamespace:
         """The context with these tensors and sizes."""

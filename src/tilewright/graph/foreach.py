@@ -17,10 +17,10 @@ import torch
 from tilewright.operators.table import row_of
 
 _EACH = "CompositeExplicitAutograd"
-"""Where PyTorch registers the form that calls the operator of each tensor."""
+"""PyTorch's dispatch key for the form of a list operator that calls an operator for each tensor."""
 
 _WHOLE = ("_foreach_zero.default", "_foreach_addcdiv.Tensor", "_foreach_addcmul.Tensor")
-"""That form of these writes in place, or reads a tensor's values."""
+"""List operators whose `_EACH` form writes in place or reads a tensor's values."""
 
 
 @functools.cache

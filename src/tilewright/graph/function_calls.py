@@ -57,7 +57,7 @@ class FunctionCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     specs: tuple[Spec | None, ...]
-    """Of its results, in order."""
+    """One for each result, in order."""
     place: tuple[str, int, str]
     """File, line and function of the user's code."""
 
@@ -195,7 +195,7 @@ class _Recorder(TorchFunctionMode):
         return x
 
     def _kind(self, x: Any) -> Any:
-        """What `x`, a reference, says of the results: specs in place of tensors; True, 1 and 1.0 are different."""
+        """`x` with the specs of results in place of references to them; tells True, 1 and 1.0 apart."""
         match x:
             case Value(call, place):
                 return self.calls.calls[call].specs[max(place, 0)]

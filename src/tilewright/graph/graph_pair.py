@@ -152,7 +152,7 @@ class GraphPair:
             self.plain = plain_call(context.fw_metadata, self.inputs, forward, backward)
 
     def callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What to call, where `compiled` is AOTAutograd's callable."""
+        """The callable for Dynamo; `compiled` is AOTAutograd's."""
         from tilewright.graph.plain_call import Called, marks
 
         otherwise = _with_undefined_gradients(compiled) if self.tangents else compiled

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 METHODS = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log", "isEnabledFor"}
-"""Of `logging`; libraries add their own to its loggers under such names, as Transformers adds `warning_once`."""
+"""Methods of loggers. Libraries add methods with such names, as Transformers adds `warning_once`."""
 METRICS = logging.getLogger("torch._dynamo.metrics_context")
-"""Of torch 2.11, which logs an error where it cannot sort the functions that are ignored."""
+"""torch 2.11 logs an error here if it cannot sort the ignored functions."""
 
 
 @contextmanager

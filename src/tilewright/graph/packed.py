@@ -181,7 +181,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _described(value: torch.Tensor) -> tuple[Any, ...]:
-    """What `_fakes` needs of a fake tensor."""
+    """The description from which `_fakes` makes a fake tensor."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     if type(value) is not FakeTensor or value.layout is not torch.strided or value._has_symbolic_sizes_strides:

@@ -63,7 +63,7 @@ class Called:
     """Places of the gradients among the inputs of backward for which it takes None."""
     otherwise: Callable[..., Any]
     stand_in: Callable[[list[torch.Tensor], list[torch.Tensor]], torch.Tensor]
-    """Of inputs and of what forward computed: a result whose `grad_fn` is AOTAutograd's node."""
+    """Makes a tensor whose `grad_fn` is AOTAutograd's node from the inputs and forward's results."""
     mark: Callable[[Sequence[torch.Tensor]], None] | None
     """Tells Dynamo which sizes of the results change."""
     disables_autocast: bool
@@ -73,7 +73,7 @@ class Called:
 def plain_call(
     metadata: ViewAndMutationMeta, inputs: int, forward: fx.Graph, backward: fx.Graph | None
 ) -> PlainCall | None:
-    """What a call of these graphs does for `inputs` arguments; None where it needs AOTAutograd's wrappers.
+    """The plan of a call of these graphs with `inputs` arguments; None if it needs AOTAutograd's wrappers.
 
     `backward` takes all incoming gradients.
     """
@@ -93,7 +93,7 @@ def plain_call(
 
 
 def marks(plain: PlainCall) -> Callable[[Sequence[torch.Tensor]], None] | None:
-    """What tells Dynamo which sizes of the results change; None where none do."""
+    """A function that tells Dynamo which sizes of the results change; None if none do."""
     if not plain.changing:
         return None
     changing = [(place, set(axes)) for place, axes in plain.changing]

@@ -32,12 +32,12 @@ counts: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class KeptProgram:
-    """What `graph/capture.py` makes a callable of."""
+    """The parts from which `graph/capture.py` makes a callable."""
 
     entry: bytes
     """AOTAutograd's part; empty in the plan for the sizes of a call."""
     planned: bytes
-    """What was planned, packed."""
+    """The packed plans."""
     backward: bytes | None
     """Packed: the backward graph with all its incoming gradients, as it was before it was planned."""
     looked_up: Mapping[str, Outcome | None] = field(default_factory=dict)
@@ -60,7 +60,7 @@ def key_for_sizes(program: str, graph: str, sizes: Hashable) -> str:
 
 
 def load(key: str) -> KeptProgram | None:
-    """What was kept for `key` and still holds. A damaged entry is removed."""
+    """The program kept for `key`, if it is still valid. Removes a damaged entry."""
     try:
         content = cache.content_with_digest(key, SUFFIX)
         if content is None:

@@ -1,4 +1,4 @@
-"""What PyTorch is doing while this code runs: which modes, transforms, tracers and profilers are active."""
+"""Queries PyTorch's current state: active modes, transforms, tracers and profilers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a device can do: detection, measured ceilings, datasheet profiles, the floor of a kernel on them."""
+"""Properties of devices: detection, measured ceilings, datasheet profiles, the floor of a kernel on them."""

@@ -1,4 +1,4 @@
-"""What each GPU architecture holds and can do: the only table that knows compute capabilities apart.
+"""The resources and instructions of each GPU architecture: the only table that tells compute capabilities apart.
 
 Sources: "CUDA C++ Programming Guide" 13.0, tables of features, technical specifications and arithmetic throughput per
 compute capability; `cuda_occupancy.h` of CUDA 13.0; the tuning guides of Hopper and Blackwell for clusters of 16.
@@ -32,7 +32,7 @@ class Architecture:
     """The most that one block may ask for."""
     shared_unit: int = 128
     shared_reserved: int = KIB
-    """Of it, the part that the driver reserves for each block."""
+    """Bytes of it that the driver reserves for each block."""
     registers: int = 65536
     max_registers_per_thread: int = 255
     max_threads_per_block: int = 1024
@@ -54,7 +54,7 @@ class Architecture:
 
     @property
     def target(self) -> str:
-        """What NVRTC and ptxas compile for. wgmma belongs to the `a` set, which runs on this architecture alone.
+        """The target of NVRTC and ptxas. wgmma belongs to the `a` set, which runs on this architecture alone.
 
         >>> architecture("9.0").target, architecture("12.0").target
         ('sm_90a', 'sm_120')

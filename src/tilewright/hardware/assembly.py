@@ -101,7 +101,7 @@ def disassemble(cubin: bytes) -> dict[str, str]:
 
 
 def resources(cubin: bytes) -> dict[str, Resources]:
-    """What each function of a cubin takes, by name. CompilerError as `disassemble`."""
+    """Registers, stack and shared memory of each function of a cubin, by name. CompilerError as `disassemble`."""
     text = _run("cuobjdump", "-res-usage", cubin=cubin)
     found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)", text)
     return {name: Resources(int(registers), int(stack), int(shared)) for name, registers, stack, shared in found}

@@ -33,7 +33,7 @@ _TRIES = 3
 _ABOVE = {"cache": "copy", "cache read": "read", "cache write": "write"}
 """Rates of a cache, and those of memory, which are lower."""
 _GPU_BUFFER_BYTES = 2 * 1024 * _MIB
-"""Such a copy takes a millisecond on the fastest card, so its first and last microseconds do not matter."""
+"""A copy of this size takes a millisecond on the fastest card, so its first and last microseconds do not matter."""
 _PINNED_BYTES = 256 * _MIB
 _FORMAT = 3
 """Version of the file that keeps ceilings; with another version they are measured again."""

@@ -89,4 +89,4 @@ H200: KernelTimes = {
     "tilewright.window_attention": (7.36, 0.0, 3.47, 1.54, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
     "tilewright.window_attention_backward": (15.0, 0.0, 8.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),
 }
-"""Of the datasheets of all GPUs, since they are shares of a device's own ceilings."""
+"""Used for all GPUs with a datasheet, since they are shares of a device's own ceilings."""

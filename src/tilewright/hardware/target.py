@@ -29,7 +29,7 @@ class Target:
 
     @property
     def language(self) -> Language:
-        """What its kernels are generated in; `TILEWRIGHT_TARGET=triton` forces Triton, for its interpreter."""
+        """The language of its generated kernels; `TILEWRIGHT_TARGET=triton` forces Triton, for its interpreter."""
         return _language(self.is_gpu)
 
     @property
@@ -47,7 +47,7 @@ class Target:
         return device.type == "cuda" or self.is_planned_gpu
 
     def language_of(self, device: torch.device) -> Language:
-        """What kernels are generated in whose results are on `device`."""
+        """The language of generated kernels whose results are on `device`."""
         return _language(self.runs_on_gpu(device))
 
 

@@ -129,7 +129,7 @@ class EagerOperator:
         return self._native
 
     def _answer(self, arguments: tuple[Any, ...]) -> int:
-        """What the executor would answer to a call without a recipe, where the executor is not built yet."""
+        """The executor's answer to a call without a recipe, while the executor is not built."""
         tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         # Only the dispatcher resolves a negative view.
         plain = all(type(x) in _PLAIN and not x.is_neg() for x in tensors)

@@ -152,7 +152,7 @@ def dropout_with_mask(c: Call, x: Value, mask: Value, scale: float) -> Value:
 
 @body("hardswish_backward.default(grad_output, self)", arithmetic=per_result(5), discontinuous=True)
 def hardswish_backward(c: Call, g: Value, x: Value) -> Value:
-    """Of NaN it is `g` on a GPU, and NaN in the vectors of PyTorch's kernel for CPUs."""
+    """For NaN it is `g` on a GPU, and NaN in the vectors of PyTorch's kernel for CPUs."""
     sloped = g * (x / 3 + 0.5)
     inner = where(x >= 3, g, sloped) if c.in_cpp else where(x < 3, sloped, g)
     return where(x <= -3, 0, inner)
@@ -160,7 +160,7 @@ def hardswish_backward(c: Call, g: Value, x: Value) -> Value:
 
 @body("hardtanh_backward.default(grad_output, self, min_val, max_val)", arithmetic=per_result(2), discontinuous=True)
 def hardtanh_backward(c: Call, g: Value, x: Value, low: Scalar, high: Scalar) -> Value:
-    """Of NaN it is `g` on a GPU, and 0 in the vectors of PyTorch's kernel for CPUs."""
+    """For NaN it is `g` on a GPU, and 0 in the vectors of PyTorch's kernel for CPUs."""
     return where((x > low) & (x < high), g, 0) if c.in_cpp else where((x <= low) | (x >= high), 0, g)
 
 
@@ -209,7 +209,7 @@ def glu_backward(c: Call, g: Value, x: Value, dim: int) -> Value:
 def elu_backward(
     c: Call, g: Value, alpha: Scalar, scale: Scalar, input_scale: Scalar, is_result: bool, x: Value
 ) -> Value:
-    """Of the operand or of the result. Of NaN it is g · scale on a GPU, and NaN in PyTorch's vectors for CPUs."""
+    """`x` is the operand or the result. For NaN it is g · scale on a GPU, and NaN in PyTorch's vectors for CPUs."""
     steep = g * input_scale
     sloped = steep * (x + alpha * scale) if is_result else steep * (alpha * scale) * call("exp", x * input_scale)
     return where(x > 0, g * scale, sloped) if c.in_cpp else where(x <= 0, sloped, g * scale)

@@ -23,7 +23,7 @@ Shape: TypeAlias = tuple[Count, ...]
 
 
 class UnknownCost(Exception):
-    """What this call costs is not known before it runs; the message says why."""
+    """The cost of this call is not known before it runs; the message says why."""
 
 
 class NoFormula(Exception):
@@ -57,7 +57,7 @@ Formula = Callable[[CallSizes], Count]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What one operator computes."""
+    """The operations of one operator."""
 
     flops: Formula
     transcendentals: Formula
@@ -96,7 +96,7 @@ def of_argument(*names: str) -> Formula:
 
 
 def each(where: Formula, flops: int = 0, transcendentals: int = 0) -> Arithmetic:
-    """So much for each element of `where`."""
+    """`flops` and `transcendentals` for each element of `where`."""
 
     def times(cost: int) -> Formula:
         return (lambda sizes: cost * where(sizes)) if cost else nothing
@@ -109,7 +109,7 @@ def per_result(flops: int = 0, transcendentals: int = 0) -> Arithmetic:
 
 
 def per_operand(flops: int = 0, transcendentals: int = 0) -> Arithmetic:
-    """So much for each element of the first operand."""
+    """`flops` and `transcendentals` for each element of the first operand."""
     return each(of_operand, flops, transcendentals)
 
 

@@ -36,7 +36,7 @@ def attention_arithmetic(
 def pairs_twice(
     names: tuple[str, str, str] = OPERANDS, causal: str = "is_causal", *, heads_first: bool = True
 ) -> Formula:
-    """Of [B, H, S, d], else [B, S, H, d]; the argument `causal` says that half of the pairs are hidden."""
+    """FLOPs of operands [B, H, S, d], or [B, S, H, d]; the argument named `causal` halves them."""
 
     def count(sizes: CallSizes) -> Count:
         query, key, _ = _operands(sizes, names)
@@ -67,7 +67,7 @@ def attention_shapes(names: tuple[str, str, str] = OPERANDS) -> Rule:
 
 
 def _rows_first_shapes(call: CallAxes) -> Result:
-    """Of [B, S, H, d]: the log-sum-exp is [B, H, S]."""
+    """Results of operands [B, S, H, d]; the log-sum-exp is [B, H, S]."""
     query, value = call.tensor("query"), call.tensor("value")
     return [(*query[:-1], value[-1]), (query[0], query[2], query[1])]
 

@@ -34,7 +34,7 @@ def cost_of(op: Op) -> tuple[int, int]:
 
 
 def _accepted(row: Row) -> list[Parameter]:
-    """What the body takes beside the call."""
+    """The body's parameters after the call."""
     assert row.body is not None
     parameters = list(signature(row.body).parameters.values())[1:]
     return [p for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]

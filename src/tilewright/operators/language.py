@@ -89,7 +89,7 @@ class Drawn:
     philox: Philox | None = None
     """How a GPU's generator numbers elements, its state being seed and offset; None for the CPU's generator."""
     skip: int = 0
-    """By how much that offset is advanced before the draw."""
+    """Advance of the generator's offset before the draw."""
 
 
 @dataclass

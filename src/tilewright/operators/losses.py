@@ -11,7 +11,7 @@ from tilewright.operators.row import Call, body
 from tilewright.operators.shapes import CallAxes, Result, like
 
 MEAN, SUM = 1, 2
-"""What the argument `reduction` means; 0 is no reduction."""
+"""Values of the argument `reduction`; 0 is no reduction."""
 
 
 def _loss(call: CallAxes) -> Result:

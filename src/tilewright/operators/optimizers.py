@@ -1,4 +1,4 @@
-"""What optimizers call: one step over lists of parameters, gradients and states, as traces show them."""
+"""Operators of optimizers in traces: one step over lists of parameters, gradients and states."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
 
 @moves("pixel_unshuffle.default(self, downscale_factor)", kept)
 def pixel_unshuffle(c: Call, x: Value, factor: int) -> Value:
-    """What `pixel_shuffle` made, back."""
+    """The inverse of `pixel_shuffle`."""
     *batch, channels, height, width = x.shape
     apart = x.view([*batch, channels, height // factor, factor, width // factor, factor])
     lead = list(range(len(batch) + 1))

@@ -103,7 +103,7 @@ class _Axis:
         return excerpt(x, self.dim, self.windows, start, self.stride, inside), inside
 
     def first(self, c: Call, rank: int) -> Value:
-        """Of each window, the first element that is inside, relative to the window's begin."""
+        """The first element of each window that is inside the operand, relative to the window's begin."""
         start = positions(c.trace, self.windows, self.dim, rank) * self.stride - self.pad
         steps = call("idiv", (self.dilation - 1) - start, self.dilation)
         return where(start < 0, steps * self.dilation, 0)
@@ -161,7 +161,7 @@ def _axes(
 
 
 def _parts(c: Call, x: Value, axes: Sequence[_Axis]) -> Iterator[tuple[tuple[int, ...], Value, Value | None]]:
-    """Of all windows: a place in the window, the element there, and where it is inside."""
+    """For each place in a window: the place, its element in all windows, and whether it is inside the operand."""
     if not axes:
         yield (), x, None
         return
@@ -231,7 +231,7 @@ def _around(
 
 
 def _window(g: Value, windows: Sequence[Value], inside: Value | None) -> Value:
-    """What these windows have; the condition belongs to the last dimension."""
+    """The elements of `g` for these windows; the condition belongs to the last dimension."""
     for back, window in enumerate(windows):
         is_last = back == len(windows) - 1
         g = picked(g, back - len(windows), window, inside if is_last else None)
@@ -271,7 +271,7 @@ _pools(
 def _divisor(
     axes: Sequence[_Axis], windows: Sequence[Value], with_padding: bool, override: int | None, dtype: str
 ) -> Value | int:
-    """Of windows, by what their sum is divided."""
+    """The divisor of the windows' sums."""
     if override is not None:
         return override
     if all(axis.is_even(with_padding) for axis in axes):

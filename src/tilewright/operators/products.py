@@ -85,7 +85,7 @@ calls(
 
 
 def _grouped_flops(sizes: CallSizes) -> Count:
-    """Of products of groups of rows with a matrix each: as many as if one matrix were for all rows."""
+    """FLOPs of products of groups of rows with one matrix each: as many as with one matrix for all rows."""
     left, right, result = sizes.operand(0), sizes.operand(1), sizes.result()
     batch = left[0] if len(left) == len(right) == 3 else 1
     return 2 * batch * elements(result[-2:]) * left[-1]

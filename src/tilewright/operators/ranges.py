@@ -12,7 +12,7 @@ Range = tuple[int, int]
 STORED: dict[str, Range] = {"bool": (0, 1), "uint8": (0, 255)} | {
     f"int{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)
 }
-"""What a dtype holds."""
+"""The smallest and the largest value of each dtype."""
 CORNERS: dict[str, Callable[[int, int], int]] = {
     "add": int.__add__, "sub": int.__sub__, "mul": int.__mul__, "minimum": min, "maximum": max,
 }  # fmt: skip

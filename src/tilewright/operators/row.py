@@ -1,4 +1,4 @@
-"""What a row of the operator table says, and how the files of this package declare theirs.
+"""The fields of a row of the operator table, and the functions that declare rows.
 
 A row is written `name(argument, …)`, with the names of PyTorch's schema, so that a trace, which has values without
 names, can be read where PyTorch is not installed:
@@ -30,7 +30,7 @@ ALL = "*"
 
 @dataclass(frozen=True)
 class Call:
-    """What a body may ask about the operator call it stands for."""
+    """The operator call whose body is traced, as the body sees it."""
 
     trace: Trace
     dtype: str
@@ -83,7 +83,7 @@ class Row:
     operator_class: OperatorClass
     body: Body | None = None
     promotion: Promotion = "result"
-    """What operands are converted to first: the result's dtype, their common dtype, or nothing."""
+    """The dtype to which operands are converted first: the result's, their common one, or none."""
     is_relabelled: bool = False
     """A view of all elements of its operand, which begins where that begins: never a copy."""
     is_cheap_again: bool = False
@@ -103,9 +103,9 @@ class Row:
     """Whether a recorded call has a price: not if the operators that it calls are recorded in its place, or if what
     it moves depends on values."""
     role: str | Callable[[Mapping[str, Any]], str] = ""
-    """What people call it in a drawing of a model, by its arguments; nothing: its name."""
+    """Its label in a drawing of a model, by its arguments; empty: its name."""
     part: Literal["", "activation", "copy", "sum"] = ""
-    """What it is in a drawing of a model that no class says."""
+    """Its part in a drawing of a model, where the class is too coarse."""
     own: bool = False
     """One of tilewright's operators: a hand-written kernel, or with a body a generated one."""
 
@@ -129,7 +129,7 @@ class Row:
 
     @cached_property
     def schema(self) -> str:
-        """What `torch.library` takes to define it: of tilewright's own operators."""
+        """The schema that defines one of tilewright's own operators in `torch.library`."""
         namespace, name, rest = self.text.split(".", 2)
         assert namespace == "tilewright"
         return name + rest[rest.index("(") :]
@@ -148,7 +148,7 @@ F = TypeVar("F", bound=Body)
 
 
 class RowFields(TypedDict, total=False):
-    """What a row may say beside its name and its body: fields of `Row`."""
+    """Optional fields of `Row`, beside its name and body."""
 
     promotion: Promotion
     is_relabelled: bool

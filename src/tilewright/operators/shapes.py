@@ -23,7 +23,7 @@ class UnknownShape(Exception):
 
 
 class Algebra(Protocol):
-    """What can be done with axes."""
+    """The arithmetic on axes that shape rules use."""
 
     def unknown(self, size: int, *, guess: bool = False) -> Axis:
         """An axis of `size` elements without a name yet; with `guess`, its size may name it at the end."""

@@ -103,7 +103,7 @@ class _Elementwise:
 
 @dataclass
 class Fusion:
-    """What the pass proposes for one graph."""
+    """The proposed kernels of one graph, with the decisions."""
 
     regions: list[Region]
     decisions: list[Decision] = field(default_factory=list)

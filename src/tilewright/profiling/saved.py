@@ -33,7 +33,7 @@ class SavedProfile(Displayable):
     table: OperatorTable
     recordings: Sequence[Recording]
     exit_code: int = 0
-    """Of the program that was profiled."""
+    """The exit code of the profiled program."""
 
     def __rich__(self) -> Any:
         from rich.console import Group

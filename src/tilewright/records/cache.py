@@ -72,7 +72,7 @@ def build_with_digest(key: str, suffix: str, make: Callable[[Path], object]) -> 
 
 
 def content_with_digest(key: str, suffix: str) -> bytes | None:
-    """What `build_with_digest` wrote for `key`; None where there is nothing, or it is damaged and therefore removed.
+    """The content that `build_with_digest` wrote for `key`; None if there is none. Removes a damaged entry.
 
     Raises CacheError if the directory belongs to another user.
     """

@@ -16,7 +16,7 @@ class Operand:
     """A tensor that a kernel was launched with; strides in elements."""
 
     name: str
-    """Of the kernel's parameter."""
+    """The name of the kernel's parameter."""
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -34,7 +34,7 @@ class Access:
     """Lanes whose mask was true."""
     lanes: int
     shape: tuple[int, ...]
-    """Of the block, in the kernel."""
+    """The block's shape in the kernel."""
 
 
 @dataclass(frozen=True)

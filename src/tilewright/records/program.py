@@ -18,7 +18,7 @@ Verdict = Literal["taken", "refused", "impossible", "tried and lost"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one kernel must read, write and compute.
+    """The elements that one kernel must read and write, and its operations.
 
     `reads` and `writes` count elements by the definition in the README (an element counts once
     per kernel; a broadcast operand counts its own elements); `*_symbolic` are the same in the

@@ -132,7 +132,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a call does. It holds for inputs that begin at `residues` modulo `modulus` bytes."""
+    """The steps of a call, valid for inputs that begin at `residues` modulo `modulus` bytes."""
 
     name: str
     device: Any

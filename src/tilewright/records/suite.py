@@ -55,7 +55,7 @@ class Variant:
     language: Language
     function: Callable[..., Any]
     note: str = ""
-    """What limits this implementation, in a line."""
+    """The limit of this implementation, in a line."""
     directions: Sequence[Direction] = ("fwd", "bwd")
     refuses: Callable[[Workload], str | None] = _supports_all
     """The reason why a workload is unsupported, or None."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 
 _ROW_PIXELS, _TALLEST = 15, 15_000
-"""Of a row, and of all of them: a browser draws no canvas of more than 32,767 pixels, two of which may be one here."""
+"""Heights in pixels of a row, and of all rows: a canvas has at most 32,767 device pixels, up to two per pixel."""
 _HEIGHT = 380
 _LINE_HEIGHT = 14
 """Pixels, of a label."""

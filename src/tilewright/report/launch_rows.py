@@ -43,7 +43,7 @@ class Alike(Generic[Priced]):
 
     @property
     def floor_us(self) -> float:
-        """Of all of them; an unknown one may be any."""
+        """The sum of the floors; infinite if a floor is unknown."""
         return math.inf if self.first.floor_us is None else self.first.floor_us * self.number
 
 
@@ -97,7 +97,7 @@ def word(name: str) -> str:
 
 
 def _most_expensive(kinds: Sequence[Alike[Priced]]) -> Sequence[Alike[Priced]]:
-    """Those with the highest floors, in the order of the program."""
+    """The kinds with the highest floors, in the order of the program."""
     most_expensive = sorted(kinds, key=lambda kind: -kind.floor_us)[:_MOST_KINDS]
     kept = set(map(id, most_expensive))
     return [kind for kind in kinds if id(kind) in kept]

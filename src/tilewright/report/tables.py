@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 _WIDTHS = (None, 48, 32, 24)
-"""Of the columns whose name ends with `…`: their text wraps before other columns are left out."""
+"""Widths to try for columns whose name ends with `…`: their text wraps before other columns are left out."""
 
 
 class FittedTable:

@@ -197,7 +197,7 @@ class CallStep(OneResult):
     out: Layout | None = None
     """The layout of the pooled tensor that `target`, an `out=` overload, writes to."""
     recipe: Recipe | None = None
-    """What the executor performs instead, for one of tilewright's operators on a GPU; its inputs are `reads`."""
+    """The steps that the executor performs for one of tilewright's operators on a GPU; their inputs are `reads`."""
     operator: OpOverload | None = None
     """The operator that the recipe stands for."""
 

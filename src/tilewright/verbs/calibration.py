@@ -54,7 +54,7 @@ def calibrate(
 
 
 def timed_kernels(device: str, programs: Sequence[Program]) -> Iterator[Timed]:
-    """What each step of these programs has to do, and its time on `device`: bf16 on a GPU, fp32 on a CPU."""
+    """The work of each step of these programs, and its time on `device`: bf16 on a GPU, fp32 on a CPU."""
     for program in programs:
         for graph in _compiled(device, program):
             yield from _timed(device, program, graph)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(repr=False)
 class Explanation(Displayable):
-    """What a case costs on a device; shows itself in a terminal and in a notebook."""
+    """The cost of a case on a device; displays itself in a terminal and in a notebook."""
 
     case: Case
     program: Program

@@ -1,4 +1,4 @@
-"""What this machine measured, as one file that another machine of its kind follows without measuring.
+"""This machine's measurements as one file, which another machine of its kind uses in place of measuring.
 
 The file has the outcomes of races (`records/outcomes.py`), whose keys name the device and the versions that they hold
 for, and the ceilings and kernel times of its devices (`hardware/ceilings.py`).
@@ -21,7 +21,7 @@ from tilewright.records.outcomes import Outcome
 FORMAT = 1
 KEY = re.compile(r"[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*\.json")
-"""Of a file of ceilings: no path, and none that begins with a dot."""
+"""A file of ceilings: no path, no leading dot."""
 
 
 @dataclass(frozen=True)

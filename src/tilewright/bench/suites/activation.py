@@ -19,7 +19,7 @@ FULL = (16384, 16384)
 
 
 def _workloads(tensors: int, fwd: int, bwd: int) -> Callable[[tuple[int, ...], str], Workload]:
-    """Of so many random operands; `fwd` and `bwd` count the tensors that a direction must move."""
+    """Workloads of `tensors` random operands; `fwd` and `bwd` are the numbers of tensors that a direction must move."""
 
     def operands(draw: Draw, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
         return tuple(draw(rows, columns) for _ in range(tensors))

@@ -15,7 +15,7 @@ from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
 
 ELEMENTS = 2**29
-"""Of the default sizes: in bf16, forward reads 1 GiB."""
+"""Elements of the default sizes: in bf16, forward reads 1 GiB."""
 
 
 def _operands(draw: Draw, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ from tilewright.records.suite import Suite, Variant, Work, Workload
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768)
 """Longer rows no model has."""
 ELEMENTS = 2**28
-"""Of x: 1 GiB read and written by a forward in 16 bits."""
+"""Elements of x: a forward reads and writes 1 GiB in 16 bits."""
 LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 """That of every way. Beside the default of RMS norms, the machine epsilon, the gradient of a row of one column is
 rounding alone, eager's too."""

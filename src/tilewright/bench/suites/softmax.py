@@ -15,7 +15,7 @@ from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 ELEMENTS = 2**28
-"""Of the default sizes: in bf16, forward moves 1 GiB."""
+"""Elements of the default sizes: in bf16, forward moves 1 GiB."""
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
 LONGEST_LOOP = 512 * 1024
 """Elements up to which a loop over columns in Python is measured."""

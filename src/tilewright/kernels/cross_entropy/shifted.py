@@ -64,7 +64,7 @@ class Shift:
         return found
 
     def statistics(self, before: Node, statistics: Node) -> Node:
-        """Those of all positions [2, B·T], with zeros where positions are left out."""
+        """The statistics of all positions, [2, B·T], with zeros for positions that are left out."""
 
         def with_zeros(all_rows: Tensor) -> Tensor:
             positions = all_rows.view(2, *self.logits.meta["val"].shape[:-1])

@@ -43,7 +43,7 @@ class Geometry:
     steps: int
     """Iterations of the grid-stride loop."""
     advance: int
-    """By how much the generator's offset advances."""
+    """Advance of the generator's offset."""
 
 
 def vector_of(count: int, itemsize: int, alignment: int) -> int:

@@ -89,7 +89,7 @@ def _kept(
     seed: tl.tensor, counter: tl.tensor, step: tl.tensor, threshold: tl.tensor, scale: tl.tensor, VECTOR: tl.constexpr,
     DRAWS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """What each element is multiplied by: `scale`, or 0 where it is dropped."""
+    """The factor of each element: `scale`, or 0 if the element is dropped."""
     if DRAWS:
         return tl.where(_words(seed, counter, step, VECTOR) < threshold, scale, 0.0)
     else:

@@ -131,7 +131,7 @@ class LineTracer:
         _MONITORING.set_events(tool, events.PY_START | events.PY_UNWIND)
 
     def _trace(self, running: list[FrameType]) -> None:
-        """What Python calls for each call of a function, and for each line and return of one of the user's."""
+        """Install the hooks that Python calls for each function call, and for lines and returns of user functions."""
         user_files = self._user_files
 
         def on_call(frame: FrameType, _: str, __: Any) -> TraceFunction | None:

@@ -14,7 +14,7 @@ from tilewright.operators.shapes import like
 ACTIVATION: dict[object, tuple[int, int]] = {"none": (0, 0), "gelu": (4, 1), "gelu_tanh": (8, 1), "silu": (4, 1)}
 """FLOPs and transcendentals of act(x), an element: those of `gelu` and `silu` in ATen's rows."""
 SLOPE: dict[object, tuple[int, int]] = {"none": (0, 0), "gelu": (9, 2), "gelu_tanh": (17, 1), "silu": (8, 1)}
-"""Of dy · act'(x): those of `gelu_backward` and `silu_backward`."""
+"""The same of dy · act'(x): those of `gelu_backward` and `silu_backward`."""
 NAMES = {"none": "", "gelu": "GELU", "relu": "ReLU", "silu": "SiLU"}
 DROPOUT = 2
 """A comparison with p and a scaling, as `native_dropout` counts them; the numbers drawn are integer work."""
@@ -40,7 +40,7 @@ def acting(
     drops: bool = False,
     untold: str = "gelu",
 ) -> Arithmetic:
-    """So much for each element of `where`, and the activation, its derivative and the dropout."""
+    """Counts for each element of `where`, with those of the activation, its derivative and the dropout."""
 
     def count(which: int) -> Formula:
         def counted(sizes: CallSizes) -> Count:

@@ -45,7 +45,7 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
-    """What a bool mask, broadcastable to [B, H, Sq, Sk], says; None where heads differ in it, or it is no prefix."""
+    """The prefix of keys that a bool mask [B, H, Sq, Sk] lets queries see; None if heads differ or it is no prefix."""
     inserted: list[int] = []
     node = mask
     while True:

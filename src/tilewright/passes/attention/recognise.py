@@ -51,7 +51,7 @@ PURE = (
 )
 """Calls without side effects: erased once they have no reader."""
 Price = Callable[[Cost, str], float | None]
-"""What a kernel of this cost, in this dtype, is predicted to take, in microseconds; None without a prediction."""
+"""The predicted time in µs of a kernel of this cost and dtype; None without a prediction."""
 VIEWS = frozenset({"view", "unsqueeze", "squeeze", "getitem", "getattr", "expand", "detach", "dropout"})
 
 

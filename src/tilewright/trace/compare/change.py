@@ -45,7 +45,7 @@ class Change:
     high: float
     verdict: Verdict
     method: str
-    """What was compared; for the verdict "cannot tell", why."""
+    """The comparison's method; for the verdict "cannot tell", the reason."""
 
     @property
     def resolution(self) -> float:

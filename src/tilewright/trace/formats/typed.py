@@ -111,7 +111,7 @@ class _Era:
 
 
 def _era(path: Path, extent: Extent) -> _Era:
-    """That of the file's first time: of times since 1970, all but the last twelve digits become one digit.
+    """The era of the file's first time. Times since 1970 keep their last twelve digits, the others become one digit.
 
     2 stands for the digits of the first time; near an end of its era, 1 or 3 for those before or after it. The rest of
     the microseconds, and the fraction, are in the text as before. A time that another digit would stand for is out of

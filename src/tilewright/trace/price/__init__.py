@@ -1,1 +1,1 @@
-"""What each recorded call must move and compute, and how far it was from its floor."""
+"""The bytes and operations of each recorded call, and its distance from the floor."""

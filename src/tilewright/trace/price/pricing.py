@@ -1,4 +1,4 @@
-"""What one recorded operator call must move and compute, from the shapes and dtypes that the profiler wrote.
+"""The bytes and operations of one recorded operator call, from the profiler's shapes and dtypes.
 
 The counting is that of `tilewright.cost`, by the same rows of the operator table: an element counts once, an expanded
 operand its own elements only. An operator without a row has an unknown cost, never zero. The profiler does not write
