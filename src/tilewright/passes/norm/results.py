@@ -28,9 +28,19 @@ BATCH_NORM = aten._native_batch_norm_legit_functional.default
 def compute_from_moments(graph: fx.Graph, target: Target) -> None:
     """Rewrite a joint graph of ATen operators, in place."""
     for node in list(graph.nodes):
+        if node.target is BATCH_NORM and target.is_planned_gpu:
+            _widen_moments(node)
         batch_norm = node.target is BATCH_NORM and node.args[5] is True and is_by_columns(node.args[0])
         if batch_norm or str(node.target) == GROUP_NORM:
             _replace(node, target)
+
+
+def _widen_moments(norm: fx.Node) -> None:
+    """Moments of 16 bits become fp32: a GPU computes them so, and the graph was traced on a CPU."""
+    y, *moments = norm.meta["val"][:3]
+    norm.meta["val"] = (y, *(x.float() if x.itemsize == 2 else x for x in moments), *norm.meta["val"][3:])
+    for user in norm.users:
+        user.meta["val"] = norm.meta["val"][user.args[1]]
 
 
 def _replace(norm: fx.Node, target: Target) -> None:
