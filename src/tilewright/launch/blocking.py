@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,13 +108,16 @@ def _rows_that_share(nest: Nest, fewest: int) -> int:
     return 2 if sum(step.name == "load" for step in of_columns) >= MANY_COLUMN_VALUES else 1
 
 
-def _repeats(nest: Nest, access: Access) -> bool:
-    """Whether neighbouring columns read one element; prefetching would copy four bytes a thread.
+def _repeats(nest: Nest, accesses: Sequence[Access]) -> bool:
+    """Whether an element is read again: by neighbours along the columns, or by several loads at computed places.
 
-    The gradient of a group norm with six moments for each 16 channels, 2,097,152 elements, took 107 µs so.
+    Copied ahead of time, it would be copied for each reader, in the first case by four bytes, in the second from L2.
+    Six moments for each sample and group of 16 channels in the gradient of a group norm, 2,097,152 elements: 107 us.
+    The gradient of a pooling whose windows overlap, with that of the batch norm before it, 51 million elements: 547 us.
     """
-    _, columns = nest.split(access.strides)
-    return nest.cols[-1] > 1 and columns[-1] == 0
+    across = [nest.split(access.strides)[1] for access in accesses]
+    gathered = [access.buffer for access in accesses if access.by]
+    return len(set(gathered)) < len(gathered) or (nest.cols[-1] > 1 and any(columns[-1] == 0 for columns in across))
 
 
 def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
@@ -126,7 +130,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     rows, columns = nest.row_count, nest.col_count
     wide = power_of_two(columns) if schedule.whole_row else LONG_BLOCK
     accesses = [s.access for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
-    loads, repeats = [access.buffer for access in accesses], any(_repeats(nest, access) for access in accesses)
+    loads, repeats = [access.buffer for access in accesses], _repeats(nest, accesses)
     # If rows are too long for registers and each sum is one number, use as many programs as without a sum.
     is_number = not schedule.whole_row and all(nest.steps[i].level is Level.SCALAR for i in schedule.sums)
     if is_number:
