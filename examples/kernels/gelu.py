@@ -17,7 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import activate_and_slope, rounded
+from tilewright.emit.triton_arithmetic import rounded
+from tilewright.kernels.activation.formulas import activate_and_slope
 from tilewright.kernels.device import current
 from tilewright.launch import nvrtc
 

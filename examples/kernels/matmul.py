@@ -23,7 +23,7 @@ import triton.language as tl
 
 from tilewright.bench.peers import generated, no_cuda_cpp
 from tilewright.bench.workloads import Draw, workloads
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.kernels.device import current
 from tilewright.launch import nvrtc
 from tilewright.records.measurement import Direction

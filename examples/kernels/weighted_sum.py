@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.kernels.device import current
 
 ROWS, COLUMNS, WARPS = 16, 64, 4

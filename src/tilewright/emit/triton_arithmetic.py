@@ -1,4 +1,4 @@
-"""Arithmetic for generated Triton kernels where Triton's own is inexact, drops NaN or loses the sign of zero.
+"""Arithmetic for Triton kernels where Triton's own is inexact, drops NaN, truncates or loses the sign of zero.
 
 `triton_math` re-exports these functions.
 """
@@ -104,6 +104,15 @@ def to_bfloat16(x: tl.tensor) -> tl.tensor:
         return tl.where(x != x, 0x7FC0, rounded).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return x.to(tl.bfloat16)
+
+
+@triton.jit
+def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """fp32 rounded to `dtype`, ties to even."""
+    if dtype == tl.bfloat16:
+        return to_bfloat16(x)
+    else:
+        return x.to(dtype)
 
 
 @triton.jit

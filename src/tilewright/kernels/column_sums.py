@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 MOST_PARTS, TILE = 128, 2048

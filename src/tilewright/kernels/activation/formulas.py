@@ -20,7 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+from tilewright.emit.triton_arithmetic import INTERPRETED
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 SHORT_C = tl.constexpr(0.375)
 SHORT = tl.constexpr(
@@ -63,17 +64,6 @@ def exp2(x: tl.tensor) -> tl.tensor:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
-
-
-@triton.jit
-def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """fp32 rounded to `dtype`, ties to even. The interpreter's own conversion to bf16 only truncates."""
-    if INTERPRETED and dtype == tl.bfloat16:
-        bits = x.to(tl.uint32, bitcast=True)
-        near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return tl.where(x != x, 0x7FC0, near).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return x.to(dtype)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.kernels.softmax.triton import LOWEST
 from tilewright.launch.builder import Operand, RecipeBuilder
 

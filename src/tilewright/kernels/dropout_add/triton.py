@@ -23,8 +23,9 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.emit.triton_draw import philox
-from tilewright.kernels.activation.formulas import activate, activate_and_slope, rounded
+from tilewright.kernels.activation.formulas import activate, activate_and_slope
 from tilewright.kernels.dropout_add import generator
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe

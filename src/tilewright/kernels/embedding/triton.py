@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 

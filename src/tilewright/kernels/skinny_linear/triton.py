@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import INTERPRETED, activate, rounded
+from tilewright.emit.triton_arithmetic import INTERPRETED, rounded
+from tilewright.kernels.activation.formulas import activate
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 BLOCK = 16384

@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.kernels.column_sums import add_parts
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe

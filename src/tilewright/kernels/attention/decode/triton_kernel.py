@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.kernels.activation.formulas import rounded
+from tilewright.emit.triton_arithmetic import rounded
 from tilewright.kernels.attention.portable.forward import attend_keys
 from tilewright.kernels.attention.portable.tile import LN2
 

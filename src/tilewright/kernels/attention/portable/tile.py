@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tilewright.emit.triton_arithmetic import INTERPRETED, rounded
 from tilewright.emit.triton_draw import philox
-from tilewright.kernels.activation.formulas import INTERPRETED, rounded
 from tilewright.kernels.dropout_add.triton import low
 
 LOG2E = tl.constexpr(1.4426950408889634)

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.emit.triton_arithmetic import INTERPRETED, rounded
 from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.activation.formulas import INTERPRETED, rounded
 from tilewright.kernels.attention import dispatch
 from tilewright.kernels.attention.portable import launch
 from tilewright.kernels.attention.request import DIVISIBILITY, MIN_SCALAR_WIDTH, strides_of
