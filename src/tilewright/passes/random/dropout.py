@@ -112,7 +112,8 @@ class _PhiloxDraws:
         like, skip = self._state.args
         assert isinstance(skip, int)
         self._state.args = (like, skip + geometry.advance)
-        numbering = geometry.vector, geometry.blocks * generator.LANES, skip
+        # Where fewer threads run, each has one vector: its numbers are the same by the most, and sizes share a kernel.
+        numbering = geometry.vector, self._most_blocks * generator.LANES, skip
         return node.graph.call_function(keep_philox, (self._state, list(mask.shape), order, 1 - p, *numbering))
 
     @staticmethod
