@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from tests.backend.compiling import agrees, assert_same, compiled, kernels, with_grad
+from tests.contract import launched, recorded
 from tilewright.backend import recording
 
 
@@ -135,6 +136,19 @@ def test_a_device_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     result = compiled(lambda x: F.gelu(x) * 2)(torch.empty(8, 8, device="meta"))
     assert result.device.type == "meta" and result.shape == (8, 8)
     assert "no kernel is generated for the device meta" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_condition_that_does_not_hold_raises(training: bool) -> None:
+    def squares(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "not positive")
+        return x * x
+
+    call, record = recorded(squares)
+    call(torch.ones(3, requires_grad=training))
+    assert launched(record).count("aten._assert_async.msg") == 1
+    with pytest.raises(RuntimeError, match="not positive"):
+        call(torch.tensor([1.0, -1.0, 1.0], requires_grad=training))
 
 
 def test_a_transform_that_has_no_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ LOOKUPS: dict[str, Lookup] = {
     "index": lambda x, i: x[i] + 1,
     "index of a later dimension": lambda x, i: x.unsqueeze(0)[:, i[0], i] + 1,
     "index_select": lambda x, i: x.index_select(0, i[0]) + 1,
+    "scatter of one slice": lambda x, i: x[:2].scatter(1, i[:, 1:2], 0.5) * 2,
     "a sum over rows": lambda x, i: x[i].sum((0, 1)),
     "a sum over rows and columns at the same places": lambda x, i: x[i[0]][:, i[0]].sum(),
 }

@@ -33,6 +33,10 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     # Forward computes only what its results need; eager computes the rest in backward too.
     forward = closure({*forward_results, *inputs} - tangents, lambda n: n.all_input_nodes)
     forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg):
+        if not closure([node], lambda n: n.all_input_nodes) & tangents:
+            # Backward has the operands, too, and would check them again.
+            node.meta["partitioner_tag"] = "must_be_in_forward"
     backward = closure(set(backward_results), lambda n: n.all_input_nodes) - forward
     needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
     kept = list(saver(graph, needed, forward))

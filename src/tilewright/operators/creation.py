@@ -98,4 +98,5 @@ def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -
         raise Unfusable("a scatter of several elements along an axis")
     if isinstance(source, Value):
         source = source.to_compute(c.dtype)
-    return where(x.index(dim).eq(index), source, x)
+    place = index.checked(x.shape[dim]) if shape else index
+    return where(x.index(dim).eq(place), source, x)

@@ -1,4 +1,4 @@
-"""Scatters, gradients of gathers, sorts and copies: calls of a library, but for a scatter of one slice."""
+"""Scatters, gradients of gathers, sorts, copies and conditions: calls of a library, but for a scatter of one slice."""
 
 from __future__ import annotations
 
@@ -137,3 +137,5 @@ calls(
     shapes=no_result,
     traffic=Traffic(gathered={"self": lambda _: 1}),
 )
+# A condition of the program (`assert (x > 0).all()`), which raises where it does not hold.
+calls("_assert_async.msg(self, assert_msg)", "library", arithmetic=NOTHING, shapes=no_result, priced=False, pure=False)
