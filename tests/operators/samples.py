@@ -554,6 +554,7 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x[0, :3], [3, 7], 2, 0, 1),
         lambda o: call(_image(o)[:, :, 0, :3], [*_image(o).shape[:2], 9, 3], -4, 2, 3),
     ],
+    "diag_embed.default": [lambda o: call(o.x), lambda o: call(o.x[0], -2), lambda o: call(o.x, 1, 2, 0)],
     "celu.default": [unary, lambda o: call(o.x, 0.7)],
     "threshold.default": [lambda o: call(o.x, 0.5, 2)],
     "hardshrink.default": [unary, lambda o: call(o.x, 1.5)],

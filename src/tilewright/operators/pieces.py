@@ -220,3 +220,8 @@ def diagonal_scatter(c: Call, x: Value, source: Value, offset: int = 0, dim1: in
 @moves("diagonal_backward.default(grad_output, input_sizes, offset, dim1, dim2)", like_the_input)
 def diagonal_backward(c: Call, g: Value, sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Value:
     return _on_diagonal(c, g, offset, dim1, dim2, 0)
+
+
+@moves("diag_embed.default(self, offset, dim1, dim2)", like_the_input)
+def diag_embed(c: Call, x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
+    return _on_diagonal(c, x, offset, dim1, dim2, 0)
