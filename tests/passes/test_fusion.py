@@ -201,6 +201,21 @@ def test_long_rows_are_not_written_across_sectors(image: int, together: bool) ->
     assert [nest.transposes for nest in sums] == [together]
 
 
+def test_the_levels_of_a_scan_are_not_one_kernel_that_repeats_them() -> None:
+    """Each level reads two parts of the one before: a kernel of all ten would load 1024 elements for each."""
+
+    def scan(h: Tensor) -> Tensor:
+        for level in range(10):
+            h = torch.cat([h[: 2**level], h[2**level :] + h[: -(2**level)].sin()])
+        return h
+
+    graph = aten(scan, torch.zeros(1024, 65536))
+    fusion = fuse(graph, "forward", target_named("h200"))
+    loads = [sum(step.name == "load" for step in region.lowered.nest.steps) for region in fusion.regions]
+    assert len(loads) > 1 and sum(loads) < 1024
+    assert_complete(graph, fusion)
+
+
 def test_a_library_call_is_no_part_of_a_region() -> None:
     graph, fusion = fused(lambda x, w: F.gelu(x @ w).sum(1), X, torch.zeros(10, 3))
     assert members(fusion) == [["gelu", "sum_1"]]

@@ -162,6 +162,13 @@ def arithmetic_us(nest: Nest, profile: DeviceProfile) -> float:
     return (simple + special * profile.flops_per_transcendental) / (profile.vector_TFLOPs * 1e6)
 
 
+def instructions_us(nest: Nest, profile: DeviceProfile) -> float:
+    """`arithmetic_us`, and an instruction for each step: a load, a condition, an index."""
+    return arithmetic_us(nest, profile) + sum(_count(nest, step.level) for step in nest.steps) / (
+        profile.vector_TFLOPs / 2 * 1e6
+    )
+
+
 def _count(nest: Nest, level: Level) -> int:
     """How often a step of this level is computed."""
     rows = nest.row_count if level in (Level.FULL, Level.ROW) else 1

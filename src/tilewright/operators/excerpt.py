@@ -117,7 +117,10 @@ class _Excerpt:
 
     def moved(self, wanted: int) -> int:
         """Where operation `wanted` is now; those that do not vary with the dimension stay."""
-        for position in _varying(self.trace, wanted, frozenset(self.old)):
+        varying = _varying(self.trace, wanted, frozenset(self.old))
+        if len(varying) > MOST_REPEATED:
+            raise Unfusable(f"a part of what {len(varying)} operations compute")
+        for position in varying:
             op = self.trace.ops[position]
             args = tuple(self.found.get(a, a) for a in op.args)
             self.found[position] = self._again(op, args)

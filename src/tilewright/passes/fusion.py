@@ -19,7 +19,7 @@ from math import prod
 import torch
 from torch import fx
 
-from tilewright.cost.kinds import arithmetic_us
+from tilewright.cost.kinds import arithmetic_us, instructions_us
 from tilewright.graph.calls import nbytes, operator_name, results, shape_of
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import is_tangent
@@ -52,6 +52,8 @@ STRIDED_BYTES = 64 * 1024
 """A nest may read a smaller tensor with a stride, since it stays in a cache."""
 SECTOR_COLUMNS = 4096
 """With longer rows a program cannot hold the 16 rows whose 16-bit elements share a 32-byte sector."""
+MANY_STEPS = 64
+"""A kernel with more steps may repeat those of a value for several slices of it."""
 MANY = 8
 """A kernel with at least this many times the elements of a value may recompute the value too often."""
 
@@ -238,12 +240,13 @@ class _Fuser:
 
     def _computes_again(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> bool:
         """Whether the arithmetic that `merged` repeats takes longer than reading the results of `first`."""
-        elements = _elements(second)
-        if elements < MANY * _elements(first):
+        elements, profile = _elements(second), self.target.profile
+        is_for_many = elements >= MANY * _elements(first)
+        if not is_for_many and len(merged.nest.steps) <= MANY_STEPS:
             return False
-        profile = self.target.profile
+        time_us = arithmetic_us if is_for_many else instructions_us
         parts = [self._lowered(region).lowered for region in (first, second)]
-        again_us = arithmetic_us(merged.nest, profile) - sum(arithmetic_us(part.nest, profile) for part in parts)
+        again_us = time_us(merged.nest, profile) - sum(time_us(part.nest, profile) for part in parts)
         return again_us > _reading_us(parts[0], elements, profile)
 
     def _is_elementwise(self, region: Region | _Elementwise) -> bool:
