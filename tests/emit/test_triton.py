@@ -31,6 +31,12 @@ def test_source_is_as_written_down(name: str) -> None:
     check(HERE / "golden" / f"{name}.txt", "\n\n".join(sources))
 
 
+@pytest.mark.parametrize("function", [F.gelu, lambda x: x.softmax(-1)], ids=["flat", "rows"])
+def test_one_kernel_serves_any_number_of_rows(function: Callable[..., Any]) -> None:
+    sources = {emit_triton(nests_of(function, torch.empty(rows, 1000, device="meta"))[0].nest) for rows in (64, 4096)}
+    assert len(sources) == 1
+
+
 def test_positions_beyond_32_bits_are_counted_in_64() -> None:
     wide, narrow = (
         emit_triton(nests_of(lambda x: x.sum(-1), torch.empty(n, 1000, device="meta"))[0].nest) for n in (2**22, 2**20)
