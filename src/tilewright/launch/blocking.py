@@ -67,6 +67,9 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     schedule = TritonSchedule(nest)
     rows, columns = nest.row_count, nest.col_count
     if schedule.kind == "flat":
+        # A program that draws begins with 50 instructions of its own, so that a thread has up to four vectors.
+        vectors = max((step.philox.vector for step in nest.steps if step.philox), default=0) // 2
+        tile *= power_of_two(min(columns // (processors * PER_PROCESSOR * tile), vectors))
         block = min(power_of_two(columns), tile)
         return Blocking(-(-columns // block), {"BLOCK": block}, 4)
     if schedule.kind == "tiles":
