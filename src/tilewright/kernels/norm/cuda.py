@@ -93,10 +93,11 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     alignment = alignment_of(call.columns, size, (result, *call.inputs), line)
     if call.direction == "forward":
         # Vectors are those of the rows that are written.
-        found = _registers(vectors_of(call.columns, size, alignment_of(call.columns, size, (result,), line)))
+        vectors = vectors_of(call.columns, size, alignment_of(call.columns, size, (result,), line))
+        found = _registers(vectors, call.residual)
     elif alignment != "ALIGNED":
         return "rows are not whole vectors of 16 bytes"
-    elif size == 2 and _registers(call.columns * size // VECTOR) is None:
+    elif size == 2 and _registers(call.columns * size // VECTOR, call.residual) is None:
         # The multiply-add of 16 bits needs `rstd_of` of `registers.cu`.
         found = None
     else:
@@ -106,18 +107,22 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     return replace(found, alignment=alignment, line=max(line, found.line))
 
 
-_REGISTER_STEPS = ((256, 32), (512, 64), (1024, 128), (2048, 256), (4096, 512), (8192, 1024))
-"""`registers.cu`: up to so many vectors, threads of a row."""
+_MOST_VECTORS, _MOST_PAIRS, _MOST_THREADS = 8, 5, 1024
+"""`registers.cu`: vectors that a thread has registers for, without and with as many of a residual; threads of a row."""
+_PAIRED_THREADS = 256
+"""Threads of a row with a residual up to which there are more of them rather than spilled registers: four blocks a
+multiprocessor hide each other's barriers, two do not."""
 
 
-def _registers(vectors: int) -> Schedule | None:
+def _registers(vectors: int, residual: bool) -> Schedule | None:
     """For rows of so many vectors; None if no block holds such a row in registers."""
     if vectors <= 64:
         found = short_rows(vectors, 4)
+    elif vectors > _MOST_VECTORS * _MOST_THREADS:
+        return None
     else:
-        row_threads = next((threads for most, threads in _REGISTER_STEPS if vectors <= most), 0)
-        if not row_threads:
-            return None
+        each = _MOST_PAIRS if residual and vectors <= _MOST_PAIRS * _PAIRED_THREADS else _MOST_VECTORS
+        row_threads = max(32, 1 << (-(-vectors // each) - 1).bit_length())
         found = Schedule(128 if row_threads == 32 else row_threads, row_threads, -(-vectors // row_threads))
     return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
 
