@@ -36,7 +36,7 @@ def attention_arithmetic(
 def pairs_twice(
     names: tuple[str, str, str] = OPERANDS, causal: str = "is_causal", *, heads_first: bool = True
 ) -> Formula:
-    """FLOPs of operands [B, H, S, d], or [B, S, H, d]; the argument named `causal` halves them."""
+    """Twice the (query, key) pairs of operands [B, H, S, d], or [B, S, H, d]; the argument `causal` halves them."""
 
     def count(sizes: CallSizes) -> Count:
         query, key, _ = _operands(sizes, names)

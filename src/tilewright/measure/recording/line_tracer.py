@@ -24,14 +24,14 @@ _MOST = 100_000
 """About 1 MB in the header of the trace, which readers load as a whole."""
 _NOWHERE = -1
 _MONITORING: Any = getattr(sys, "monitoring", None)
-"""Python's since 3.12."""
+"""In Python from 3.12 on."""
 _STARTERS = ("typer", "click")
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 _OF_INDUCTOR = re.compile(r"c[a-z0-9]{40,}\.py")
 
 
 class _UserFiles(dict[str, bool]):
-    """Whether a file, as code names it, is the user's; found out once."""
+    """Caches whether a file, as code names it, is the user's."""
 
     def __missing__(self, name: str) -> bool:
         self[name] = found = is_user_file(Path(name))
@@ -177,7 +177,7 @@ class LineTracer:
             self._which.append(_NOWHERE)
 
     def _end(self) -> None:
-        """Nothing is known of the time after the last line that there is room for."""
+        """Stop at the last line that fits; the time after it is unknown."""
         self._stopped = True
         self._at.append(time.time_ns())
         self._which.append(_NOWHERE)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 SECONDS = 0.4
 LEAST_REPEATS = 5
 LEAD = 1.5
-"""A GPU waits for so many times the host's time of a call, so that none of it is in the call's."""
+"""A GPU first waits for this multiple of a call's host time, so that the measured time contains no host time."""
 
 
 def contest(alternatives: Mapping[str, Callable[[], object]], device: torch.device) -> Outcome:
     """Microseconds of each alternative on `device`, the 20th percentile; the first is the one to trust.
 
-    Other programs on the device only add to a time; while they use it much, medians are more theirs than ours.
+    Other programs on the device only add to a time; under such load medians measure them rather than the call.
 
-    One whose results differ from the first's by more than rounding (of the tensors that it returns) is left out, with a
-    line that says so. The state of the device's generator is as before.
+    An alternative whose results differ from the first's by more than rounding is left out with a message. The state of
+    the device's generator is as before.
     """
     watch = stopwatch_for(str(device))
     with _same_draws(device) as restore:
@@ -53,7 +53,7 @@ def _timed(watch: Stopwatch, function: Callable[[], object], host_us: float, _: 
 
 @contextmanager
 def _same_draws(device: torch.device) -> Iterator[Callable[[], object]]:
-    """Gives what sets the device's generator back to where it stood, which also happens at the end."""
+    """Yields a function that resets the device's generator; also resets it at the end."""
     import torch
 
     on_gpu = device.type == "cuda"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PAUSE_NS = 500_000
 """Python between two operators takes about 10 µs; a longer gap means that the host is not launching."""
 CLASSES = ("kernel", "wave tail", "communication", "copy", "synchronisation", "launch-bound", "idle")
-"""First those of a busy device, in the order of precedence for overlaps."""
+"""Classes of a busy device first, in the order of precedence for overlaps."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ neighbours, the allocator's state), so that more steps of the same minute teach 
 - *Several runs a side* (`MANY_RUNS` or more): a run counts as one figure, its 20th percentile, since what
   interferes with a step only adds to it. The difference is a trimmed mean with its winsorised standard error
   (K. K. Yuen, "The two-sample trimmed t for unequal population variances", Biometrika 61, 1974). Runs that were
-  made in turns (before, after, before, ...) are compared in pairs, which removes what drifts slowly.
+  made in turns (before, after, before, ...) are compared in pairs, which removes slow drift.
 - *One run a side*: noise is taken for white plus flicker. Its two parts are fitted to the Allan variance of both
   runs (D. W. Allan, "Statistics of Atomic Frequency Standards", Proc. IEEE 54, 1966): of averages over m steps it
   is w / m + f, and f, which no length of the run averages out, is what two runs of one program differ by.

@@ -95,7 +95,7 @@ class Flows:
 
 
 def join_flows(points: FlowPoints, place: Ints) -> Flows:
-    """Arrows from each start or step to the step or the ends that follow it under the same key; `place` is each's.
+    """Arrows from each start or step to the step or ends after it under the same key; `place` is each event's slice.
 
     One start may have many ends: every kernel of a replayed CUDA graph points back to one launch. With a single
     start the order of time does not matter, since clocks of host and device disagree; where a key is used

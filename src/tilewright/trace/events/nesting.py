@@ -40,7 +40,7 @@ class NestedSlices:
     def holding(self, track: Ints, ts: Ints) -> Ints:
         """For each (track, ts) the index of the innermost slice that is open then, or -1.
 
-        Where none is, a slice without length that stands at this very moment will do.
+        If none is open, an empty slice at this time is taken.
         """
         last = self._last_begun(track, ts)
         place = last.copy()
@@ -131,7 +131,7 @@ class _Times:
 def _coded(times: Ints, groups: int) -> tuple[Ints, _Times]:
     """`times` as small numbers in the same order, so that one of `groups` and a time fit into one integer.
 
-    That is the time since the first one, or where these are too many, the rank, which takes a sort.
+    The code is the time since the first one, or if the codes are too large, the rank, which needs a sort.
     """
     if len(times):
         low = int(times.min())
@@ -146,7 +146,7 @@ def _coded(times: Ints, groups: int) -> tuple[Ints, _Times]:
 def _one_by_one(
     left: Ints, ts: Ints, end: Ints, reach: Ints, parent: Ints, depth: Ints, overlaps: NDArray[np.bool_]
 ) -> None:
-    """The same for the slices at `left`, deeper than the levels done; `parent` has the last holder found for each."""
+    """The parents of the slices at `left`, below the levels done; `parent` has the last one found for each."""
     stack: list[int] = []
     latest: list[int] = []  # the latest end among the children so far of each slice on the stack
     for place in left.tolist():

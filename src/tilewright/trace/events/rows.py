@@ -1,4 +1,4 @@
-"""Bulk insertion of rows into tables, and columns of integers out of them."""
+"""Inserts rows into tables in bulk, and fetches columns of integers."""
 
 from __future__ import annotations
 

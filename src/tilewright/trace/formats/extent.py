@@ -42,7 +42,7 @@ def find_extent(path: Path) -> Extent | None:
 def borders(path: Path, extent: Extent, size: int) -> list[int]:
     """Positions of commas between two events, about every `size` bytes; fewer if none is found.
 
-    One may stand within an event after all; then neither side of it is JSON.
+    A comma may lie within an event after all; then neither side of it is JSON.
     """
     found: list[int] = []
     with path.open("rb") as file:

@@ -198,7 +198,7 @@ def _on_device(category: str, name: object, activity: Sequence[Any], args: dict[
 
 
 def _device(number: object) -> str:
-    """Stands for a GPU where others have the number of a process: that of a container's first is 1."""
+    """The process id of a GPU's events: text, since the host's process may have any number, 1 in a container."""
     return f"GPU {number}" if isinstance(number, int) else "a GPU"
 
 

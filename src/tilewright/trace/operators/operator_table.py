@@ -23,8 +23,8 @@ Kind = Literal["operator", "call", "range", "kernel", "replayed"]
 class OperatorTime:
     """The time of all calls with one name, in nanoseconds, summed over calls and threads.
 
-    Self is what an operator did or launched itself, total includes what it called. `kind` is `operator`;
-    `call`, into CUDA; `range`, a name put around other things; `replayed`, a kernel of a CUDA graph; or
+    Self is the time of an operator itself and of its launches; total includes the calls in it. `kind` is `operator`;
+    `call`, into CUDA; `range`, a user's named range; `replayed`, a kernel of a CUDA graph; or
     `kernel`, one that no call of the trace launched. The last two have no host time.
     """
 

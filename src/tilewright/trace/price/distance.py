@@ -1,6 +1,6 @@
-"""Each operator's time beside the least it could take: table `operator_distance`, one row a kind of call.
+"""Each operator's time beside its floor: table `operator_distance`, one row per kind of call.
 
-The time is that on the device; in a file that saw none, what the operator took on the host by itself.
+The time is that on the device; in a file without a device, the operator's self time on the host.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def add_distances(connection: DuckDBPyConnection) -> None:
 
 
 def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]:
-    """The price of one call, and where it is from."""
+    """The price of one call, and its provenance."""
     if kind.region is not None:
         cost = regions.get(kind.region)
         return (Price(cost, "float32", "pointwise"), "formula") if cost else (None, "unknown")
@@ -135,16 +135,16 @@ def _price(kind: _Kind, regions: Mapping[str, Cost]) -> tuple[Price | None, str]
 
 
 def _listed_dtype(kernel: str) -> str:
-    """The dtype of lists of tensors, which the profiler leaves out and the kernel's template names."""
+    """The dtype of lists of tensors: the profiler omits it, but the kernel's template arguments name it."""
     return next((name for name in ("c10::BFloat16", "c10::Half", "double") if name in kernel), "float")
 
 
 def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float | None, str | None]:
     if kind.kind == "communication":
-        # The link sets the pace, of which no ceiling is known here, and the rank that comes last.
+        # Limited by the link, whose ceiling is unknown here, and by the last rank.
         return None, "communication"
     if "Pageable" in kind.kernel or "Pinned" in kind.kernel:
-        # The bus, of which no ceiling is known here, sets the pace of a copy from or to the host.
+        # A copy from or to the host is limited by the bus, whose ceiling is unknown here.
         return None, None
     cost, dtype = priced.cost, priced.dtype
     # PyTorch lets cuDNN round the operands of convolutions to TF32 unless it is told not to.
@@ -164,7 +164,7 @@ def _floor(kind: _Kind, priced: Price, profile: DeviceProfile) -> tuple[float | 
 
 
 def _regions(connection: DuckDBPyConnection) -> dict[str, Cost]:
-    """The cost of each region or launch whose name tells it: two graphs may have one of a name each."""
+    """The cost of each region or launch with a unique name; two graphs may use the same name."""
     found: dict[str, set[Cost]] = {}
     for name, read, written, flops, special, provenance in connection.execute(_COMPILED_COSTS).fetchall():
         cost = Cost(0, 0, 0, read, written, flops, special, provenance=provenance)
@@ -181,7 +181,7 @@ def _profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | None], De
     """The profile of each device: the datasheet's or the shipped one of its name, with the run's own ceilings."""
     ceilings = connection.execute("SELECT device, kind, dtype, value FROM ceiling").fetchall()
     found: dict[tuple[int, int | None], DeviceProfile] = {}
-    # An operator of the host has no device's number. A trace does not say what host it was: without ceilings, no floor.
+    # An operator of the host has no device number. A trace does not name its host: without ceilings, no floor.
     devices = {str(properties.get("name")) for properties in device_properties(connection).values()}
     own = {
         (kind, dtype): value

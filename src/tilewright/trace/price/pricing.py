@@ -2,7 +2,7 @@
 
 The counting is that of `tilewright.cost`, by the same rows of the operator table: an element counts once, an expanded
 operand its own elements only. An operator without a row has an unknown cost, never zero. The profiler does not write
-text: which activation it was is not known, and the one that takes fewest FLOPs is taken.
+text arguments: the activation is unknown, and the one with the fewest FLOPs is assumed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _writes(recorded: RecordedCall) -> list[Tensor]:
 
 
 def _price_each(call: PositionalCall) -> Price | None:
-    """An operator over lists of tensors: that of one element, for each of them."""
+    """The price of an operator over lists of tensors: the sum of its prices for single tensors."""
     single = replace(call, name=call.name.removeprefix(_FOREACH))
     rows = rows_of(single.name) or rows_of(single.name.removesuffix("_"))
     lists, values = call.lists, [single.value(place) for place in range(len(call.operands))]

@@ -63,7 +63,7 @@ class PositionalCall:
         return [operand for operand in self.operands if isinstance(operand, tuple)]
 
     def value(self, index: int) -> object:
-        """A number, list, or truth value among the operands; None where it is absent or no such thing."""
+        """A number, list, or bool among the operands; None if it is absent or of another kind."""
         text = self.operands[index] if index < len(self.operands) else ""
         if not isinstance(text, str) or not text:
             return None

@@ -1,7 +1,7 @@
-"""Which row of the operator table a recorded call is of, and the call as the row's rules ask for it.
+"""Finds the row of the operator table for a recorded call, and presents the call as the row's rules need it.
 
-A trace tells an operator's name without its overload, and operands without names: the overload is the one that
-takes as many, and the names are the row's. It tells operands and not results, so the results follow from the row's
+A trace has an operator's name without its overload, and operands without names: the overload is the one that
+takes as many, and the names are the row's. It has operands but not results, so the results follow from the row's
 rule; where they do not, the call has no price.
 """
 
@@ -29,7 +29,7 @@ def rows_of(name: str) -> list[Row]:
 
 @cache
 def _rows(_: int) -> Mapping[str, list[Row]]:
-    """By recorded name; made again when a row has been declared."""
+    """Rows by recorded name; made anew when a row has been declared."""
     found: dict[str, list[Row]] = {}
     for row in rows().values():
         namespace, name = [*row.name.split("."), ""][:2]
@@ -42,14 +42,14 @@ def is_in_place(name: str) -> bool:
 
 
 def row_for(call: PositionalCall) -> Row | None:
-    """The row of the overload that was called; of `add_` that of `add`."""
+    """The row of the called overload; for `add_` that of `add`."""
     rows = rows_of(call.name) or (rows_of(call.name.removesuffix("_")) if is_in_place(call.name) else [])
     given = len(call.operands)
     kinds = ["Tensor" if isinstance(operand, Tensor) else "Scalar" for operand in call.operands[:2]]
     scalar = kinds[1:] == ["Scalar"]
 
     def distance(row: Row) -> tuple[bool, int, bool, bool]:
-        # What follows the arguments is `out=`.
+        # Operands after the arguments are `out=`.
         takes, overload = len(row.arguments), row.name.split(".")[-1]
         return takes > given, abs(given - takes), overload != "_".join(kinds), overload.endswith("Scalar") != scalar
 
@@ -77,7 +77,7 @@ class RecordedCall:
 
     @cached_property
     def results(self) -> list[Tensor]:
-        """The results that there are; raises `UnknownShape` where they do not follow from the operands."""
+        """The results; raises UnknownShape if they do not follow from the operands."""
         if self.row.shapes is None:
             raise UnknownShape(self.row.name)
         axes = self.row.shapes(self._axes())
@@ -85,7 +85,7 @@ class RecordedCall:
         if len(several) > _MOST_RESULTS:
             raise UnknownShape("more results than an operator has")
         dtypes = self.row.dtypes
-        # A rule may tell of more results than a row has: that of LayerNorm is RMS norm's, which has no mean.
+        # A rule may give more results than the row has: RMS norm, which has no mean, uses LayerNorm's rule.
         every = zip(several, dtypes * len(several) if len(dtypes) == 1 else dtypes, strict=False)
         return [self._tensor(one, dtype) for one, dtype in every if one is not None]
 
@@ -124,7 +124,7 @@ class RecordedCall:
             return "float64" if any(tensor.dtype == "float64" for _, tensor in self.tensors) else "float32"
         return self._dtype(says) if says else _common_dtype([tensor for _, tensor in self.tensors])
 
-    # As formulas ask.
+    # As formulas expect them.
 
     def argument(self, name: str) -> object:
         return self.call.value(self.row.arguments.index(name)) if name in self.named else None
