@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parent / "results" / "h200" / "attention.jsonl"
 DOCS = Path(__file__).parents[1] / "docs"
 CASE = re.compile(r"d(\d+) S(\d+) full B(\d+) H1")
 BATCH = 8
-"""Of the study; the rows of the memory sweep have a batch of one."""
+"""Batch of the study; the rows of the memory sweep have a batch of one."""
 ACCOUNTED_WIDTH = 64
 WAYS = {"eager": "written out", "tilewright": "fused"}
 DIRECTIONS: dict[Direction, str] = {"fwd": "Forward, inference", "bwd": "Backward", "fwd+bwd": "Training step"}
@@ -141,20 +141,20 @@ def growth(sweep: Sequence[Point]) -> str:
 
 @dataclass(frozen=True)
 class Bill:
-    """What the kernels of one way and direction do, and how long that takes at an H200's rates."""
+    """The work of the kernels of one way and direction, and its time at an H200's rates."""
 
     flops: int
-    """Of matrix products."""
+    """FLOPs of matrix products."""
     moved: int
     products_us: float
     memory_us: float
     predicted_us: float
     bound: str
-    """Of the kernel that takes longest."""
+    """The bound of the longest kernel."""
 
 
 def bill(operators: Sequence[Operator], profile: DeviceProfile) -> Bill:
-    """Of operators that run one after another."""
+    """The bill of operators that run one after another."""
     flops = sum(o.cost.flops for o in operators if o.operator_class == "compute")
     moved = sum(o.cost.bytes for o in operators)
     longest = max(operators, key=lambda o: o.floor_us or 0.0)
@@ -200,13 +200,13 @@ def accounts(study: Sequence[Point], width: int = ACCOUNTED_WIDTH) -> str:
 
 
 def exponentials_us(length: int) -> float:
-    """What the exponentials of a forward take at least, one for each score."""
+    """The least time of a forward's exponentials, one for each score."""
     rate = profile_for("h200").sms * EXPONENTIALS * CLOCK_GHZ * 1e3
     return BATCH * length**2 / rate
 
 
 def drawn(study: Sequence[Point]) -> Iterator[dict[str, Any]]:
-    """What the plot shows: a time and a peak for each way of each point."""
+    """The rows of the plot: a time and a peak for each way of each point."""
     for point in study:
         for way, row in point.rows.items():
             yield {

@@ -75,7 +75,7 @@ def train(model: nn.Module, function: Callable[..., Any], inputs: Mapping[str, T
 
 
 def means(losses: Sequence[float]) -> list[float]:
-    """Of each `WINDOW` steps."""
+    """The mean of each `WINDOW` steps."""
     return [statistics.fmean(losses[i : i + WINDOW]) for i in range(0, len(losses), WINDOW)]
 
 

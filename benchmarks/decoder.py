@@ -21,7 +21,7 @@ class DecoderConfig:
     """Heads of keys and values."""
     vocabulary: int
     length: int
-    """Of the cache, in tokens."""
+    """Length of the cache, in tokens."""
     rotary: bool
 
 

@@ -1,4 +1,4 @@
-"""What a call runs on the GPU: the profiler's kernels and copies, with their times and counts."""
+"""Kernels and copies of a call on the GPU, from the profiler, with their times and counts."""
 
 from __future__ import annotations
 

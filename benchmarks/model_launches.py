@@ -42,9 +42,9 @@ from tilewright.runtime.stopwatch import time_in_place
 
 Explained = list[tuple[str, str, str]] | str
 COPY = "Memcpy"
-"""Of a number on the CPU that a kernel on the GPU reads."""
+"""The copy of a number on the CPU that a kernel on the GPU reads."""
 AFTER = "_after"
-"""What Triton's second kernel of a generated one is named with."""
+"""The suffix of the name of a generated kernel's second Triton kernel."""
 SHOWN = 12
 """Launches in the list of those whose prediction is wrong by the most time."""
 
@@ -168,7 +168,7 @@ def explained(workload: Workload, trains: bool, profile: DeviceProfile) -> Expla
 
 
 def differences(planned: list[tuple[str, str, str]], rows: Iterable[LaunchRow]) -> list[str]:
-    """What `explained` gives beside what ran: generated kernels and our own by the names that the profiler saw, library
+    """Compares explained launches with those that ran: generated and own kernels by the profiler's names, library
     calls by operator; one line for each name whose count differs."""
     lines = []
     ran: Counter[str] = Counter()
@@ -254,7 +254,7 @@ def work_of(row: LaunchRow) -> Work:
 
 
 def coefficients(rows: Iterable[LaunchRow], profile: DeviceProfile) -> KernelTimes:
-    """Those of the rows' kinds on the device of `profile`."""
+    """Coefficients fitted to the rows' kinds on the device of `profile`."""
     return fit((Timed(row.what, work_of(row), row.measured_us) for row in rows if row.work is not None), profile)
 
 

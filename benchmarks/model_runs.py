@@ -54,7 +54,7 @@ WARM_UP = 4
 
 @dataclass(frozen=True)
 class Request:
-    """What a process measures, and the folder that it shares with the others."""
+    """The measurement of a process, and the folder that it shares with the others."""
 
     name: str
     device: str
@@ -185,7 +185,7 @@ class _Running:
     steps: dict[str, dict[str, Step]] = field(default_factory=dict)
     """By kind and entrant."""
     records: dict[str, Recording] = field(default_factory=dict)
-    """What tilewright compiled by calls, by kind."""
+    """The recordings of tilewright's compilations, by kind of call."""
     explained: Mapping[str, Explained] = field(default_factory=dict)
 
     def explain(self, kinds: Sequence[str]) -> None:

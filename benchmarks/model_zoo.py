@@ -43,7 +43,7 @@ class Workload:
     model: nn.Module
     inputs: Mapping[str, Tensor]
     shape: str
-    """Of the inputs, as in `B8 S1024`."""
+    """The inputs' sizes, as in `B8 S1024`."""
 
 
 Build = Callable[[Size], Workload]
@@ -311,11 +311,11 @@ MODELS: Mapping[str, Build] = {
     "mobilenet": classified("torchvision.models", lambda models, size: models.mobilenet_v3_large()),
     "unet": unet,
 }
-"""Those that run inference and training."""
+"""Models that run inference and training."""
 
 DECODERS: Mapping[str, Build] = {
     f"{name}-B{batch}": _decoding(config, batch)
     for name, config in (("llama", _llama_decoder), ("gpt2", _gpt2_decoder))
     for batch in (1, 32)
 }
-"""Those that decode one token with a static cache."""
+"""Models that decode one token with a static cache."""

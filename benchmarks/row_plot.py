@@ -23,7 +23,7 @@ COLOURS = ("#a8326b", "#e39b3c", "#4c78a8", "#9aa3ad")
 
 
 def points(results: Results, suite: str) -> list[dict[str, Any]]:
-    """What is drawn of one operator, from the shortest row to the longest."""
+    """The points of one operator's plot, from the shortest row to the longest."""
     rows = [
         row
         for row in results.rows

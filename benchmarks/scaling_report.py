@@ -22,7 +22,7 @@ class Series:
 
     title: str
     pattern: str
-    """Of a row's case, the growing number in its first group."""
+    """Pattern of a row's case; its first group is the growing number."""
     expected: str
 
     def rows(self, rows: Sequence[Measurement]) -> list[tuple[int, Measurement]]:
@@ -62,7 +62,7 @@ def table(series: Series, rows: Sequence[Measurement]) -> str:
 
 
 def points(rows: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """What is drawn: a measured and a predicted point for each row."""
+    """The points of the plot: a measured and a predicted one for each row."""
     return [
         {"series": series.title, "size": size, "µs": us, "time": time}
         for series in SERIES

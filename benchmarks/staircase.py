@@ -67,7 +67,7 @@ class Staircase:
     name: str
     launch: Callable[[int], object]
     waves: Waves
-    """Of the calibrating grid: `sms` programs."""
+    """Waves of the calibrating grid of `sms` programs."""
     shares: Literal["alone", "shared"]
 
     def of(self, programs: int) -> Waves:

@@ -30,7 +30,7 @@ LARGE = 2**27
 """Elements from which a row kernel's workload is one of bandwidth: about 1 GiB of traffic."""
 PEERS = ("torch", "eager", "inductor", "inductor-max-autotune", "liger")
 TOKENS, HIDDEN, VOCABULARY = 8192, 4096, 131072
-"""Of the linear layer with cross entropy behind it."""
+"""Sizes of the linear layer before cross entropy."""
 
 
 @dataclass(frozen=True)

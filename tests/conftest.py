@@ -1,4 +1,4 @@
-"""What every test shares: strict mode, a home of its own, a reason where there is no GPU, and which tests are slow."""
+"""Set up every test: strict mode, a home folder of its own, skips without a GPU, marks of slow tests."""
 
 import gc
 import os

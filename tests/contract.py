@@ -46,7 +46,7 @@ def targets(record: Recording) -> list[str]:
 
 
 def launched(record: Recording) -> list[str]:
-    """What the graphs launch, in order: `kernel`, or the library's or hand-written operator."""
+    """The launches of the graphs, in order: `kernel`, or the name of a library's or hand-written operator."""
     return [what for graph in record.graphs for _, what in graph.plan.launches()]
 
 

@@ -1,4 +1,4 @@
-"""What `file.py:name` and `package.module:name` may name, and what each mistake is answered with."""
+"""Targets `file.py:name` and `package.module:name`, and the error for each mistake."""
 
 import importlib
 import sys
@@ -82,7 +82,7 @@ def model(tmp_path: Path) -> str:
 
 
 def message(error: type[TilewrightError], target: str, inputs: str | None = None) -> str:
-    """What `load_case` says; the error is of exactly that class, which is what sets the exit code."""
+    """The message of `load_case`; the error is of exactly this class, which sets the exit code."""
     with pytest.raises(TilewrightError) as raised:
         load_case(target, inputs)
     assert type(raised.value) is error

@@ -1,4 +1,4 @@
-"""What the verbs do as functions: explaining any model, optimising a block, timing every way of running it."""
+"""The verbs as functions: explain any model, optimise a block, time every way of running it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 HANG_S = 600.0
-"""What takes longer hangs. No limit of a test is shorter: a slow machine is no fault."""
+"""A longer wait is a hang. No test has a shorter limit: a slow machine is no fault."""
 
 
 def until(condition: Callable[[], object]) -> None:

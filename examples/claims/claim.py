@@ -23,7 +23,7 @@ TOLERANCE = 0.2
 
 @dataclass(frozen=True)
 class Finding:
-    """What was computed or measured, in words, and the verdict that follows."""
+    """The computed or measured result, in words, and the verdict that follows."""
 
     ours: str
     verdict: Verdict
@@ -39,7 +39,7 @@ class Claim:
     """The document's figure; "–" where it gives none."""
     check: Callable[[Lab], Finding]
     why: str
-    """What decides the matter, true whatever the verdict."""
+    """The deciding argument, true whatever the verdict."""
     needs: Literal["", "cpu", "cuda"] = ""
     """The device without which it cannot be checked."""
 

@@ -18,7 +18,7 @@ from .claim import Claim, Document, Finding, equal, holds, percent
 from .lab import Lab, after, before, flops, named
 
 B, S, D, H = 2, 1024, 768, 12
-"""Of `block_large`."""
+"""Sizes of `block_large`."""
 CHAIN = ("native_layer_norm", "addmm", "addmm", "addmm", "bmm", "div", "_softmax", "bmm", "addmm", "add",
          "native_layer_norm", "addmm", "gelu", "addmm", "add")  # fmt: skip
 MEMORY_BOUND = {"DRAM-bound", "cache-bound"}

@@ -1,4 +1,4 @@
-"""What claims are checked with: tilewright's own verbs on its examples, each experiment run once."""
+"""Experiments that check the claims: tilewright's own verbs on its examples, each run once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Profile:
         return row.device_self if self.on_device else row.cpu_self
 
     def share(self, name: str) -> float:
-        """Of all time in operators, on the device if one worked."""
+        """The operator's share of all time in operators, on the device if one worked."""
         return self.spent(name) / (self.table.device_ns if self.on_device else self.table.cpu_ns)
 
     def longest(self, count: int, *, host: bool = False, total: bool = False) -> list[str]:
@@ -273,7 +273,7 @@ def after(program: Program) -> list[Operator]:
 
 
 def named(operators: list[Operator], *names: str) -> list[Operator]:
-    """Those of some ATen operators, `bmm` and the like, in order."""
+    """The operators with these ATen names, such as `bmm`, in order."""
     return [it for it in operators if it.target.removeprefix("aten.").partition(".")[0] in names]
 
 

@@ -33,7 +33,7 @@ def online(lab: Lab) -> Profile:
 
 
 def calls(lab: Lab, name: str) -> float:
-    """Of an operator in one call of the loop."""
+    """Calls of an operator in one iteration of the loop."""
     return online(lab).operator(name).calls / online(lab).table.steps
 
 

@@ -137,7 +137,7 @@ def sum_by_sql(lab: Lab) -> Finding:
 
 
 def of_function(lab: Lab) -> float:
-    """Of the five steps' time in `naive_softmax`, exp's part."""
+    """exp's share of the time in `naive_softmax`, over five steps."""
     inside = {it.name[6:]: it for it in eager(lab).table.inside if it.outer_name == "phase forward"}
     return inside["exp"].dur / inside["exp"].outer_dur
 
@@ -191,7 +191,7 @@ def short_launch(lab: Lab) -> Finding:
 
 
 def launch_share(lab: Lab) -> float:
-    """Of the host's time."""
+    """The launches' share of the host's time."""
     return eager(lab).launching()[0] / eager(lab).table.cpu_ns
 
 

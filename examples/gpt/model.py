@@ -68,7 +68,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def flops_per_token(self) -> int:
-        """Of a training step: 6 a parameter in a product, and 12·L·S·D / 2 for causal attention (PaLM, appendix B)."""
+        """FLOPs of training: 6 per parameter of a product, and 12·L·S·D / 2 for causal attention (PaLM, appendix B)."""
         products = sum(p.numel() for p in self.parameters() if p.dim() == 2) - self.places.weight.numel()
         return 6 * products + 6 * self.shape.layers * self.shape.sequence * self.shape.width
 

@@ -37,7 +37,7 @@ from examples.gpt.model import GPT, Shape, sample
 
 BACKENDS = ("eager", "inductor", "tilewright")
 HELD_OUT = 0.05
-"""Of the corpus, its end: for validation."""
+"""The share of the corpus, at its end, for validation."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Trainer:
         torch.manual_seed(options.seed + 1 + self.rank + self.ranks * options.draws)
 
     def _factor(self, step: int) -> float:
-        """Of the rate: linear warm-up, then half a cosine down to a tenth."""
+        """The factor of the learning rate: linear warm-up, then half a cosine down to a tenth."""
         warmup, steps = self.options.warmup, self.options.steps
         if step < warmup:
             return (step + 1) / warmup

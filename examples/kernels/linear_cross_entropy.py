@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 ROWS = 2048
-"""Of a chunk: 512 MiB of logits in bf16 at 131072 columns."""
+"""Rows of a chunk: 512 MiB of logits in bf16 at 131072 columns."""
 
 
 def _chunk_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ WIDTH = 160
 STEPS = 4
 Losses = list[float]
 DEVICE = torch.device("cpu")
-"""Of this rank; `main` sets it."""
+"""This rank's device; `main` sets it."""
 
 
 class Layer(nn.Module):

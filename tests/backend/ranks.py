@@ -9,7 +9,7 @@ SCENARIOS = ["ddp", "ddp_no_sync", "fsdp", "tensor_parallel", "column_parallel_r
 
 
 def train_on_two_ranks(folder: Path, device: str) -> tuple[str, str]:
-    """What the first rank printed, and the errors of both. `folder` is empty; `device` is `cpu` or `cuda`."""
+    """The first rank's stdout, and both ranks' stderr. `folder` is empty; `device` is `cpu` or `cuda`."""
     command = ["-m", "tests.backend.distributing"]
     ranks = [start([*command, str(rank), "2", str(folder / "rendezvous"), device, *SCENARIOS]) for rank in range(2)]
     try:

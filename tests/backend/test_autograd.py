@@ -1,4 +1,4 @@
-"""What autograd promises of any function holds for a compiled one: results without a gradient, forward mode, too."""
+"""Autograd's contract holds for a compiled function, also for results without a gradient and in forward mode."""
 
 from collections.abc import Callable
 from typing import Any
@@ -291,7 +291,7 @@ def test_what_no_used_result_depends_on_has_no_gradient(used: tuple[int, ...]) -
 
 
 def test_the_derivative_of_an_unused_result_is_not_computed() -> None:
-    """That of the logarithm is infinite at 0, and its product with zeros NaN."""
+    """The logarithm's derivative is infinite at 0, and its product with a zero gradient would be NaN."""
     run = compiled(lambda x: (x.log(), x * 2))
     for _ in range(2):
         x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)

@@ -57,7 +57,7 @@ def drawn(record: Recording, graph: str) -> int:
 
 
 def saved(record: Recording) -> list[Tensor]:
-    """What forward hands to backward, beside the caller's own tensors."""
+    """The tensors that forward saves for backward, without the caller's own."""
     (backward,) = [g for g in record.graphs if g.plan.name == "backward"]
     placeholders = [n for n in backward.plan.graph.nodes if n.op == "placeholder"]
     return [n.meta["val"] for n in placeholders if not n.name.startswith(("primals", "tangents"))]

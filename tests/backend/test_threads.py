@@ -92,7 +92,7 @@ SCENARIOS = ["fork_after_a_call", "fork_while_others_allocate", "data_loader_wor
 
 @pytest.fixture(scope="module")
 def outcome() -> tuple[str, str]:
-    """What a process that runs all scenarios printed, and its errors."""
+    """stdout and stderr of a process that runs all scenarios."""
     process = start(["-m", "tests.backend.forking", *SCENARIOS])
     try:
         return process.communicate(timeout=HANG_S)

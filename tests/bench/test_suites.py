@@ -1,4 +1,4 @@
-"""What holds of every suite."""
+"""Tests of every suite."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: the user's file, how a command ended, where a line stands."""
+"""Helpers of the command-line tests: the user's file, a command's outcome, the position of a line."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What is explained is what runs: one planner makes the plan of both."""
+"""Explanations match runs: one planner makes the plan of both."""
 
 from dataclasses import replace
 

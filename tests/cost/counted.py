@@ -1,4 +1,4 @@
-"""What a program's operators cost, for the tests of this package."""
+"""Costs of a program's operators, for the tests of this package."""
 
 from collections.abc import Callable, Mapping
 

@@ -78,7 +78,7 @@ def unread(x: Tensor) -> Tensor:
 
 
 def read_through_a_view(x: Tensor) -> Tensor:
-    """What the transpose shows lives while the chain beside it is computed."""
+    """The tensor behind the transpose lives while the chain beside it is computed."""
     shown = x.exp().t()
     return x.sin().cos() * shown[:1]
 
@@ -150,7 +150,7 @@ MIB = 1024**2
 
 
 def distances(function: Callable[..., Tensor], *inputs: Tensor) -> dict[str, Distances]:
-    """Of what each operator reads that is no view."""
+    """The reuse distances of each operator's operands, without views."""
     nodes = [node for node in aten(function, *inputs).nodes if node.op == "call_function" and not calls.is_view(node)]
     nodes = [node for node in nodes if calls.operator_name(node.target) != "getitem"]
     found = reuse_distances([(list(node.all_input_nodes), [node]) for node in nodes])

@@ -1,4 +1,4 @@
-"""What a fused kernel moves, as closed formulas in the case's own names and as numbers."""
+"""The elements that a fused kernel moves, as closed formulas in the case's own names and as numbers."""
 
 from collections.abc import Callable
 from typing import Any

@@ -407,7 +407,7 @@ def test_total_counts_a_missing_formula_with_its_number() -> None:
 
 
 def works(function: Callable[..., Any], *inputs: Tensor) -> dict[str, Work]:
-    """Of the products, convolutions and attention among the operators."""
+    """The work of the products, convolutions and attention among the operators."""
     graph = aten(function, *inputs)
     shapes = symbolic_shapes(graph, {}, {})
     found = {node: call_work(node, operator_cost(node, shapes)) for node in graph.nodes if node.op == "call_function"}

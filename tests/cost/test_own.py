@@ -48,7 +48,7 @@ def own_cost(function: Callable[..., object], inputs: tuple[str, ...], name: str
 
 @dataclass(frozen=True)
 class Counts:
-    """What one call counts, in the names of its inputs."""
+    """The counts of one call, in the names of its inputs."""
 
     function: Callable[..., object]
     inputs: tuple[str, ...]

@@ -56,7 +56,7 @@ def sources(nest: Nest) -> Iterator[tuple[ASTSource, int]]:
 
 
 def compiled(nest: Nest) -> dict[str, dict[str, int]]:
-    """What each of the nest's kernels takes."""
+    """The resources of each of the nest's kernels."""
     return {
         source.fn.__name__: usage(triton.compile(source, target=H200, options={"num_warps": warps}).asm["cubin"])
         for source, warps in sources(nest)
@@ -64,7 +64,7 @@ def compiled(nest: Nest) -> dict[str, dict[str, int]]:
 
 
 def error_of(source: ASTSource, warps: int) -> str | None:
-    """What Triton's front end, which finds errors of types and shapes, says of a kernel."""
+    """The error of Triton's front end, which checks types and shapes, for a kernel; else None."""
     backend, context = make_backend(H200), ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)

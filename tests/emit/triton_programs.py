@@ -123,7 +123,7 @@ def biased_by_places(x: torch.Tensor, c: torch.Tensor, p: torch.Tensor, i: torch
 
 
 def integer_powers(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    """Of one number, and of many to positive and negative exponents, in every integer type."""
+    """Powers of one number, and of many with positive and negative exponents, in every integer type."""
     kinds = [(x - 3).to(dtype) for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)]
     return [power for base in kinds for power in (2**base, base ** (y - 60).to(base.dtype))]
 

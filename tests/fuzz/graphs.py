@@ -183,7 +183,7 @@ class Graph:
 
 
 class Pool:
-    """What a program being drawn may use, from running it as it grows."""
+    """The values that the next operator of a random program may use; the program runs as it grows."""
 
     def __init__(self, random: Random, inputs: Sequence[Input]) -> None:
         self.random = random

@@ -108,7 +108,7 @@ def batch_of(first: int, training: bool) -> Batch:
 
 
 def failure(graph: Graph, seed: int, training: bool, rows: Sequence[Verified]) -> str:
-    """What to print: the shortest beginning of the program that fails alone, or the whole of it."""
+    """The message: the shortest prefix of the program that fails alone, or the whole program."""
     for part in [*graph.prefixes(), graph]:
         try:
             alone = Batch([part], seed // 1000)

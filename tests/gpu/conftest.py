@@ -1,4 +1,4 @@
-"""What tests of compiled models on a GPU share."""
+"""Fixtures for tests of compiled models on a GPU."""
 
 import pytest
 import torch

@@ -151,7 +151,7 @@ def test_training_ends_where_eagers_ends(replays: list[object]) -> None:
 
 
 def test_graphs_on_both_sides_of_a_break(replays: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the first leaves for the second, and both for their backwards, lies in one memory."""
+    """The first graph's results for the second, and both graphs' saved values, share one memory pool."""
     monkeypatch.delenv("TILEWRIGHT_STRICT")
 
     def broken(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from tilewright.measure.truth.contract import compare
 
 SHAPES = ((5, 7), (33,), (2, 3, 4))
 BY_LIBRARY = ("aten._foreach_lgamma.default", "aten._foreach_powsum.Scalar", "aten._foreach_mm.default")
-"""Those that no generated kernel computes, for one tensor either."""
+"""List operators that no generated kernel computes, not even for one tensor."""
 
 
 def tensors(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:

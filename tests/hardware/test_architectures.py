@@ -22,7 +22,7 @@ from tilewright.hardware.profiles import profile_for
 from tilewright.records.errors import UsageError
 
 KNOWN = ("7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1")
-"""What CUDA 13 still assembles for."""
+"""Compute capabilities that CUDA 13 supports."""
 PTX = {
     "clusters": ".visible .entry e() .reqnctapercluster 2,1,1 { barrier.cluster.arrive; barrier.cluster.wait; ret; }",
     "tensor copies": """.visible .entry e() {

@@ -61,7 +61,7 @@ def test_a_device_that_is_not_here_is_named() -> None:
 
 
 class OneMillisecond(CpuStopwatch):
-    """Whatever is called takes a millisecond; it is called all the same."""
+    """Runs each call, and reports a millisecond for it."""
 
     def __init__(self) -> None:
         self.calls = 0

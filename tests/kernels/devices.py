@@ -4,7 +4,7 @@ from tilewright.hardware.architectures import DeviceLimits, stated_limits
 
 
 def limits(capability: str) -> DeviceLimits:
-    """Of a device of a compute capability (`9.0`) with as many multiprocessors as an H200."""
+    """Limits of a device of this compute capability (`9.0`) with as many multiprocessors as an H200."""
     return stated_limits(capability, multiprocessors=132, l2_bytes=60 * 2**20)
 
 

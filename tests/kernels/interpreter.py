@@ -6,7 +6,7 @@ from triton.runtime import interpreter
 
 
 def install() -> None:
-    """Into the interpreter of this process, for good.
+    """Patch Triton's interpreter in this process, permanently.
 
     It keeps a scalar as an array of one, which NumPy from 2.4 on does not convert to a number.
     """

@@ -1,4 +1,4 @@
-"""What the cross-entropy tests of CPU, interpreter and GPU share: options, targets, and a suite for them."""
+"""Helpers of the cross-entropy tests on CPU, interpreter and GPU: options, targets, and a suite for them."""
 
 import functools
 from dataclasses import replace

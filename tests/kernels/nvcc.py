@@ -22,7 +22,7 @@ def spilled(source: Path, definitions: Definitions, capability: str = "9.0") -> 
 
 
 def assembled(source: Path, definitions: Definitions) -> dict[str, int]:
-    """Of the first entry point: registers a thread, bytes spilled, and whether matrix instructions wait for each other
+    """For the first entry point: registers a thread, bytes spilled, and whether matrix instructions wait for each other
     (0 or 1)."""
     with tempfile.TemporaryDirectory() as folder:
         said = _compiled(source, definitions, Path(folder) / "kernels.cubin", "9.0")
@@ -43,7 +43,7 @@ def instructions(source: Path, definitions: Definitions) -> list[str]:
 
 
 def _compiled(source: Path, definitions: Definitions, code: Path, capability: str) -> str:
-    """What nvcc says while it writes `code`."""
+    """nvcc's messages while it writes `code`."""
     if shutil.which("nvcc") is None:
         pytest.skip("nvcc is not on PATH")
     number = "90a" if capability == "9.0" else capability.replace(".", "")

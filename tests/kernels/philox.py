@@ -44,7 +44,7 @@ def vector_of(count: int, itemsize: int, alignment: int = 16) -> int:
 
 
 def mask(count: int, vector: int, p: float, seed: int, offset: int, most_blocks: int) -> torch.Tensor:
-    """What a flat tensor of `count` elements keeps, bool."""
+    """The dropout mask of a flat tensor of `count` elements, bool."""
     threads = LANES * min(-(-count // LANES), most_blocks)
     kept = []
     for element in range(count):

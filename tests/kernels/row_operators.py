@@ -43,7 +43,7 @@ SPECIAL = {
     **dict.fromkeys(("weighted_sum", "layer_norm", "rms_norm"), ("nan", "+inf", "1e30")),
 }
 WITHOUT = {"cross_entropy": ("3x0", "3-d")}
-"""What has no class, and no place for a target of each row."""
+"""Cases without a class or without a target for each row."""
 CALLS = [
     (name, case)
     for name in OPERANDS
@@ -54,7 +54,7 @@ CALLS = [
 
 
 def wrong(name: str, x: Tensor, impls: Sequence[str] = ("tilewright",)) -> list[Verified]:
-    """What breaks the contract where these implementations of a suite are called on a matrix."""
+    """Violations of the contract by these implementations of a suite, called on a matrix."""
     operands = [
         value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
         for value in OPERANDS[name](x)

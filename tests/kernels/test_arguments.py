@@ -44,7 +44,7 @@ def test_an_argument_of_another_kind_is_named(name: str, arguments: dict[str, An
 
 
 def named(value: object) -> str:
-    """Of a test: the arguments that are wrong, without their values, which are random."""
+    """The id of a test: the wrong arguments, without their random values."""
     return "-".join(value) if isinstance(value, dict) else str(value)
 
 

@@ -17,7 +17,7 @@ def drawn(*shape: int, grad: bool = True) -> torch.Tensor:
 
 
 def normed(centered: bool, vectors: int) -> list[Arguments]:
-    """Of the norms and of their gradient, with so many of weight and bias."""
+    """Arguments of the norms and of their gradient; `vectors`: how many of weight and bias are given."""
     x, residual = drawn(3, 5, 8), drawn(3, 5, 8)
     weight, bias = [*(drawn(8) for _ in range(vectors)), None, None][:2]
     _, mean, rstd = torch.ops.tilewright.norm(x.detach(), weight, bias, 1e-5, centered)

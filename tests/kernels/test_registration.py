@@ -1,4 +1,4 @@
-"""What all operators have in common: one graph when compiled, a row each, no derivative dropped that they have not."""
+"""Tests for all operators: one graph when compiled, a row in the table, an error for a missing derivative."""
 
 from collections.abc import Callable
 from functools import partial

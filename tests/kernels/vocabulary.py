@@ -73,7 +73,7 @@ def inputs(
 
 
 def error_of_a_sure_row() -> torch.Tensor:
-    """Of the gradient in fp32, relative to the z-loss, which is all that is left of it where a share is nearly one."""
+    """The fp32 gradient's error relative to the z-loss, which alone remains of it if a probability is nearly one."""
     x, weight, target = torch.tensor([[30.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0])
     found = []
     for dtype in (torch.float32, torch.float64):

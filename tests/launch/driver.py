@@ -21,7 +21,7 @@ Body = Callable[..., None]
 
 @dataclass(frozen=True)
 class FakeKernel:
-    """What `records.recipe.Launch` asks of a kernel."""
+    """The attributes of a kernel that `records.recipe.Launch` uses."""
 
     name: str
     function: int
@@ -37,10 +37,10 @@ class FakeDriver:
     def __init__(self) -> None:
         self.launches: list[tuple[str, tuple[int, int, int], int, int]] = []
         self.refusals: list[int] = []
-        """What the next launches answer instead."""
+        """Statuses that the next launches return in place of success."""
         self.contexts: list[int] = []
         self.maps: list[tuple[int, ...]] = []
-        """Of each encoded tensor map: dtype, address, sizes, strides, box."""
+        """Dtype, address, sizes, strides and box of each encoded tensor map."""
         self.is_capturing = False
         self._bodies: dict[int, tuple[str, int, Body]] = {}
         entries = (

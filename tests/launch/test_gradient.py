@@ -29,7 +29,7 @@ GRADIENT = Gradient(
     (1, 0, None),
     differentiable=2,
 )
-"""Of copies(x, other, how): three copies of x, the last without a gradient."""
+"""The operator copies(x, other, how): three copies of x, the last without a gradient."""
 
 
 @pytest.fixture(params=["native", "python"])

@@ -1,4 +1,4 @@
-"""What a nest means, step by step over whole arrays: slow, short, and independent of every emitter."""
+"""Interprets a nest step by step over whole arrays: slow, short, and independent of every emitter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

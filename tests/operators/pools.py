@@ -74,7 +74,7 @@ def image(layout: str) -> Tensor:
 
 
 def results(function: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
-    """What it gives, and its gradient where results far from each other weigh differently."""
+    """The result and its gradient, with distant results weighted differently."""
     x = x.detach().clone().requires_grad_()
     found = function(x)
     found = list(found) if isinstance(found, tuple) else [found]

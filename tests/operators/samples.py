@@ -650,7 +650,7 @@ def _finite_image(o: Operands) -> torch.Tensor:
 
 
 def _pooled(o: Operands, indices: bool = False) -> Any:
-    """What windows of 2 × 3 with a row of padding give."""
+    """Results of windows of 2 × 3 with a row of padding."""
     found = torch.ops.aten.max_pool2d_with_indices(_image(o), [2, 3], [2, 3], [1, 0], 1, True)
     return found[1] if indices else (found[0],)
 
@@ -661,7 +661,7 @@ def _volume(o: Operands) -> torch.Tensor:
 
 
 def _pooled_volume(o: Operands, indices: bool = False) -> Any:
-    """What windows of 2 × 2 × 3 give, with a plane of padding."""
+    """Results of windows of 2 × 2 × 3 with a plane of padding."""
     found = torch.ops.aten.max_pool3d_with_indices(_volume(o), [2, 2, 3], [2, 2, 3], [1, 0, 0], [1, 1, 1], True)
     return found[1] if indices else (found[0],)
 

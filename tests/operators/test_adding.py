@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 PACKAGE = '''
-"""What a package that adds two operators declares."""
+"""The declarations of a package that adds two operators."""
 
 from tilewright.operators.arithmetic import each, of_argument
 from tilewright.operators.language import Value, call
@@ -83,7 +83,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `USE` prints of the two operators."""
+    """The output of `USE` for the two operators."""
     folder = tmp_path_factory.mktemp("adding")
     (folder / "scratch").mkdir()
     (folder / "scratch" / "rows.py").write_text(PACKAGE)

@@ -1,4 +1,4 @@
-"""What rows say of themselves: names of arguments, and FLOPs that are those of the body."""
+"""Rows agree with their bodies: names of arguments, and FLOPs."""
 
 import operator
 

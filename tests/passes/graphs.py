@@ -26,7 +26,7 @@ def calls(graph: fx.Graph) -> list[str]:
 
 
 def stays(rewrite: Callable[[fx.Graph], Any], function: Callable[..., Any], *inputs: Tensor) -> Any:
-    """What `rewrite` gives for a program whose operators it leaves as they are."""
+    """The result of `rewrite` for a program whose operators it must not change."""
     graph = aten(function, *inputs)
     before = calls(graph)
     given = rewrite(graph)

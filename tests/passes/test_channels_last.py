@@ -68,7 +68,7 @@ def convolutions(record: Any) -> list[Tensor]:
 
 
 def stored(graph: Any) -> list[torch.fx.Node]:
-    """What the kernels of a compiled graph write, but for copies, and what its library calls give."""
+    """The results of a compiled graph's kernels and library calls, without copies."""
     written = [node for region in graph.plan.fusion.regions for node in region.lowered.outputs]
     library = [node for node in graph.plan.units if isinstance(node, torch.fx.Node) and not calls.is_view(node)]
     return [node for node in written + library if node.op == "call_function" and "clone" not in str(node.target)]

@@ -126,7 +126,7 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize("entries", [4096, 4099])
 def test_sums_go_into_the_product_that_they_are_added_to(entries: int) -> None:
-    """Of a vocabulary that is padded, too, into the part that counts."""
+    """Also for a padded vocabulary, into the part without padding."""
     found = priced(Tied(entries), "int64[8,1024]", "h200")
     taken = [d for d in found.program.decisions if "added to the product" in d.reason and d.passed_by == "embeddings"]
     assert [(d.graph, d.verdict) for d in taken] == [("backward", "taken")]

@@ -17,7 +17,7 @@ from tilewright.passes.simplify import simplify
 put = torch.ops.aten.index_put
 H200 = target_named("h200")
 ROWS = torch.tensor([3, -1, 3, 0, 4, 3, -5])
-"""Of five."""
+"""Indices into five rows."""
 
 PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
     "rows": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y, accumulate=True), ((7, 4), ROWS)),
@@ -116,7 +116,7 @@ def rows(y: Tensor, i: Tensor) -> Tensor:
 
 
 def test_the_same_bits_in_every_run_are_pytorchs(deterministic: None) -> None:
-    """Of elements; sums of whole rows are sorted."""
+    """Sums of single elements; sums of whole rows are sorted."""
 
     def function(y: Tensor, i: Tensor) -> Tensor:
         return y.new_zeros(5, 9).index_put((i, i.flip(0)), y, accumulate=True)

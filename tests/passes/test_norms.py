@@ -42,7 +42,7 @@ def model(shape: tuple[int, ...], dtype: torch.dtype, affine: bool = True) -> nn
 
 
 def nests(record: Any) -> list[Any]:
-    """Those that read or write the whole tensor."""
+    """The nests that read or write the whole tensor."""
     regions = [region for graph in record.graphs for region in graph.plan.fusion.regions]
     return [r.lowered.nest for r in regions if max(b.elements for b in r.lowered.nest.buffers) > STRIDED_BYTES // 8]
 
@@ -211,7 +211,7 @@ class Gated(nn.Module):
 
 
 def large(record: Recording) -> list[str]:
-    """What backward gets of all channels and places, without the model's input."""
+    """Backward's inputs over all channels and places, without the model's input."""
     graph = record.graphs[1].plan.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     return [node.name for node in inputs if node.meta["val"].numel() == 8 * CHANNELS * PLACES]

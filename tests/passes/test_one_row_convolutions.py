@@ -87,7 +87,7 @@ def test_volumes(norm: str, of_one_row: list[Decision]) -> None:
 
 @pytest.mark.parametrize("places", [1, 3])
 def test_what_a_convolution_of_one_channel_gives_is_laid_out_once(places: int, of_one_row: list[Decision]) -> None:
-    """Of its shape only what it gives itself, and copies of gradients, are contiguous."""
+    """Among tensors of its shape, only its own result and copies of gradients are contiguous."""
     torch.manual_seed(1)
     of = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[places - 1]
     layers = [of(1, 32, 3, padding=1), nn.ReLU(), of(32, 32, 3, padding=1), nn.ReLU(), of(32, 2, 1)]

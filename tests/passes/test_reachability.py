@@ -1,4 +1,4 @@
-"""What waits for what, while operators are merged into kernels."""
+"""Dependencies between operators while they are merged into kernels."""
 
 import random
 

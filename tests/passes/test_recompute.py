@@ -1,4 +1,4 @@
-"""What is kept from forward to backward: enough, as little as PyTorch's own partitioner keeps, and never N².
+"""Values saved for backward: enough, no more than PyTorch's own partitioner saves, and never N².
 
 And values that several kernels read: computed in each where that moves fewer bytes, else written once.
 """
@@ -51,7 +51,7 @@ def kept(forward: fx.GraphModule, num_fwd_outputs: int) -> list[fx.Node]:
 
 
 def origin(node: fx.Node) -> fx.Node:
-    """What a view shows; one result of several is itself."""
+    """The tensor behind views; a `getitem` is no view."""
     while is_view(node) and "getitem" not in str(node.target):
         node = node.all_input_nodes[0]
     return node
@@ -239,7 +239,7 @@ def given_too(g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def of_a_product(g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """What a library computes is read from memory."""
+    """The result of a library call is read from memory."""
     product = (g @ z.t())[:, :COLUMNS]
     return product.exp(), product - product.sum(0)
 

@@ -27,7 +27,7 @@ def of_samples(x: Tensor) -> Tensor:
 
 
 def gradient(g: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """What an instance norm's gradient does, and the bias gradient of the convolution before the norm."""
+    """As an instance norm's gradient, and the bias gradient of the convolution before the norm."""
     dx = (g - mean).to(g.dtype)
     return dx, dx.sum([0, *range(2, g.dim())])
 

@@ -1,4 +1,4 @@
-"""What changes nothing is removed, also casts and copies; results, layouts, draws and writes stay what they were."""
+"""No-ops are removed, also casts and copies; results, layouts, draws and writes do not change."""
 
 from collections import Counter
 from collections.abc import Callable

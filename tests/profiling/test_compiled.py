@@ -1,4 +1,4 @@
-"""What tilewright compiles while a program is recorded: in the run with its cost, and its CPU kernels in the trace."""
+"""Graphs that are compiled while a program is recorded: their costs in the run, their CPU kernels in the trace."""
 
 import pickle
 import re

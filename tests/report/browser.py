@@ -72,7 +72,7 @@ class Browser:
         self._settle()
 
     def evaluate(self, script: str) -> Any:
-        """What the expression `script` gives in the page, as JSON carries it."""
+        """The value of the expression `script` in the page, as JSON transports it."""
         answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"]["exception"].get("description", answer))

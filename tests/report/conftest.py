@@ -1,4 +1,4 @@
-"""What the tests of pages share: a browser, and a recorded training step with every analysis."""
+"""Fixtures of the page tests: a browser, and a recorded training step with every analysis."""
 
 from collections.abc import Iterator
 from pathlib import Path

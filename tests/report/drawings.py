@@ -1,4 +1,4 @@
-"""What a chart of the page drew: marks of Vega's scene, where they are, and the chart's signals."""
+"""Reads the charts of a page: marks of Vega's scene, their positions, and the chart's signals."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ def marks(browser: Browser, selector: str, kind: str) -> list[dict[str, Any]]:
 
 
 def point_at(browser: Browser, selector: str, mark: dict[str, Any], click: bool = False) -> str:
-    """What the tooltip says where the pointer is on a mark."""
+    """The tooltip's text with the pointer on a mark."""
     canvas = f"document.querySelector({json.dumps(f'{selector} :is(canvas, svg)')})"
     browser.evaluate(f"{canvas}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
     box = browser.evaluate(f"{canvas}.getBoundingClientRect().toJSON()")

@@ -1,4 +1,4 @@
-"""What a view looks like in a terminal."""
+"""Prints views as a terminal shows them."""
 
 import io
 

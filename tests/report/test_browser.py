@@ -82,7 +82,7 @@ def test_a_header_sorts_down_then_up(browser: Browser, sample: Path) -> None:
 
 
 def choose(browser: Browser, selector: str, value: str) -> None:
-    """What a user does who picks from a list, or writes anew."""
+    """Pick from a list or type a value, as a user would."""
     browser.evaluate(
         f"(() => {{ const field = document.querySelector({selector!r}); field.value = {value!r};"
         "for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind)); })()"

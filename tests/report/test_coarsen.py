@@ -16,7 +16,7 @@ Row = tuple[int, ...]
 
 
 def merged(rows: Sequence[Row], most: int) -> tuple[Merged, list[Row], list[Row]]:
-    """What merging says, the blocks (row, ts, dur, count, id) and the slices (row, ts, dur, id, block)."""
+    """The result of merging, the blocks (row, ts, dur, count, id) and the slices (row, ts, dur, id, block)."""
     with duckdb.connect() as connection:
         connection.execute(
             "CREATE TABLE shown AS SELECT unnest(?::BIGINT[]) AS id, unnest(?::BIGINT[]) AS track_id, "

@@ -1,4 +1,4 @@
-"""What is slow in an optimised case, in sentences whose figures are those of its launches, and the time they lose."""
+"""Sentences on slow launches of an optimised case have the figures of the launches and of the time they lose."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 NAME = "imaginary::sums"
 kernels: list[Any] = []
 calls: list[str] = []
-"""What ran in Python."""
+"""The calls that ran in Python."""
 _library = torch.library.Library("imaginary", "FRAGMENT")
 _library.define("sums(Tensor x, Tensor? y, str how='kernel') -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 

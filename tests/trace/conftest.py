@@ -1,4 +1,4 @@
-"""What most tests of traces begin with."""
+"""Fixtures of most trace tests."""
 
 import pytest
 

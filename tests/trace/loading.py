@@ -1,4 +1,4 @@
-"""What the tests of loading share: traces from lists of events, and a database with one in it."""
+"""Helpers of the loading tests: traces from lists of events, and a database that holds one."""
 
 import json
 import tempfile

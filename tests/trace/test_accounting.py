@@ -118,7 +118,7 @@ def test_any_trace_adds_up_and_agrees_with_a_count_of_microseconds(seed: int, tr
 
 
 Program = list[tuple[int, int, bool]]
-"""Of each kernel: microseconds of the host before its launch, and on the device; whether the host waits after it."""
+"""For each kernel: µs of the host before its launch, µs on the device, and whether the host waits after it."""
 
 
 def pipeline(program: Program, trace: Trace | None, waits: bool) -> int:

@@ -20,7 +20,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def summed(connection: Any) -> None:
-    """Whatever a view makes of the file, each step of each device adds up."""
+    """All views can be read, and the classes of each step of each device sum to its time."""
     for view in ("synchronisation", "distance", "what_you_would_win", "attribution", "communication", "straggler"):
         rows(connection, f"FROM {view}")
     for (percent,) in rows(connection, "SELECT sum(percent) FROM accounting GROUP BY step_ts, upid, step_dur"):

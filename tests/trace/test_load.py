@@ -184,7 +184,7 @@ def test_any_spelling_is_accounted_for(tmp_path: Path, events: list[str]) -> Non
 
 
 def test_nanoseconds_survive(tmp_path: Path) -> None:
-    """Of days since a base, of times since 1970, and of text: exact, whichever reader it takes."""
+    """Times of days since a base, times since 1970, and times as text are exact with either reader."""
     times = ["4414639470543.834", "1732200000000000.123", "0.001", "-7.999", "4503599627370497", '"12.345"', "0.0005"]
     events = ",".join(
         f'{{"ph":"X","name":"{at}","pid":1,"tid":{at},"ts":{ts},"dur":0.007}}' for at, ts in enumerate(times)
@@ -265,7 +265,7 @@ def test_times_since_1970(tmp_path: Path, kind: str, layout: str) -> None:
 
 @pytest.mark.parametrize("piece", [7, 64, 1 << 20])
 def test_arguments_keep_their_times(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks like an event's time within arguments or names is read as it is, wherever the file is cut."""
+    """Text like an event's time within arguments or names is unchanged, wherever the file is cut."""
     monkeypatch.setattr(typed, "_COPIED", piece)
     time = "1732200000000000.125"
     for inner in (

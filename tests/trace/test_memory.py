@@ -1,4 +1,4 @@
-"""What held memory at its peak against an allocator that was simulated while the trace was made."""
+"""Holders of memory at its peak, compared with a simulated allocator."""
 
 import gzip
 import json

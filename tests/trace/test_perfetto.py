@@ -24,7 +24,7 @@ QUERIES = re.findall(
 
 
 class Runs(dict[str, Path]):
-    """Of each trace, loaded when it is asked for first."""
+    """The run of each trace, loaded at first use."""
 
     def __missing__(self, name: str) -> Path:
         self[name], _ = trace_run([FIXTURES / TRACES[name]], command="tilewright trace", tell=lambda _: None)

@@ -126,7 +126,7 @@ def calls() -> dict[str, Call]:
 
 
 def cost_of_node(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts:
-    """What the call costs in a graph, each operand a tensor of its own."""
+    """The cost of the call in a graph where each operand is a separate tensor."""
     graph = fx.Graph()
 
     def placeholder(value: Any) -> Any:
@@ -191,7 +191,7 @@ KINDS = {
 
 
 def written(*args: object) -> dict[str, object]:
-    """What the profiler writes of such operands; for a call that no CPU runs."""
+    """The profiler's record of a call with these operands, for calls that no CPU runs."""
     numbers = [value is not None and not isinstance(value, Tensor | str) for value in args]
     return {
         "Input Dims": [list(value.shape) if isinstance(value, Tensor) else [] for value in args],

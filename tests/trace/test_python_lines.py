@@ -78,7 +78,7 @@ def told(at_us: Sequence[float], which: list[int], thread: int) -> dict[str, Any
 
 
 def lines_found(*headers: Any) -> list[str]:
-    """Of a process with each of these headers: the line of an operator, 20 to 80 µs, in `train.py(10): step`."""
+    """One process per header: the line of an operator that runs from 20 to 80 µs in `train.py(10): step`."""
     traces = [Trace(pid=4000 + rank, rank=rank) for rank in range(len(headers))]
     for trace, lines in zip(traces, headers, strict=True):
         trace.frame("train.py(10): step", 0, 100)

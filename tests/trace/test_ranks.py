@@ -57,7 +57,7 @@ def test_a_straggler_whose_clock_is_ahead() -> None:
 
 
 def test_a_straggler_whose_device_is_at_work() -> None:
-    """Of the 60 µs that rank 1 comes late a kernel takes 45."""
+    """Rank 1 comes 60 µs late; a kernel takes 45 of them."""
     first, second = rank(0, [100], [200]), rank(1, [160], [200])
     second.launch(90, 100, 145)
     found = rows(

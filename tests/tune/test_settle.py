@@ -1,4 +1,4 @@
-"""What is raced is kept, followed by every later compilation, and told in the decisions."""
+"""Outcomes of races are kept, followed by every later compilation, and listed in the decisions."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

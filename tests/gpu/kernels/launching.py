@@ -1,4 +1,4 @@
-"""What every kernel must bear on a GPU: each dtype, a side stream, a CUDA graph, one graph for `torch.compile`."""
+"""Tests for every kernel on a GPU: each dtype, a side stream, a CUDA graph, one graph for `torch.compile`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -25,7 +25,7 @@ def test_options(impl: str, case: str, options: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 257, 40000, 2**20 + 5])
 def test_every_number_of_rows(rows: int) -> None:
-    """Of short rows, which lanes end together, as many at a time as lanes share a row."""
+    """Short rows: the lanes that share a row finish as many rows together as there are such lanes."""
     logits = torch.randn(rows, 128, device=GPU, generator=torch.Generator(GPU).manual_seed(rows))
     target = torch.randint(128, (rows,), device=GPU)
     target[3::5] = -100

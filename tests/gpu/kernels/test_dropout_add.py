@@ -21,7 +21,7 @@ OFFSETS = (0, 12, 4 * 2**31)
 
 
 def kept(call: Callable[[], torch.Tensor], offset: int) -> tuple[torch.Tensor, int]:
-    """What `call` leaves of ones, from a seed of 64 bits and an offset, and the offset after it."""
+    """The ones that `call` keeps with a 64-bit seed and this offset, and the offset after it."""
     torch.manual_seed(0x9234_5678_9ABC_DEF0)
     generator = torch.cuda.default_generators[0]
     generator.set_offset(offset)

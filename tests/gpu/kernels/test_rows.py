@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 BOTH = ("tilewright-triton", "tilewright-cuda")
 IMPLS = dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), BOTH)
-"""Those that take rows of any layout; of the other operators what a user gets does."""
+"""Implementations that support rows of any layout; for other operators, the one that users get."""
 COLUMNS = (
     1, 2, 3, 31, 127, 128, 256, 257, 300, 320, 379, 1000, 1024, 2056, 4096, 5000, 8192, 16384, 16411, 16416, 32768,
     33000, 50257, 65536, 131072, 262144,
@@ -28,11 +28,11 @@ LONG = (500000, 524289, 1048576)
 LENGTHS = in_turn((name, n) for name in OPERANDS for n in (*COLUMNS, *(LONG if name in IMPLS else ())))
 LAID_OUT = in_turn((name, case) for name, case in CALLS if case not in SPECIALS)
 VALUES = [(name, case, dtype) for name, case in CALLS if case in SPECIALS and name not in NORMS for dtype in DTYPES]
-"""Those of norms are in `test_norm.py`: PyTorch's own kernels have exceptions there."""
+"""Without norms, which `test_norm.py` tests: PyTorch's own kernels have exceptions there."""
 
 
 def impls(name: str, rows: int, columns: int, dtype: torch.dtype) -> Iterator[str]:
-    """What takes contiguous rows of that many columns."""
+    """The implementations that support contiguous rows of this many columns."""
     workload = suite(name).workload((rows, columns), str(dtype).removeprefix("torch."))
     for impl in ("tilewright", *(BOTH if name in (*NORMS, *IMPLS) else ())):
         if suite(name).variant(impl).refuses(workload) is None:

@@ -144,7 +144,7 @@ def wrong_packed(
     lengths: tuple[Sequence[int], Sequence[int]], widths: tuple[int, int], dtype: torch.dtype, device: torch.device,
     **options: Any,
 ) -> list[Verified]:  # fmt: skip
-    """What breaks the contract of sequences that lie one behind the other, of so many queries and keys each."""
+    """Violations of the contract for packed sequences of these (queries, keys)."""
     starts = [torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32, device=device) for n in lengths]
     queries, keys = (sum(n) for n in lengths)
     draw = torch.Generator(device).manual_seed(0)

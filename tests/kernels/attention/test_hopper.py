@@ -29,7 +29,7 @@ def request_of(
     right: int | None = None,
     **more: Any,
 ) -> Request:
-    """Of 2 batch entries, 8 heads and 4 of keys."""
+    """A request of 2 batch entries, 8 heads and 4 key heads."""
     strides = (8 * queries * width, queries * width, width, 1)
     plain = Request(
         torch.device("cuda:0"), torch.bfloat16, 2, 8, 4, queries, keys, width, width, strides, strides, strides, True,
@@ -130,7 +130,7 @@ def test_a_tile_walks_every_key_that_is_seen(
 
 
 def assert_masked_where_needed(rows: torch.Tensor, span: Span, first: int, last: int, masked: str) -> None:
-    """What `masked` says, of each warpgroup, for which the walk begins at the last block that it sees anything of."""
+    """`masked` holds for each warpgroup, whose walk begins at the last block of which it sees a key."""
     if masked == "any":
         return
     for part in rows.split(ROWS):

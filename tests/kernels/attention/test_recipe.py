@@ -22,7 +22,7 @@ from tilewright.runtime.assemble import Scheduled, assemble
 from tilewright.runtime.executable import CallStep
 
 OPTIONS = (None, None, None, None, 0.125, None, 0, 0.0, 0.0, 0, 0, False, "triton")
-"""Of the operator, from mask to impl."""
+"""The operator's arguments from mask to impl."""
 
 
 def imaginary(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[Operand]:
@@ -34,14 +34,14 @@ def imaginary(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> 
 
 
 def nbytes_of(argument: Argument) -> int:
-    """Of a parameter."""
+    """The size of a kernel parameter."""
     if isinstance(argument, Number):
         return struct.calcsize(argument.format)
     return 128 if isinstance(argument, TensorMap) else 8
 
 
 def test_tritons_kernels_get_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that Triton compiled, by number and size; TMA takes q, k, v and dout."""
+    """Launches pass as many parameters, of the same sizes, as Triton's kernels take; TMA loads q, k, v and dout."""
     pytest.importorskip("triton")
     found: list[Any] = []
 

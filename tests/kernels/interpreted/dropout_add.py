@@ -62,7 +62,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Generator]:
 
 
 def run(recipe: Any, *arguments: Any) -> list[torch.Tensor]:
-    """What the recipe for these arguments gives."""
+    """The results of the recipe for these arguments."""
     tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
     rest = iter(operands_of(tensors))
     known = [next(rest) if isinstance(x, torch.Tensor) else x for x in arguments]

@@ -117,7 +117,7 @@ def test_extremes_of_rows_and_their_gradients(monkeypatch: pytest.MonkeyPatch, d
 
 @pytest.mark.parametrize("columns", [7, 300])
 def test_a_program_takes_several_entries_of_few_positions(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Of none, one and three positions, and of thirteen, which is a long run beside them."""
+    """Entries of no, one and three positions, beside one of thirteen, a long run."""
     monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
     monkeypatch.setattr(embedding_kernels, "PROGRAMS", 1)
     indices = torch.tensor([30, 2, 30, 5, 30, 9, 11, 12] + [17] * 13)

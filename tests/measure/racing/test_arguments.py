@@ -1,4 +1,4 @@
-"""What a race hands to its candidates is ready before their clocks run."""
+"""The arguments of a race are ready before the candidates' clocks run."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the clocks are compared by: records between waits, their union, the note where they disagree."""
+"""The comparison of clocks: records between waits, their union, the note about a disagreement."""
 
 import random
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("in_triton")
 install()
 B, H, K, N, D = 2, 4, 2, 21, 16
 CAP = 2.0
-"""Of the size of the scores: most are bent."""
+"""About the size of the scores, so that the cap changes most of them."""
 
 
 def capped(scores: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def test_expanded_keys_stay_with_pytorch() -> None:
 
 
 def test_later_calls_and_operands_that_begin_elsewhere_give_the_same() -> None:
-    """What the first call was found to be holds for the next; not for operands that begin at no multiple of 16."""
+    """The plan of the first call is reused, except for operands that do not begin at a multiple of 16."""
     compiled = Compiled(heads_last)
     inputs = with_gradients(heads(torch.bfloat16, d=16))
     first, second = (value_and_gradients(compiled.call, inputs) for _ in range(2))
@@ -268,7 +268,7 @@ def rows(size: int) -> Tensor:
 
 LOWEST = torch.finfo(torch.float32).min
 Masking = Callable[[int, int], Tensor]
-"""Of so many queries and keys."""
+"""(queries, keys) → mask."""
 BANDS: dict[str, tuple[Masking, tuple[int, int], tuple[int | None, int | None]]] = {
     # Each query sees itself and the 7 keys before it, as Mistral and Gemma build it.
     "window": (lambda n, m: (columns(m) <= rows(n)) & (columns(m) > rows(n) - 8), (33, 33), (7, 0)),

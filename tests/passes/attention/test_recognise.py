@@ -269,7 +269,7 @@ def test_masks_that_hide_in_two_ways_and_leave_every_row_a_key() -> None:
 
 
 def test_row_that_masks_hide_in_two_ways() -> None:
-    """What is hidden once has all the weight, as in eager."""
+    """Keys that only one of the masks hides get all the weight, as in eager."""
     mask = torch.zeros(N, N)
     mask[4, :4] = torch.finfo(torch.float32).min
     mask[5, :6] = -INF

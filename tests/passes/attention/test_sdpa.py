@@ -39,7 +39,7 @@ LOW = torch.finfo(torch.float32).min
 def written_out(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *options: Any, scale: float | None
 ) -> tuple[Tensor]:
-    """What PyTorch's memory-efficient kernel, which no CPU has, computes."""
+    """The result of PyTorch's memory-efficient kernel, which no CPU has."""
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + (0.0 if bias is None else bias)
     return (scores.softmax(-1) @ v,)
 

@@ -82,7 +82,7 @@ def compiled(model: Heads, graphs: list[GraphModule]) -> Callable[[Tensor], Tens
 
 
 def gradients(model: Heads, x: Tensor, dtype: torch.dtype, rewrite: bool) -> dict[str, Tensor]:
-    """Of the parameters, under the same random gradient of the output."""
+    """Gradients of the parameters, for one random gradient of the output."""
     model = model.to(dtype)
     out = (compiled(model, []) if rewrite else model)(x.to(dtype))
     torch.manual_seed(5)

@@ -142,7 +142,7 @@ def test_what_runs_on_an_h200(function: Function, kernels: list[str]) -> None:
 
 
 def test_a_trained_bias_of_written_out_attention_has_its_gradient() -> None:
-    """What stands for a GPU in the graph is PyTorch's own call, which a CPU computes, too."""
+    """The graph for a GPU has PyTorch's own call, which a CPU can also compute."""
 
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         scores = q @ k.mT + bias

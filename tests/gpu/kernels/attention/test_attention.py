@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 PAIRED = [(torch.bfloat16, torch.float16), (torch.float32, torch.float32)]
-"""Of two calls of a test: those of 16 bits run the same kernels but for the type."""
+"""Dtypes of a test's two calls: both 16-bit types run the same kernels, built for each type."""
 WIDTHS = [16, 40, 64, 72, 80, 96, 112, 128, 192, 256]
 LENGTHS = [(1, 1), (1, 3), (3, 1), (113, 203), (799, 3), (1023, 1025), (1025, 1023), (799, 799), (1, 1025), (1025, 1)]
 OPTIONS = [

@@ -57,7 +57,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, execut
 
 
 def sees_one_key(call: Call) -> bool:
-    """What follows the launches of such a backward is none, so that Python does both."""
+    """Operators follow the launches of such a backward, so Python runs it, not the executor."""
     return call.keys == 1 or call.options.get("window") == (0, 0)
 
 

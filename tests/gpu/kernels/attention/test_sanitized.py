@@ -27,7 +27,7 @@ OLDEST = 2026, 3
 """The first release of the tool that follows barriers which count bytes."""
 ENDED = "every kernel has run"
 NOTHING = {"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors"}
-"""What each of the tool's checks says where it finds nothing."""
+"""The output of each of the tool's checks that finds nothing."""
 ROOT = Path(__file__).parents[4]
 SHAPES = {
     # Queries, keys, head size, causal: each is another build of the backward kernels.
@@ -93,7 +93,7 @@ def said_by(started: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, str]:
-    """What the tool says, once all kernels are compiled, which it would make slow."""
+    """The tool's reports. The kernels are compiled before, since the tool would slow that down."""
     path = tool()
     if path is None:
         pytest.skip("compute-sanitizer is not installed: pip install nvidia-cuda-sanitizer-api")
