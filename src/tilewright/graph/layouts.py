@@ -38,7 +38,7 @@ def before_widening(node: Node) -> Node:
     """
     moves, cast = _below_moves(node)
     source = widened(cast)
-    if source is None or not _fit(moves, source):
+    if source is None or not _can_apply(moves, source):
         return node
     for move in reversed(moves):
         source = insert_call(move, move.target, source, *move.args[1:], **move.kwargs)  # type: ignore[arg-type]
@@ -49,10 +49,10 @@ def widening_below(node: Node) -> Node | None:
     """The widening cast that `node` is, or whose result it rearranges as its operand can be rearranged, too."""
     moves, cast = _below_moves(node)
     source = widened(cast)
-    return None if source is None or not _fit(moves, source) else cast
+    return None if source is None or not _can_apply(moves, source) else cast
 
 
-def _fit(moves: list[Node], source: Node) -> bool:
+def _can_apply(moves: list[Node], source: Node) -> bool:
     """Whether the moves, last first, can be applied to `source`: a view may not where there are gaps between rows."""
     import torch
     from torch import fx
@@ -95,7 +95,7 @@ def widened(node: Node) -> Node | None:
     before, after = calls.output(source), calls.output(node)
     if before is None or after is None or before.device != after.device or _order(before) != _order(after):
         return None
-    return source if _holds(after.dtype, before.dtype) else None
+    return source if _represents_all(after.dtype, before.dtype) else None
 
 
 def _order(tensor: torch.Tensor) -> list[int]:
@@ -104,7 +104,7 @@ def _order(tensor: torch.Tensor) -> list[int]:
     return sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -strides[axis])
 
 
-def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+def _represents_all(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
     import torch
 

@@ -128,7 +128,7 @@ def _autograd(metadata: ViewAndMutationMeta, forward: fx.Graph, backward: fx.Gra
     unchecked, numbers = metadata.num_tensors_saved_with_no_vc_check or 0, metadata.num_symints_saved_for_bw or 0
     checked = len(saved) - unchecked - numbers
     tangents = [i for i, info in enumerate(infos) if _has_tangent(info)]
-    lies = [_lies(found.memory_format) for found in metadata.subclass_tangent_meta if found.memory_format]
+    lies = [_layout(found.memory_format) for found in metadata.subclass_tangent_meta if found.memory_format]
     gradients = backward.output_node().args[0]
     assert isinstance(gradients, (list, tuple))
     are_tensors = all(isinstance(node.meta.get("val"), torch.Tensor) for node in saved[: checked + unchecked])
@@ -156,7 +156,7 @@ def _has_tangent(info: Any) -> bool:
     return info.output_type in kinds and issubclass(info.raw_type, torch.Tensor) and info.requires_grad
 
 
-def _lies(described: MemoryFormatMeta) -> tuple[int, ...] | torch.memory_format:
+def _layout(described: MemoryFormatMeta) -> tuple[int, ...] | torch.memory_format:
     if described.memory_format is not None:
         return described.memory_format
     assert described.stride is not None

@@ -52,10 +52,10 @@ def _is_constant(copy: fx.Node) -> bool:
     shown = closure([copy], lambda node: filter(is_view, node.users))
     if any(user.op == "output" or node in written(user) for node in shown for user in node.users):
         return False
-    return all(_is_repeatable(node) for node in _behind(copy))
+    return all(_is_repeatable(node) for node in _producers(copy))
 
 
-def _behind(copy: fx.Node) -> list[fx.Node]:
+def _producers(copy: fx.Node) -> list[fx.Node]:
     return [node for node in closure([copy], lambda node: node.all_input_nodes) if node is not copy]
 
 
@@ -74,7 +74,7 @@ def _computed(copy: fx.Node) -> torch.Tensor:
     order = {node: place for place, node in enumerate(copy.graph.nodes)}
     known: dict[fx.Node, torch.Tensor] = {}
     with in_real_tensors(), torch.no_grad():
-        for node in sorted(_behind(copy), key=order.__getitem__):
+        for node in sorted(_producers(copy), key=order.__getitem__):
             if node.op == "get_attr":
                 known[node] = attrgetter(str(node.target))(node.graph.owning_module)
             else:

@@ -34,7 +34,7 @@ def fold_constants(graph: fx.Graph) -> None:
         if node.op == "get_attr":
             value = _constant(node)
         else:
-            value = _given(node) if node.target is aten.scalar_tensor.default else _computed(node, known)
+            value = _scalar_tensor_value(node) if node.target is aten.scalar_tensor.default else _computed(node, known)
         if value is not None:
             known[node] = value
     for node, value in known.items():
@@ -43,15 +43,15 @@ def fold_constants(graph: fx.Graph) -> None:
         for user in [user for user in node.users if user not in known]:
             if _takes_number(user, node):
                 user.args = tuple(number if argument is node else argument for argument in user.args)
-                user.target = _of_numbers(user.target)
+                user.target = _scalar_overload(user.target)
             elif _reads_in_kernel(user) and (node.target is not aten.scalar_tensor.default or len(node.users) > 1):
-                user.replace_input_with(node, _made(number, node, user))
+                user.replace_input_with(node, _insert_scalar_tensor(number, node, user))
     for node in reversed(list(known)):
         if not node.users:
             graph.erase_node(node)
 
 
-def _made(number: Any, node: fx.Node, user: fx.Node) -> fx.Node:
+def _insert_scalar_tensor(number: Any, node: fx.Node, user: fx.Node) -> fx.Node:
     """A tensor of `number` in front of `user` and on its device, with the dtype of `node`."""
     value, device = node.meta["val"], user.meta["val"].device
     with value.fake_mode:
@@ -73,7 +73,7 @@ def _constant(node: fx.Node) -> torch.Tensor | None:
     return _number(attrgetter(str(node.target))(node.graph.owning_module))
 
 
-def _given(node: fx.Node) -> torch.Tensor | None:
+def _scalar_tensor_value(node: fx.Node) -> torch.Tensor | None:
     """The constant of a `scalar_tensor` on any device; None if it is unknown or a reader writes to the tensor."""
     number = node.args[0]
     if not isinstance(number, bool | int | float) or any(node in written(user) for user in node.users):
@@ -99,7 +99,7 @@ def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor
         return _number(target(*args, **kwargs))
 
 
-def _of_numbers(target: Any) -> Any:
+def _scalar_overload(target: Any) -> Any:
     """The overload of a binary operator whose second operand may be a number; None where there is none."""
     if target in CONVERTED:
         return target
@@ -114,7 +114,7 @@ def _takes_number(user: fx.Node, node: fx.Node) -> bool:
     result = user.meta.get("val")
     if row is None or row.body is None or row.operator_class != "pointwise" or node not in user.args:
         return False
-    of_numbers = row_of(_of_numbers(user.target))
+    of_numbers = row_of(_scalar_overload(user.target))
     if of_numbers is None or of_numbers.body is None:
         return False
     others = [x.meta.get("val") for x in user.all_input_nodes if x is not node]

@@ -80,7 +80,7 @@ def _writes(value: Any, memory: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _inside(write: fx.Node) -> list[fx.Node]:
+def _writes_to_view(write: fx.Node) -> list[fx.Node]:
     """The writes to parts of a view that a `*_scatter` copies back; empty if its source is anything else."""
     found: list[fx.Node] = []
     source = write.args[1]
@@ -98,13 +98,13 @@ def _plain_source(write: fx.Node) -> Any:
     return source.args[1] if is_copy else source  # type: ignore[union-attr]
 
 
-def _parts(writes: Sequence[fx.Node]) -> Iterator[fx.Node]:
+def _replaced_calls(writes: Sequence[fx.Node]) -> Iterator[fx.Node]:
     """The calls that are erased when these writes are rewritten."""
     for write in writes:
         yield write
         if write.target in BY_VIEW:
-            if inside := _inside(write):
-                yield from _parts(inside)
+            if inside := _writes_to_view(write):
+                yield from _replaced_calls(inside)
             elif _plain_source(write) is not write.args[1]:
                 yield write.args[1]  # type: ignore[misc]
 
@@ -115,7 +115,7 @@ def _check(copy: fx.Node, writes: Sequence[fx.Node]) -> None:
     old, new = memory.meta["val"], last.meta["val"]
     if (old.dtype, old.shape, strides_of(old)) != (new.dtype, new.shape, strides_of(new)) or 0 in strides_of(old):
         raise Refusal("its new value has another layout")
-    parts = set(_parts(writes))
+    parts = set(_replaced_calls(writes))
     if any(reader.op == "output" for reader in readers(last)):
         raise Refusal("the caller also gets the new value")
     for version in (memory, *(parts - {last})):
@@ -133,7 +133,7 @@ def _values(part: fx.Node) -> list[fx.Node]:
     """The operands of a write except the memory that it writes to."""
     if part.target in BY_VIEW:
         source = _plain_source(part)
-        return [] if _inside(part) or not isinstance(source, fx.Node) else [source]
+        return [] if _writes_to_view(part) or not isinstance(source, fx.Node) else [source]
     found: list[fx.Node] = []
     fx.map_arg((part.args[1:], part.kwargs), found.append)
     return found
@@ -145,7 +145,7 @@ def _write(before: fx.Node, write: fx.Node, memory: fx.Node) -> None:
         insert_call(before, BY_INDEX[write.target], memory, *write.args[1:], **write.kwargs)
         return
     shown = insert_call(before, BY_VIEW[write.target], memory, *write.args[2:], **write.kwargs)
-    inside = _inside(write)
+    inside = _writes_to_view(write)
     for part in inside:
         _write(before, part, shown)
     if not inside:

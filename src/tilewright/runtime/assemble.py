@@ -168,7 +168,7 @@ class _Assembler:
             return [base_of(n) for n in unit.lowered.inputs]
         return [part_of(unit).base] if self._is_restrided(unit) else unit.all_input_nodes
 
-    def _awaited(self, unit: Unit) -> Sequence[fx.Node]:
+    def _collective_operands(self, unit: Unit) -> Sequence[fx.Node]:
         """The operands of the collective that this call waits for: the collective's stream reads them until then."""
         if not isinstance(unit, fx.Node) or str(unit.target) != WAIT:
             return ()
@@ -177,7 +177,7 @@ class _Assembler:
     def _last_uses(self) -> dict[fx.Node, int]:
         last: dict[fx.Node, int] = {}
         for position, unit in enumerate(self.units):
-            for node in (*self._reads(unit), *self._awaited(unit)):
+            for node in (*self._reads(unit), *self._collective_operands(unit)):
                 last[node] = position
         for node in self.output.all_input_nodes:
             last[node] = len(self.units)

@@ -358,7 +358,7 @@ def test_a_mask_that_alone_needs_a_gradient_keeps_the_log_sum_exp(
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return sdpa(q, k, v, bias)
 
-    monkeypatch.setattr("tilewright.passes.attention.acceptable._Reached", Efficient)
+    monkeypatch.setattr("tilewright.passes.attention.acceptable._CalledAttention", Efficient)
     inputs = [*heads(grad=trained), torch.randn(1, H, S, K, requires_grad=True)]
     settled = Settled(function, *inputs)
     if trained:

@@ -14,7 +14,7 @@ from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     cos, sin = (y if y.shape[-1] == x.shape[-1] else torch.cat((y, y), -1) for y in (cos, sin))
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat((-b, a), -1) * sin
@@ -26,7 +26,7 @@ def _forward(
 ) -> torch.Tensor:  # fmt: skip
     turned = k.new_empty(0)
     if cos is not None and sin is not None:
-        k, turned = _turned(k, cos, sin), turned if q is None else _turned(q, cos, sin).contiguous()
+        k, turned = _rotated(k, cos, sin), turned if q is None else _rotated(q, cos, sin).contiguous()
     keys[:, :, place], values[:, :, place] = k, v
     return turned
 

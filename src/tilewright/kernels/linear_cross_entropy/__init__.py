@@ -116,7 +116,7 @@ def _backward(ctx: Any, upstream: torch.Tensor | None, *_: Any) -> tuple[torch.T
     *gradients, remaining = made
     factor = upstream.to(remaining.dtype) * remaining
     needed = zip(gradients, ctx.options[-1], strict=True)
-    return (*(_times(gradient, factor) if need else None for gradient, need in needed), *[None] * 6)
+    return (*(_scaled(gradient, factor) if need else None for gradient, need in needed), *[None] * 6)
 
 
 def _scaled_gradients(
@@ -127,7 +127,7 @@ def _scaled_gradients(
     return (dx * factor).to(x.dtype), (dweight * factor).to(x.dtype)
 
 
-def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def _scaled(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     # A traced graph, whose tensors are of a subclass, may not write to a result of forward.
     if type(gradient) is not torch.Tensor:
         return (gradient * factor).to(gradient.dtype)

@@ -56,9 +56,9 @@ class _Lockstep:
         results: list[Pair] = []
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
-                self.values[node] = _both(self.waiting.pop())
+                self.values[node] = _copy_for_both(self.waiting.pop())
             elif node.op == "get_attr":
-                self.values[node] = _both(operator.attrgetter(str(node.target))(self.module))
+                self.values[node] = _copy_for_both(operator.attrgetter(str(node.target))(self.module))
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
             else:
@@ -105,12 +105,12 @@ def _decided_by_eager(target: torch._ops.OpOverload, eager: Any, result: Any) ->
         return True
     if torch.Tag.nondeterministic_seeded in target.tags:
         # Attention is tagged as random even without dropout.
-        return "scaled_dot_product" not in name or _drops(target, eager)
+        return "scaled_dot_product" not in name or _has_dropout(target, eager)
     many = result if isinstance(result, (tuple, list)) else (result,)
     return not any(isinstance(t, torch.Tensor) and _is_float(t) for t in many)
 
 
-def _drops(target: torch._ops.OpOverload, eager: Any) -> bool:
+def _has_dropout(target: torch._ops.OpOverload, eager: Any) -> bool:
     names = [argument.name for argument in target._schema.arguments]
     given = dict(zip(names, eager[0], strict=False)) | eager[1]
     return bool(given.get("dropout_p", 0.0))
@@ -198,7 +198,7 @@ def _widened(result: Any) -> Any:
     return result.to(torch.complex128 if result.is_complex() else torch.float64, copy=True)
 
 
-def _both(value: Any) -> Any:
+def _copy_for_both(value: Any) -> Any:
     """A copy of an input for each run; the float64 one has the same strides."""
     import torch
 

@@ -60,7 +60,7 @@ class SdpaCall(NamedTuple):
         return write.call(F.scaled_dot_product_attention, self.q, self.k, self.v, **options)
 
 
-class _Reached(TorchDispatchMode):
+class _CalledAttention(TorchDispatchMode):
     """Notes the fused attention that is called inside."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def fused_kernel(write: Writer, call: SdpaCall) -> str | None:
         return None  # on a GPU, though not on a CPU
     if mask is not None and _alone_is_trained(mask, q, k, v):
         return None
-    reached = _Reached()
+    reached = _CalledAttention()
     with write.mode, reached:
         # Autocast casts what needs no gradient and what does alike.
         q, k, v = (x if x.dtype == call.dtype else x.to(call.dtype) for x in (q, k, v))
@@ -134,7 +134,7 @@ def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
     if fused_kernel(write, call) is not None:
         new = call.write(write)
     else:
-        changes.append("PyTorch's memory-efficient kernel" + _because(call))
+        changes.append("PyTorch's memory-efficient kernel" + _for_mask_gradient(call))
         new = _efficient(write, call)
     if one_head:
         new = write.method("squeeze", new, 1)
@@ -161,7 +161,7 @@ def _check_static(*nodes: Node) -> None:
         raise Refusal("products and a softmax: its sizes differ from call to call")
 
 
-def _because(call: SdpaCall) -> str:
+def _for_mask_gradient(call: SdpaCall) -> str:
     mask = example(call.mask)
     return ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
 

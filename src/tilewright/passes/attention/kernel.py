@@ -101,7 +101,11 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
             consumer = call.rewrite_by_prefix().name
             return Decision("forward", producer, consumer, "taken", reason, source=source, passed_by="attention")
         training = bool(call.backwards)
-        ways = _planned_ways(call.request, training, target) if absent else _ways(call.request, training)
+        ways = (
+            _planned_implementations(call.request, training, target)
+            if absent
+            else _implementations(call.request, training)
+        )
         times = None if absent else raced(call.request, training)
         if times is not None:
             faster = times[0] <= times[1] * 1.02
@@ -127,8 +131,8 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
     )
 
 
-def _ways(request: Request, training: bool) -> list[str]:
-    """The modules of `KERNELS` that compute `request`, forward first; Refusal where one has none."""
+def _implementations(request: Request, training: bool) -> list[str]:
+    """The modules of `KERNELS` that compute `request`, forward first; Refusal if a direction has none."""
     from tilewright.kernels.attention.dispatch import select
 
     try:
@@ -138,8 +142,8 @@ def _ways(request: Request, training: bool) -> list[str]:
     return [module.__name__.removeprefix(f"{KERNELS}.") for module in modules]
 
 
-def _planned_ways(request: Request, training: bool, target: Target) -> list[str]:
-    """`_ways` on a GPU that a program is planned for and that is not there; Refusal where none is known to be fast."""
+def _planned_implementations(request: Request, training: bool, target: Target) -> list[str]:
+    """`_implementations` for a planned GPU that is absent; Refusal if no implementation is known to be fast there."""
     if importlib.util.find_spec("triton") is None:
         raise Refusal("Triton is not installed")
     from tilewright.kernels.attention.decode import triton as decode

@@ -60,7 +60,7 @@ def _settle_graph(gm: GraphModule, target: Target, given: dict[Node, torch.Tenso
     if not nodes and not bodies:
         return []
     constants = Constants(gm.graph, given)
-    decisions = [decision for node in nodes if (decision := _settle(node, constants)) is not None]
+    decisions = [decision for node in nodes if (decision := _decide(node, constants)) is not None]
     for node in bodies:
         name, operands = node.args[0], node.args[1:]
         body = getattr(gm, str(name.target), None) if isinstance(name, Node) and name.op == "get_attr" else None
@@ -82,7 +82,7 @@ def _is_call(node: Node, target: Target) -> bool:
     return found and value is not None and target.runs_on_gpu(value.device) and not is_pinned(node)
 
 
-def _settle(node: Node, constants: Constants) -> Decision | None:
+def _decide(node: Node, constants: Constants) -> Decision | None:
     """Rewrite one call."""
     verdict: Verdict = "taken"
     try:

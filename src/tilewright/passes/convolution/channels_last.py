@@ -125,9 +125,9 @@ def _is_copy(node: fx.Node) -> bool:
     """Whether a reshape copied its operand (which works from any layout) and nothing writes to the copy."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     operand = node.args[0]
-    if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shows(node, operand):
+    if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shares_storage(node, operand):
         return False
-    shown = closure([node], lambda view: (u for u in view.users if example(u) is not None and _shows(u, view)))
+    shown = closure([node], lambda view: (u for u in view.users if example(u) is not None and _shares_storage(u, view)))
     return not any(mutates(user) for view in shown for user in view.users)
 
 
@@ -251,7 +251,7 @@ def _bring_gradients_back(images: set[fx.Node]) -> None:
     """Convert gradients before each reader of an image, except convolutions, that changes its spatial size."""
     for node in images:
         for user in [user for user in node.users if spelled(user) not in CONVOLUTIONS and example(user) is not None]:
-            if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shows(user, node):
+            if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shares_storage(user, node):
                 user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
@@ -274,14 +274,14 @@ def _places(node: fx.Node) -> torch.Size | None:
     return None if value is None else value.shape[2:]
 
 
-def _shows(node: fx.Node, operand: fx.Node) -> bool:
+def _shares_storage(node: fx.Node, operand: fx.Node) -> bool:
     """Whether a result shares its operand's storage, as a view or computed in place."""
     result, source = example(node), example(operand)
     assert result is not None and source is not None
     return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)
 
 
-def _laid(x: Tensor, layout: torch.memory_format) -> Tensor:
+def _copy_in_layout(x: Tensor, layout: torch.memory_format) -> Tensor:
     """A copy of `operand` in a layout, which may be channels-last for any number of dimensions."""
     return laid_channels_last(x) if layout is torch.channels_last else x.clone(memory_format=layout)
 
@@ -293,13 +293,13 @@ class _Relayout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:
         ctx.back = back
         # `drop_copies` removes copies that change nothing.
-        return _laid(x, layout)
+        return _copy_in_layout(x, layout)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         g = gradients[0]
         lies_so = lies_channels_last(g) if ctx.back is torch.channels_last else g.is_contiguous()
-        return g if lies_so else _laid(g, ctx.back), None, None
+        return g if lies_so else _copy_in_layout(g, ctx.back), None, None
 
 
 def relayout(x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:
@@ -341,5 +341,5 @@ def _with_layout(
     value = example(operand)
     if value is not None:
         with torch.no_grad():
-            made.meta["example_value"] = _laid(value, layout)
+            made.meta["example_value"] = _copy_in_layout(value, layout)
     return made

@@ -137,11 +137,11 @@ class _Padder:
     def _shared(self, formula: Callable[[Tensor, int, int], Tensor], x: fx.Node, groups: _Groups) -> fx.Node:
         key = (x, groups.count)
         if key not in self.padded:
-            self.padded[key] = insert_formula(_behind(x), formula, x, groups.count, groups.width)
+            self.padded[key] = insert_formula(_after_inputs(x), formula, x, groups.count, groups.width)
         return self.padded[key]
 
 
-def _behind(node: fx.Node) -> fx.Node:
+def _after_inputs(node: fx.Node) -> fx.Node:
     """The first node after `node` that is no input of the graph."""
     after = node.next
     while after.op == "placeholder":

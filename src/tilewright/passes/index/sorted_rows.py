@@ -71,7 +71,7 @@ class Orders:
                 total: Tensor = torch.ops.tilewright.matching_sums(other, own, given, keys, where, bounds)
                 return total.view(to.shape)
 
-            return _inserted(before, compared, keys, where, bounds, match.other.table, match.own, *summed)
+            return _insert(before, compared, keys, where, bounds, match.other.table, match.own, *summed)
         rows_of = taken(values) or Rows(values, None)
         where = self._rows(before, rows_of, order)
 
@@ -80,7 +80,7 @@ class Orders:
             total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, bounds, to.extent, -1)
             return total.view(to.shape)
 
-        return _inserted(before, formula, rows_of.table, keys, where, bounds)
+        return _insert(before, formula, rows_of.table, keys, where, bounds)
 
     def extremes(
         self, before: fx.Node, values: fx.Node, to: RowTarget, start: float, *, largest: bool, include: bool
@@ -97,7 +97,7 @@ class Orders:
             )
             return found.view(to.shape)
 
-        return _inserted(before, formula, rows_of.table, keys, where, bounds)
+        return _insert(before, formula, rows_of.table, keys, where, bounds)
 
     def counts(self, before: fx.Node, to: RowTarget, dtype: torch.dtype) -> fx.Node:
         """The number of rows that each row of the result gets, in every column."""
@@ -107,7 +107,7 @@ class Orders:
             count = (bounds[1:] - bounds[:-1]).to(dtype).view(-1, *[1] * (len(to.shape) - 1))
             return count.expand(to.shape).clone(memory_format=torch.contiguous_format)
 
-        return _inserted(before, formula, bounds)
+        return _insert(before, formula, bounds)
 
     def averaged(self, before: fx.Node, total: fx.Node, to: RowTarget, *, include: bool) -> fx.Node:
         """Sums divided by their number of rows, with `include` by one more; a sum of no rows stays 0."""
@@ -117,13 +117,13 @@ class Orders:
             count = (bounds[1:] - bounds[:-1] + int(include)).clamp(min=1).float()
             return (total.float() / count.view(-1, *[1] * (len(to.shape) - 1))).to(total.dtype)
 
-        return _inserted(before, formula, total, bounds)
+        return _insert(before, formula, total, bounds)
 
     def _sort(self, before: fx.Node, to: RowTarget) -> list[fx.Node]:
         from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
 
         if (known := self._sorted.get((to.index, to.extent))) is None:
-            keys = _inserted(before, lambda index: _keys(index, to), to.index)
+            keys = _insert(before, lambda index: _keys(index, to), to.index)
             ranked = insert_call(before, aten.sort.stable, keys, stable=True)
             parts = insert_results(before, ranked, 2)
             bounds = insert_call(before, torch.ops.tilewright.sorted_bounds.default, parts[0], to.extent)
@@ -141,7 +141,7 @@ class Orders:
                 every = torch.arange(count, device=index.device)
                 return aten.index.Tensor(every, [aten.index.Tensor(index, [order])])  # type: ignore[no-any-return]
 
-            known = self._taken[rows.index, order] = _inserted(before, formula, rows.index, order)
+            known = self._taken[rows.index, order] = _insert(before, formula, rows.index, order)
         return known
 
 
@@ -227,6 +227,6 @@ def _keys(index: Tensor, to: RowTarget) -> Tensor:
     return index.clamp(-1, to.extent).to(narrowest(to.extent + 1)).view(-1)
 
 
-def _inserted(before: fx.Node, formula: Callable[..., Tensor], *operands: fx.Node) -> fx.Node:
+def _insert(before: fx.Node, formula: Callable[..., Tensor], *operands: fx.Node) -> fx.Node:
     new: fx.Node = insert_formula(before, formula, *operands)
     return new

@@ -252,7 +252,7 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
         raise Refusal(f"its kernel is not for {out.dtype}")
     if not is_zeros(node.args[0]) and calls.output(values).numel() * SMALL < out.numel():  # type: ignore[union-attr]
         raise Refusal("it adds few values to many that are not zeros")
-    sums = _put(node, values, given) if node.target in PUTS else _along(node, values, given)
+    sums = _put(node, values, given) if node.target in PUTS else _along_dim(node, values, given)
     known = [calls.output(operand) for operand in (node, values, *sums.indices)]
     if any(x is None or has_symbols(x) for x in known):
         raise Refusal("its sizes are not known yet")
@@ -273,7 +273,7 @@ def _put(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
     return _Sums(node, values, indices, _shape(node), places[0], wraps=True)
 
 
-def _along(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
+def _along_dim(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
     shape, index = _shape(node), given["index"]
     if not shape or calls.output(values).dim() != len(shape):  # type: ignore[union-attr]
         raise Refusal("it has no dimensions")
@@ -346,7 +346,7 @@ def _wide(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
     else:
         found = torch.broadcast_tensors(*indices)
         ends = shape[sums.start : sums.start + len(found)]
-        flat = found[0] if len(found) == 1 else _numbered(found, ends)
+        flat = found[0] if len(found) == 1 else _flat_index(found, ends)
         places = flat.reshape(1, -1, 1).expand(sizes)
         values = values.expand(*shape[: sums.start], *flat.shape, *shape[sums.start + len(found) :])
     wraps = sums.wraps and len(indices) == 1
@@ -354,7 +354,7 @@ def _wide(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
     return total.view(shape)
 
 
-def _numbered(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:
+def _flat_index(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:
     """Indices into the flattened dimensions; an index out of bounds becomes the index after the last."""
     places = [torch.where(index < 0, index + n, index) for index, n in zip(indices, extents, strict=True)]
     flat, inside = places[0], (places[0] >= 0) & (places[0] < extents[0])

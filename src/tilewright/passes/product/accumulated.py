@@ -29,7 +29,7 @@ def _accumulated(total: fx.Node, name: GraphName) -> Decision | None:
         return None
     one, other = total.all_input_nodes if len(total.all_input_nodes) == 2 else (total, total)
     product, into = (one, other) if _is_product_for(total, one) and not _is_product_for(total, other) else (other, one)
-    if not _is_product_for(total, product) or not _takes(into, total):
+    if not _is_product_for(total, product) or not _is_accumulator(into, total):
         return None
     source, saved = source_line(total), 2 * calls.nbytes(total)
     insert_call(total, aten.addmm_.default, into, *product.args)
@@ -48,18 +48,18 @@ def _is_returned_sum(total: fx.Node) -> bool:
 
 
 def _is_product_for(total: fx.Node, operand: fx.Node) -> bool:
-    return operand.target is aten.mm.default and set(operand.users) == {total} and _alike(operand, total)
+    return operand.target is aten.mm.default and set(operand.users) == {total} and _same_shape_and_dtype(operand, total)
 
 
-def _alike(one: fx.Node, other: fx.Node) -> bool:
+def _same_shape_and_dtype(one: fx.Node, other: fx.Node) -> bool:
     """Whether the tensors have one shape and dtype, so that nothing is broadcast or converted."""
     first, second = calls.output(one), calls.output(other)
     return first is not None and second is not None and (first.dtype, first.shape) == (second.dtype, second.shape)
 
 
-def _takes(into: fx.Node, total: fx.Node) -> bool:
+def _is_accumulator(into: fx.Node, total: fx.Node) -> bool:
     """Whether `into` is a contiguous product of the sum's shape; only the sum and `addmm_` into it may read it."""
-    if into.target not in (aten.mm.default, aten.addmm.default) or not _alike(into, total):
+    if into.target not in (aten.mm.default, aten.addmm.default) or not _same_shape_and_dtype(into, total):
         return False
     others = [user for user in into.users if user is not total]
     own = calls.output(into)

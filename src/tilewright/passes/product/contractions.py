@@ -68,7 +68,7 @@ class _Contraction:
     def formula(self, first: Tensor, second: Tensor) -> Tensor:
         letters = ascii_letters[: self.rank]
         kept = [axis for axis in range(self.rank) if axis not in self.summed]
-        terms = [_without(x, self.rank, own) for x, own in zip((first, second), self.own, strict=True)]
+        terms = [_without_constant_axes(x, self.rank, own) for x, own in zip((first, second), self.own, strict=True)]
         sides = ["".join(letters[axis] for axis in sorted(own)) for own in self.own]
         there = [axis for axis in kept if axis in self.own[0] | self.own[1]]
         result = torch.einsum(f"{','.join(sides)}->{''.join(letters[axis] for axis in there)}", *terms)
@@ -80,7 +80,7 @@ class _Contraction:
         return result.permute(order).contiguous().permute(back)
 
 
-def _without(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
+def _without_constant_axes(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
     """`x` without the axes along which it is constant. `x` may have fewer leading axes than `rank`."""
     lacking = rank - x.dim()
     for axis in reversed(range(lacking, rank)):
@@ -105,7 +105,7 @@ def _contraction(node: fx.Node) -> _Contraction | None:
         return None
     shape = tuple(values[2].shape)
     rank = len(shape)
-    own = _varies(values[0], shape), _varies(values[1], shape)
+    own = _varying_axes(values[0], shape), _varying_axes(values[1], shape)
     given = calls.arguments(node)
     dims: Any = given["dim"] or list(range(rank))
     summed, keeps = frozenset(axis % rank for axis in dims), bool(given.get("keepdim", False))
@@ -121,7 +121,7 @@ def _contraction(node: fx.Node) -> _Contraction | None:
     return _Contraction(first, second, own, rank, summed, keeps, result.stride())
 
 
-def _varies(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
+def _varying_axes(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
     """The axes of a product of this shape along which `x` has more than one element."""
     lacking = len(shape) - x.dim()
     strides = x.stride()

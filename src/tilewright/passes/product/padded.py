@@ -181,12 +181,12 @@ class _Padder:
         found = self.padded.get((base, axis))
         if base.op == "placeholder":
             # A weight is padded anew for each product: it would be kept for backward otherwise.
-            found = insert_call(before, aten.constant_pad_nd.default, base, _behind(axis, by))
+            found = insert_call(before, aten.constant_pad_nd.default, base, _padding_argument(axis, by))
         elif found is None:
             if axis == 1 and _is_own_gradient(base):
                 found, base = _padded_gradient(base, by)
             else:
-                found = insert_call(base.next, aten.constant_pad_nd.default, base, _behind(axis, by))
+                found = insert_call(base.next, aten.constant_pad_nd.default, base, _padding_argument(axis, by))
             self.padded[base, axis] = found
         return found if axis == _axis(padding) else insert_call(before, aten.t.default, found)
 
@@ -259,6 +259,6 @@ def _replace(node: fx.Node, cut: fx.Node) -> None:
         cut.replace_all_uses_with(dense, delete_user_cb=lambda user: user is not dense)
 
 
-def _behind(axis: int, by: int) -> list[int]:
+def _padding_argument(axis: int, by: int) -> list[int]:
     """`constant_pad_nd`'s argument for `by` zeros at the end of an axis of a matrix."""
     return [0, by] if axis else [0, 0, 0, by]

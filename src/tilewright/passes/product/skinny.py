@@ -151,7 +151,7 @@ def _is_aligned(value: torch.Tensor) -> bool:
     return value.stride(1) == 1 and value.stride(0) % step == 0 and value.storage_offset() % step == 0
 
 
-def _behind(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
+def _product_of(node: object, products: dict[fx.Node, _Product]) -> _Product | None:
     """The product that `node` is or shows, if it has no other reader."""
     if not isinstance(node, fx.Node):
         return None
@@ -164,7 +164,7 @@ def _gated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
         return None
     for gate, up in (node.args[:2], node.args[1::-1]):
         if isinstance(gate, fx.Node) and gate.target is aten.silu.default and len(gate.users) == 1:
-            first, second = _behind(gate.args[0], products), _behind(up, products)
+            first, second = _product_of(gate.args[0], products), _product_of(up, products)
             if first is None or second is None or first.x is not second.x:
                 continue
             if first.weight.meta["val"].shape == second.weight.meta["val"].shape and _is_whole(node, first):
@@ -177,7 +177,7 @@ def _activated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | Non
         return None
     tanh = calls.arguments(node).get("approximate") == "tanh"
     kind = "silu" if node.target is aten.silu.default else "gelu_tanh" if tanh else "gelu"
-    product = _behind(node.args[0], products)
+    product = _product_of(node.args[0], products)
     return _Match((product,), node, kind) if product is not None and _is_whole(node, product) else None
 
 
@@ -185,7 +185,7 @@ def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
     if node.target is not aten.add.Tensor or node.kwargs or not all(isinstance(x, fx.Node) for x in node.args):
         return None
     for term, residual in (node.args, node.args[::-1]):
-        product = _behind(term, products)
+        product = _product_of(term, products)
         assert isinstance(residual, fx.Node)
         value, whole = calls.output(residual), calls.output(node)
         if product is None or value is None or whole is None or not _is_whole(node, product):

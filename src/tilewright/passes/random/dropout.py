@@ -107,7 +107,7 @@ class _PhiloxDraws:
         geometry = generator.geometry(mask.numel(), value.element_size(), alignment, self._most_blocks)
         order = _memory_order(value) if is_dense and geometry.vector > 1 else list(range(mask.dim()))
         if self._state is None:
-            self._state = node.graph.call_function(draw_philox, (self._like(node), 0))
+            self._state = node.graph.call_function(draw_philox, (self._on_device_of(node), 0))
             self._state.meta = {**node.meta, "val": mask.new_empty(2, dtype=torch.int64)}
         like, skip = self._state.args
         assert isinstance(skip, int)
@@ -117,7 +117,7 @@ class _PhiloxDraws:
         return node.graph.call_function(keep_philox, (self._state, list(mask.shape), order, 1 - p, *numbering))
 
     @staticmethod
-    def _like(dropout: fx.Node) -> fx.Node:
+    def _on_device_of(dropout: fx.Node) -> fx.Node:
         """An input of the graph on the dropout's device; if there is none, the dropout's operand."""
         device = dropout.meta["val"][1].device
         given: list[fx.Node] = [node for node in dropout.graph.nodes if node.op == "placeholder"]

@@ -273,7 +273,7 @@ def test_a_plan_made_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) 
 
     # Its code is loaded before.
     with monkeypatch.context() as without_table:
-        without_table.setattr(hopper_forward, "placed", refuse)
+        without_table.setattr(hopper_forward, "plan_with_table", refuse)
         by_recipe._built.cache_clear()
         expected = forward(request, q, k, v)
     kept = dict(hopper_forward._ORDERS)

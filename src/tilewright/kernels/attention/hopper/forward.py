@@ -106,7 +106,7 @@ def plan(request: Request, limits: DeviceLimits, with_table: bool = True) -> For
     r, span = request, _span(request)
     at_once = limits.multiprocessors * tiles_for(r, table=False).programs_per_multiprocessor
     programs, order = min(span.tiles, at_once), None
-    if with_table and span.tabled(programs):
+    if with_table and span.table_pays(programs):
         order = Order(span, programs, 2 * r.keys * (r.head_size + r.value_size) // r.group)
     elif r.banded:
         programs = span.tiles
@@ -123,7 +123,7 @@ class NoTable(Exception):
     """A new table of tiles is needed during the capture of a CUDA graph, when it cannot be sent to the device."""
 
 
-def placed(request: Request, limits: DeviceLimits) -> tuple[ForwardPlan, torch.Tensor | None]:
+def plan_with_table(request: Request, limits: DeviceLimits) -> tuple[ForwardPlan, torch.Tensor | None]:
     """`plan`, and its table of tiles on the device; a plan without a table if there are too many. Raises NoTable."""
     made = plan(request, limits)
     if made.order is None:

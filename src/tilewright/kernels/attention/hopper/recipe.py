@@ -21,7 +21,7 @@ def forward(
     """The launch that fills `out` and `lse`; its table of tiles is sent to the device now."""
     table = None
     try:
-        made, table = hopper_forward.placed(request, limits)
+        made, table = hopper_forward.plan_with_table(request, limits)
     except hopper_forward.NoTable:
         made = hopper_forward.plan(request, limits, with_table=False)
     arguments: list[object] = []

@@ -55,7 +55,7 @@ class Span:
         first, last = self.key_blocks(row_block)
         return last - first
 
-    def tabled(self, programs: int) -> bool:
+    def table_pays(self, programs: int) -> bool:
         """Whether a table pays: tiles differ in length, each program has several, and entries can hold them."""
         fits = self.heads <= HEADS and self.row_blocks <= ROW_BLOCKS and self.tiles <= MOST_TILES
         return self.banded and fits and self.tiles > programs
