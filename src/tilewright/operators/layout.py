@@ -8,7 +8,7 @@ from itertools import accumulate
 from tilewright.operators.arithmetic import NOTHING
 from tilewright.operators.excerpt import bounds, excerpt
 from tilewright.operators.language import Value
-from tilewright.operators.row import Call, F, body, calls
+from tilewright.operators.row import Body, Call, F, body, calls
 from tilewright.operators.shapes import CallAxes, Result, Rule, same
 
 # How axes follow.
@@ -86,17 +86,6 @@ def relabel_as(shapes: Rule, *texts: str) -> Callable[[F], F]:
     )
 
 
-@view_as(_regrouped, "reshape.default(self, shape)")
-@relabel_as(_regrouped, "view.default(self, size)", "_unsafe_view.default(self, size)")
-def view(c: Call, x: Value, shape: Sequence[int]) -> Value:
-    return x.view(c.shape)
-
-
-@relabel_as(_permuted, "permute.default(self, dims)")
-def permute(c: Call, x: Value, order: Sequence[int]) -> Value:
-    return x.permute(order)
-
-
 @relabel_as(_transposed, "transpose.int(self, dim0, dim1)")
 def transpose(c: Call, x: Value, a: int, b: int) -> Value:
     order = list(range(len(x.dims)))
@@ -105,35 +94,21 @@ def transpose(c: Call, x: Value, a: int, b: int) -> Value:
     return x.permute(order)
 
 
-@relabel_as(_reversed, "t.default(self)")
-def t(c: Call, x: Value) -> Value:
-    return x.permute(list(reversed(range(len(x.dims)))))
-
-
-@relabel_as(_expanded, "expand.default(self, size, implicit)")
-def expand(c: Call, x: Value, shape: Sequence[int], **_: object) -> Value:
-    return x.expand(c.shape)
-
-
-@relabel_as(_unsqueezed, "unsqueeze.default(self, dim)")
-def unsqueeze(c: Call, x: Value, dim: int) -> Value:
-    return x.unsqueeze(dim)
-
-
-@relabel_as(_squeezed, "squeeze.dim(self, dim)", "squeeze.dims(self, dim)")
-def squeeze(c: Call, x: Value, dims: Sequence[int] | int) -> Value:
-    return x.squeeze([dims] if isinstance(dims, int) else dims)
-
-
-@relabel_as(_squeezed, "squeeze.default(self)")
-def squeeze_all(c: Call, x: Value) -> Value:
-    return x.squeeze(range(len(x.dims)))
-
-
-@view_as(same, "lift_fresh_copy.default(self)")
-@relabel_as(same, "alias.default(self)", "detach.default(self)")
-def alias(c: Call, x: Value) -> Value:
-    return x
+RELABELS: dict[tuple[str, ...], tuple[Rule, Body]] = {
+    ("view.default(self, size)", "_unsafe_view.default(self, size)"): (_regrouped, lambda c, x, size: x.view(c.shape)),
+    ("permute.default(self, dims)",): (_permuted, lambda c, x, dims: x.permute(dims)),
+    ("t.default(self)",): (_reversed, lambda c, x: x.permute(list(reversed(range(len(x.dims)))))),
+    ("expand.default(self, size, implicit)",): (_expanded, lambda c, x, size, **_: x.expand(c.shape)),
+    ("unsqueeze.default(self, dim)",): (_unsqueezed, lambda c, x, dim: x.unsqueeze(dim)),
+    ("squeeze.dim(self, dim)",): (_squeezed, lambda c, x, dim: x.squeeze([dim])),
+    ("squeeze.dims(self, dim)",): (_squeezed, lambda c, x, dim: x.squeeze(dim)),
+    ("squeeze.default(self)",): (_squeezed, lambda c, x: x.squeeze(range(len(x.dims)))),
+    ("alias.default(self)", "detach.default(self)"): (same, lambda c, x: x),
+}
+for texts, (shapes, formula) in RELABELS.items():
+    relabel_as(shapes, *texts)(formula)
+view_as(_regrouped, "reshape.default(self, shape)")(lambda c, x, shape: x.view(c.shape))
+view_as(same, "lift_fresh_copy.default(self)")(lambda c, x: x)
 
 
 # Parts: of a tensor in memory a view, of a computed value index arithmetic.

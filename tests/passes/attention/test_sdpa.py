@@ -19,7 +19,7 @@ from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import Target, target_named
-from tilewright.passes.attention.acceptable import EFFICIENT, _Reached
+from tilewright.passes.attention.acceptable import EFFICIENT, _CalledAttention
 from tilewright.passes.attention.fused import ON_CPU
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.sdpa import prepare_calls
@@ -350,7 +350,7 @@ def test_a_mask_that_alone_needs_a_gradient_keeps_the_log_sum_exp(
 ) -> None:
     """Where PyTorch would take its memory-efficient kernel, as on a GPU, which no choice on a CPU does."""
 
-    class Efficient(_Reached):
+    class Efficient(_CalledAttention):
         def __init__(self) -> None:
             super().__init__()
             self.name = "_scaled_dot_product_efficient_attention"
