@@ -253,7 +253,7 @@ class _Compiler(Compiler):
                     return loaded
             try:
                 fixed = specialise(module, args)
-            # Whatever it is, the graph with its symbols still runs.
+            # After any error the graph with symbolic sizes still runs.
             except Exception as error:
                 self.leave_to_pytorch(_fallback({name: module}, error), error)
                 return interpreted(module.graph)
@@ -276,7 +276,7 @@ class _Compiler(Compiler):
         try:
             plan = program_cache.load_plan(key)
             return None if plan is None else self._compile_graphs(plan)[0]
-        # Whatever it is, the sizes can be planned as if nothing had been kept.
+        # After any error the sizes can be planned as if nothing had been kept.
         except Exception as error:
             program_cache.discard(key)
             self.compile_lost(error)

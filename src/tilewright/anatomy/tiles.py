@@ -48,7 +48,7 @@ def grid_rule(captured: TritonLaunch) -> Rule | None:
     numbers = {value for name, value in captured.arguments.items() if type(value) is int and name not in tiles}
     rule: list[tuple[Factor, ...]] = []
     for extent in captured.grid:
-        # Of equal constants, prefer one that no other axis uses.
+        # Among equal constants, prefer one that no other axis uses.
         used = [factor.constant for factors in rule for factor in factors]
         tiles = dict(sorted(tiles.items(), key=lambda item: item[0] in used))
         fitting = (

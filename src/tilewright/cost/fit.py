@@ -20,7 +20,7 @@ from tilewright.hardware.profiles import DeviceProfile
 Range = tuple[float, float]
 """The least and the most that a coefficient may be."""
 PULL = 0.03
-"""Weight of `UNFITTED` beside the kernels, as a share of theirs; it alone decides on a term that none of them has."""
+"""Weight of `UNFITTED` in the fit, as a share of the kernels' weight; it decides alone on terms that no kernel has."""
 LOAD = TERMS.index("load")
 START = TERMS.index("start")
 LEAST_START_US, MOST_START_US = 0.5, 15.0

@@ -116,7 +116,7 @@ class AxisNames:
         if (a, b) != ((x,), (y,)):
             # Another pair of factors of the same axes bound one of these.
             return self.unify(a, b)
-        # Of two placeholders, keep the one that may be guessed at the end.
+        # Keep the placeholder that may be guessed at the end.
         first, second = (x, y) if x not in self._neighbours else (y, x)
         if self._bind(first, (second,)):
             return (second,)

@@ -203,7 +203,7 @@ class _Short:
             return self._leaf(x)
         in_late_iteration = self.gap.stop <= reader < self.end
         if in_late_iteration and self.cycle.start <= x.call < self.gap.stop:
-            # As far back, over the gap.
+            # The value at the same distance before the gap.
             x = Value(x.call - len(self.gap), x.place)
         if x in self.items:
             return self.items[x]

@@ -141,7 +141,7 @@ class _Recorder(TorchFunctionMode):
             if not all(isinstance(x, (torch.Tensor, type(None))) for x in several):
                 raise _NotRecorded("results in results")
             specs = tuple(None if x is None else _spec(x) for x in several)
-            # Of several results the class may have names: torch.max(x, 0).values.
+            # The class of several results may name them: torch.max(x, 0).values.
             if key is not None and (alone or type(result) in (tuple, list)):
                 self.known[key] = specs, alone
         if torch.is_grad_enabled() != self.gradients or torch._C._is_any_autocast_enabled():

@@ -238,7 +238,7 @@ def _boxed(function: Boxed) -> Boxed:
         return function(args)
 
     skip = eval_frame._FrameAction.SKIP
-    # Of the frame itself, and of those that it calls.
+    # Dynamo skips the frame itself, and the frames that it calls.
     eval_frame.set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
     call._boxed_call = True  # type: ignore[attr-defined]
     return call

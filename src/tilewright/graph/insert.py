@@ -100,8 +100,8 @@ def retrace_views(node: Node) -> bool:
             with node.meta["val"].fake_mode, torch.no_grad():
                 found[view] = target(*args, **kwargs)
         except (RuntimeError, ValueError):
-            # As eager would: "view size is not compatible with input tensor's size and stride". A fake tensor says
-            # it by either.
+            # Eager raises, too: "view size is not compatible with input tensor's size and stride". A fake tensor
+            # raises either error.
             return False
     for view, value in found.items():
         view.meta["val"] = value

@@ -97,7 +97,7 @@ def marks(plain: PlainCall) -> Callable[[Sequence[torch.Tensor]], None] | None:
     if not plain.changing:
         return None
     changing = [(place, set(axes)) for place, axes in plain.changing]
-    # Of PyTorch 2.13 and 2.11.
+    # The function's names in PyTorch 2.13 and 2.11.
     known: Any = runtime_wrappers
     mark = getattr(known, "mark_dynamo_propagated_dynamic_indices", None) or known.maybe_mark_dynamic_helper
 

@@ -135,7 +135,7 @@ _backward(
         attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale)
     """
 )
-# What those call, with the heads behind the rows.
+# The operators that these call, with operands [B, S, H, d].
 _forward(
     """
     _flash_attention_forward.default(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, ...)

@@ -114,7 +114,7 @@ def unify(left: Group, right: Group) -> None:
 def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
     """The groups of the same elements viewed with `shape` (row-major order is kept)."""
     groups = tuple(groups)
-    # Of an axis that stands here twice the second would be split again.
+    # If an axis occurred twice, its second occurrence would be split again.
     refuse_diagonal(groups)
     pending = leaves(axis for g in groups for axis in g)
     out: list[Group] = []

@@ -55,7 +55,7 @@ def profile_program(
         recordings: list[Recording] = [recording for recording, _ in recorded]
         if plan.nvtx and not code:
             return None
-        # As a shell has it: a signal's number above 128.
+        # A shell's convention: 128 + the signal's number.
         code = 128 - code if code < 0 else code
         if code and not any(recording.trace for recording in recordings):
             failed = TargetError(f"{' '.join(words)} ended with exit code {code} before anything was recorded")

@@ -58,7 +58,7 @@ _ROOM_OF_ONE = 1_400_000
 _ROOM_OF_ALL = 3_600_000
 _ROOM_OF_SOURCES = 1_200_000
 _LONGEST_TEXT = 240
-# Of a table of the timeline.
+# Limits of a table of the timeline.
 _MOST_TRACED = 500
 _ROOM_OF_TRACED = 100_000
 

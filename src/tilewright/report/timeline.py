@@ -196,7 +196,7 @@ def _order(track: Mapping[str, Any]) -> tuple[Any, ...]:
 def _levels(track: Integers, ts: Integers, depth: Integers, is_python: NDArray[np.bool_]) -> tuple[Integers, Integers]:
     """How many slices of its sort (Python frames, or others) lie around each, and the place of the next outer one."""
     levels, outer = np.zeros_like(ts), np.full_like(ts, -1)
-    # Of each depth: the slice there, and how many of both sorts are around the next slice.
+    # By depth: the open slice, and how many slices of each sort are around the next one.
     open_at: dict[int, int] = {}
     around: dict[int, tuple[int, int]] = {}
     last_track = None

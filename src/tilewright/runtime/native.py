@@ -227,7 +227,7 @@ def _operand(value: Any) -> tuple[str, Any] | None:
 
 
 def _in_python(step: Step, parts: Sequence[CallStep] | None = None) -> Callable[..., list[Any]]:
-    """The step as a function from the values it reads to those it writes, or to those that `parts` take of these."""
+    """The step as a function of the values that it reads; returns its results, or those that `parts` select."""
     inputs, outputs = step.reads, [part.output for part in parts or ()] or step.writes
 
     def run(*values: Any) -> list[Any]:

@@ -30,7 +30,7 @@ def _pairs_twice(sizes: CallSizes) -> Count:
 
 
 def _within(rows: int, keys: int, left: object, right: object) -> int:
-    """Pairs of a window, the last query in line with the last key: those up to its right end less those left of it."""
+    """(query, key) pairs of a window; the last query is aligned with the last key."""
     most = _up_to(rows, keys, right) if isinstance(right, int) else rows * keys
     return max(most - _up_to(rows, keys, -left - 1), 0) if isinstance(left, int) else most
 

@@ -254,7 +254,7 @@ def _replace(gm: GraphModule, attention: Attention, unread: set[Node], write: Ca
     except Refusal:
         _erase(gm, (node for node in gm.graph.nodes if node not in before))
         raise
-    # What led only to the old form: constants of masks, transposes of k.
+    # Erase nodes that only the old form read: constants of masks, transposes of k.
     pending, upstream = [*attention.replaced, *attention.folded, result], set[Node]()
     while pending:
         node = pending.pop()

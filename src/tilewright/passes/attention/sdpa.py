@@ -174,7 +174,7 @@ def _smaller(write: Writer, call: SdpaCall, found: MaskParts) -> tuple[list[str]
         if not all(map(static, (before.shape, *shapes))) or torch.broadcast_shapes(*shapes).numel() >= _stored(before):
             return [], call
     mask = write.joined(torch.logical_and, parts)
-    # What hides is a mask of bools, also where the program made it one of 0 and -inf to be added.
+    # A mask that only hides is bool, even if the program converted it to 0 and -inf.
     dtype = torch.bool if found.conditions else before.dtype
     if tensor_of(mask).dtype != dtype:
         mask = write.method("to", mask, dtype)

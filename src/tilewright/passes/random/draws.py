@@ -75,7 +75,7 @@ def _laid_out(size: Sequence[int], order: Sequence[int]) -> torch.Tensor:
 
 define("draw_stream", _draw_stream, lambda size: torch.empty(SHAPE, dtype=torch.int32))
 define("keep", _keep, lambda stream, size, order, p: _laid_out(size, order))
-# What stands in graphs are the operators themselves.
+# Graphs call the operators themselves.
 draw_stream = torch.ops.tilewright.draw_stream.default
 keep = torch.ops.tilewright.keep.default
 

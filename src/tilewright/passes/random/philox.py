@@ -55,6 +55,6 @@ define(
     _keep,
     lambda state, size, order, *_: torch.empty_permuted(size, order, dtype=torch.bool, device=state.device),
 )
-# What stands in graphs are the operators themselves.
+# Graphs call the operators themselves.
 draw_philox = torch.ops.tilewright.draw_philox.default
 keep_philox = torch.ops.tilewright.keep_philox.default

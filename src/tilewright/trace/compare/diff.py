@@ -18,7 +18,7 @@ Where = Literal["device", "host"]
 
 _CREATED = "SELECT epoch_us(created) FROM run"
 _HAS_DEVICE = "SELECT count(*) > 0 FROM device_slice WHERE file_id = (SELECT min(file_id) FROM step)"
-# Of several ranks the first is compared. A step's device time is that of the work it launched.
+# With several ranks, the first is compared. A step's device time is that of the work that it launched.
 _WORK = """
 step LEFT JOIN (SELECT *, coalesce(launch_ts, ts) AS launched FROM device_slice) AS work
   ON work.file_id = step.file_id AND launched >= step.ts AND launched < step.ts + step.host_dur

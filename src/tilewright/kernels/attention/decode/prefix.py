@@ -30,7 +30,7 @@ def _forward(
     mask = torch.arange(k.shape[2], device=q.device) < seen
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     shape, strides = dispatch.strides_like(q, v.shape[3])
-    # As the kernels do, whatever PyTorch's choice gives a query that sees no key.
+    # The kernels give zeros for a query that sees no key; PyTorch's choice may not.
     return q.new_empty_strided(shape, strides).copy_(torch.where(mask.any(-1, keepdim=True), out, 0))
 
 

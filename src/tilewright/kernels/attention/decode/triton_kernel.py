@@ -93,7 +93,7 @@ def decode(
         seen = first_hidden[:, None]
         limit = tl.maximum(tl.max(first_hidden, 0), origin)
         length = tl.cdiv(tl.cdiv(limit - origin, BLOCK_K), splits) * BLOCK_K
-        # What lies behind was perhaps never written: a weight of zero times NaN is NaN.
+        # Values beyond may be uninitialised: a weight of zero times NaN is NaN.
         keys = limit
     begin = origin + split * length
     end = tl.minimum(begin + length, limit)
