@@ -72,6 +72,11 @@ def argument(node: Node, position: int, name: str, default: object = None) -> An
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
+def convolution_operands(node: Node) -> tuple[Any, Any, Any]:
+    """input, weight and bias of a convolution."""
+    return argument(node, 0, "input"), argument(node, 1, "weight"), argument(node, 2, "bias")
+
+
 def where_arguments(node: Node) -> tuple[Any, Any, Any]:
     """condition, input and other of `torch.where(condition, input, other)` or `input.where(condition, other)`."""
     names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")

@@ -17,7 +17,7 @@ from torch import fx
 
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, example, spelled
+from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled
 
 IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}
 NUMBERS = {"stride": (3, 1, 1), "padding": (4, 0, 0), "dilation": (5, 1, 1)}
@@ -43,19 +43,15 @@ def convolve_as_images(module: fx.GraphModule, target: Target) -> None:
 
 def _is_suited(node: fx.Node) -> bool:
     """Whether this is a 1-D convolution of 16-bit floats that is not depthwise (nor too much dilated, see `FAR`)."""
-    x, weight, result = example(_operand(node, 0)), example(_operand(node, 1)), example(node)
+    x, weight, result = (example(one) for one in (*convolution_operands(node)[:2], node))
     if x is None or weight is None or result is None or x.dim() != 3 or result.dtype not in NARROW:
         return False
     if spelled(node) == "conv1d" and weight.requires_grad and weight.shape[2] == 2 and weight[..., 0].numel() >= MANY:
-        _, dilation = _of_two(argument(node, 5, "dilation", 1), 1)
+        _, dilation = _in_two_dimensions(argument(node, 5, "dilation", 1), 1)
         if dilation >= FAR:
             return False
     groups = argument(node, 6, "groups", 1)
     return groups == 1 or weight.shape[0 if spelled(node) == "conv_transpose1d" else 1] > 1
-
-
-def _operand(node: fx.Node, place: int) -> Any:
-    return argument(node, place, ("input", "weight", "bias")[place])
 
 
 def _rewrite(node: fx.Node) -> None:
@@ -63,13 +59,14 @@ def _rewrite(node: fx.Node) -> None:
     assert name is not None
     is_transposed = name == "conv_transpose1d"
     given: dict[str, Any] = {
-        name: _of_two(argument(node, place, name, default), along)
+        name: _in_two_dimensions(argument(node, place, name, default), along)
         for name, (place, default, along) in (TRANSPOSED if is_transposed else NUMBERS).items()
     }
     given["groups"] = argument(node, 6, "groups", 1)
     with node.graph.inserting_before(node):
-        operands = [_method(node, "unsqueeze", _operand(node, place), 2) for place in (0, 1)]
-        image = node.graph.call_function(IN_ROWS[name], (*operands, _operand(node, 2)), given)
+        *operands, bias = convolution_operands(node)
+        operands = [_method(node, "unsqueeze", operand, 2) for operand in operands]
+        image = node.graph.call_function(IN_ROWS[name], (*operands, bias), given)
         image.meta = _meta_of(node, _view(node, "unsqueeze", 2))
         row = _method(node, "squeeze", image, 2)
     row.meta["example_value"] = example(node)
@@ -77,7 +74,7 @@ def _rewrite(node: fx.Node) -> None:
     node.graph.erase_node(node)
 
 
-def _of_two(number: Any, along: int) -> Any:
+def _in_two_dimensions(number: Any, along: int) -> Any:
     """A 2-D argument: `along` for the height, `number` for the width; "same" and "valid" stay."""
     if isinstance(number, str):
         return number

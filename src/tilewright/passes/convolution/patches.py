@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from tilewright.cost.convolutions import ALIGNED
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, example, spelled, static
+from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled, static
 from tilewright.passes.convolution.memory_formats import lies_channels_last
 
 
@@ -37,29 +37,25 @@ def multiply_patches(module: fx.GraphModule, target: Target) -> None:
 
 def _is_of_patches(node: fx.Node) -> bool:
     """Whether this cuts 16-bit images into patches, with a number of channels that 8 does not divide."""
-    x, weight, result = (example(one) for one in (_operand(node, 0), _operand(node, 1), node))
+    x, weight, result = (example(one) for one in (*convolution_operands(node)[:2], node))
     if x is None or weight is None or result is None or x.dim() != 4 or result.dtype not in NARROW:
         return False
     if not static((*x.shape, *weight.shape)) or weight.shape[1] % ALIGNED == 0 or argument(node, 6, "groups", 1) != 1:
         return False
     window = tuple(weight.shape[2:])
-    is_cut = _of_two(argument(node, 3, "stride", 1)) == window and x.shape[2] % window[0] == x.shape[3] % window[1] == 0
+    is_cut = _pair(argument(node, 3, "stride", 1)) == window and x.shape[2] % window[0] == x.shape[3] % window[1] == 0
     is_plain = argument(node, 4, "padding", 0) in (0, (0, 0), [0, 0], "valid") and (
-        _of_two(argument(node, 5, "dilation", 1)) == (1, 1)
+        _pair(argument(node, 5, "dilation", 1)) == (1, 1)
     )
     return is_cut and is_plain and (result.is_contiguous() or lies_channels_last(result))
 
 
-def _operand(node: fx.Node, place: int) -> Any:
-    return argument(node, place, ("input", "weight", "bias")[place])
-
-
-def _of_two(number: Any) -> tuple[int, ...]:
+def _pair(number: Any) -> tuple[int, ...]:
     return tuple(number) if isinstance(number, (tuple, list)) else (number, number)
 
 
 def _rewrite(node: fx.Node) -> None:
-    x, weight = _operand(node, 0), _operand(node, 1)
+    x, weight, bias = convolution_operands(node)
     (batch, channels, height, width), (made, _, *window) = example(x).shape, example(weight).shape  # type: ignore[union-attr]
     down, across = height // window[0], width // window[1]
     with node.graph.inserting_before(node):
@@ -67,7 +63,7 @@ def _rewrite(node: fx.Node) -> None:
         patches = _call(node, torch.permute, cut, (0, 2, 4, 1, 3, 5))
         rows = _call(node, torch.reshape, patches, (batch * down * across, channels * window[0] * window[1]))
         flat = _call(node, torch.reshape, weight, (made, channels * window[0] * window[1]))
-        product = _call(node, torch.nn.functional.linear, rows, flat, _operand(node, 2))
+        product = _call(node, torch.nn.functional.linear, rows, flat, bias)
         image = _call(node, torch.reshape, product, (batch, down, across, made))
         result = _call(node, torch.permute, image, (0, 3, 1, 2))
         if example(node).is_contiguous():  # type: ignore[union-attr]
