@@ -30,7 +30,7 @@ WIDE = {"float32": "double", "float64": "double"}
 
 @cache
 def prelude(name: str = "prelude.h") -> str:
-    """What generated C++ includes: `prelude.h`, or `random.h` where a kernel draws."""
+    """The text of a header of generated C++: `prelude.h`, or `random.h` for kernels that draw."""
     return (files("tilewright.emit") / name).read_text()
 
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 FUNCTIONS = ("acos", "asin", "atan", "atan2", "cosh", "erfc", "expm1", "log10", "log1p", "pow", "sinh", "tan", "tanh")
-"""Of fp32 and fp64."""
+"""libdevice's functions of fp32 and fp64."""
 
 
 def install() -> None:

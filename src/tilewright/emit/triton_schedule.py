@@ -22,7 +22,7 @@ MANY_COLUMNS = 2**17
 """Blocks of so many columns are a program for each multiprocessor, without a division of the rows among programs. T5's
 bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
 FEW_ROWS = 256
-"""So many rows are one tile or two of a program: what a second kernel would combine is not worth its launch."""
+"""Up to this many rows are one or two tiles of a program: a second kernel to combine partial results does not pay."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
@@ -60,7 +60,7 @@ class TritonSchedule:
 
     @cached_property
     def divisor(self) -> int:
-        """What kernels know of the extent: what divides it, if vectors run along it."""
+        """The power of two that kernels may assume to divide the extent: a vector's length if vectors run along it."""
         return gcd(self.extent, WIDEST_VECTOR) if self.kind == "flat" or self.nest.transposes else 1
 
     @property

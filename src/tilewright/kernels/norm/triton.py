@@ -116,7 +116,7 @@ def backward_rows(  # type: ignore[no-untyped-def]
 
 
 class Tile(NamedTuple):
-    """What a program holds at once."""
+    """The tile that a program holds at once."""
 
     rows: int
     columns: int
