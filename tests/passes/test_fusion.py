@@ -129,6 +129,12 @@ def test_few_long_rows_are_shared_by_programs_of_two_kernels(
     torch.testing.assert_close(run(graph, x), function(x), rtol=1e-5, atol=1e-5)
 
 
+def test_a_sum_over_few_rows_reads_contiguous_columns() -> None:
+    graph = aten(lambda x: x.sum(1), torch.zeros(16, 20, 65536))
+    (region,) = fuse(graph, "forward", target_named("h200")).regions
+    assert not region.lowered.nest.transposes
+
+
 def test_naive_softmax_is_one_kernel() -> None:
     graph, fusion = fused(naive_softmax, X)
     assert members(fusion) == [["max_1", "sub", "exp", "sum_1", "div"]]

@@ -156,7 +156,7 @@ class _Lowering:
             (axes for axes in over if axes != self.domain), key=lambda axes: sorted(a.serial for a in axes)
         )
         candidates = partial + [self.domain - axes for axes in partial]
-        candidates.sort(key=lambda cols: (self._starves(cols), order[-1] not in cols))
+        candidates.sort(key=lambda cols: (cols in over and self._starves(cols), order[-1] not in cols))
         for cols in candidates:
             if all(r in (cols, self.domain - cols, self.domain) for r in over):
                 return self._split_by(order, cols)
