@@ -213,6 +213,7 @@ PROGRAMS: dict[str, Program] = {
     "any of a column": program(lambda x: (x > 2.5).any(0), (330, 13)),
     "integer column sums": _integers(lambda x, y: (x * y).sum(0), (33, 130), torch.int64),
     "layer norm backward": program(layer_norm_backward(130), (33, 130), (33, 130), (130,)),
+    "layer norm backward in three pieces": program(layer_norm_backward(96), (130, 96), (130, 96), (96,)),
     "bf16 layer norm backward": program(layer_norm_backward(33), (130, 33), (130, 33), (33,), dtype=BF16),
     "long layer norm backward": program(layer_norm_backward(4201), (5, 4201), (5, 4201), (4201,)),
     "sum of everything": program(lambda x: (x * x).sum(), (33, 130)),

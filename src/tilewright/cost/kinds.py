@@ -131,8 +131,10 @@ def _combined(nest: Nest, step: Step) -> int:
 
 
 def _doubles(nest: Nest, step: Step) -> int:
-    """Operations in float64: a sum accumulates in it unless its result is rounded to 16 bits."""
+    """Operations in float64: sums accumulate in it, but those rounded to 16 bits, and over rows beside whole rows."""
     if step.name.startswith("reduce"):
+        if step.name == "reduce_rows" and any(nest.reductions("reduce_cols")):
+            return 0
         accumulates = step.kind == "sum" and step.dtype in ("float32", "float64") and not step.approximate
         return _count(nest, nest.steps[step.args[0]].level) if accumulates else 0
     return _count(nest, step.level) if step.dtype == "float64" else 0

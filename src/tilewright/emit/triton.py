@@ -1,21 +1,22 @@
 """Emits a nest as a readable Triton kernel, with a second kernel that combines column sums if there are any.
 
 Values are blocks `[BLOCK_ROWS, BLOCK_COLS]`, with length 1 along axes that they do not vary with. A program holds
-a whole row if it fits (`TritonSchedule.whole_row`); over a longer row each stage loops in blocks of columns and
-recomputes the values that it needs of earlier stages. For column sums each program accumulates over a strip of
-rows (and over a part of the columns, if no reduction needs whole rows) and writes to a scratch buffer
-`[strips, columns]`; the second kernel combines the strips in order, so results are reproducible. Where columns are
-many, a strip is all rows, and there is no second kernel. All sums accumulate in double, because their terms may
-cancel; where no reduction needs whole rows, each element of a tile has an accumulator of its own, and threads meet
-once, after the strip.
+a whole row if it fits (`TritonSchedule.whole_row`), in several pieces (`x_0of3`) where its length is no power of two;
+over a longer row each stage loops in blocks of columns and recomputes the values that it needs of earlier stages. For
+column sums each program accumulates over a strip of rows (and over a part of the columns, if no reduction needs whole
+rows) and writes to a scratch buffer `[strips, columns]`; the second kernel combines the strips in order, so results
+are reproducible. Where columns are many, a strip is all rows, and there is no second kernel. All sums accumulate in
+double, because their terms may cancel, but those of a strip of whole rows, which has few tiles. Where a tile's rows are
+in different threads, each element of a tile has an accumulator of its own, and threads meet once, after the strip.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 from tilewright.emit.triton_printer import Printer
-from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
+from tilewright.emit.triton_schedule import SHORT_ROW, TritonSchedule, accumulator_dtype
 from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
@@ -56,10 +57,14 @@ class _Main(Printer):
         if self.schedule.kind == "tiles":
             self._tiles()
         else:
+            self.in_pieces = self.names_in_pieces()
             self._rows()
         return self.define(
             self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES", "AHEAD"] if self.schedule.sums else [])
         )
+
+    def accumulator(self, step: Step) -> str:
+        return self.schedule.accumulator(step)
 
     def _extents(self) -> str:
         cols = " × ".join(map(str, self.nest.cols))
@@ -104,6 +109,7 @@ class _Main(Printer):
         columns = "tl.arange(0, BLOCK_COLS)[None, :]"
         if self.schedule.wide_index and self.schedule.kind == "rows":
             columns += ".to(tl.int64)"
+        begin = "piece * BLOCK_COLS" if self.schedule.pieces > 1 else begin
         self.put(f"col = {begin}{' + ' if begin else ''}{columns}")
         self.put(f"col_ok = col < {self.nest.col_count}")
         self.unravel("col", self.col_axes, self.nest.cols)
@@ -175,16 +181,36 @@ class _Main(Printer):
             rows, cols = self.nest.split(step.access.strides)
             return 1 if 1 in rows and 1 not in cols else 2 if loads_first else 3
 
-        return sorted(steps, key=lambda i: (rank(i), i))
+        ordered = sorted(steps, key=lambda i: (rank(i), i))
+        if loads_first and self.schedule.row_lanes > SHORT_ROW and not self.nest.transposes:
+            # A program has one row: values of columns lie as it does, and need no registers before they are read.
+            for i in [i for i in ordered if self.nest.steps[i].level is Level.COL]:
+                ordered.remove(i)
+                readers = (place for place, j in enumerate(ordered) if i in self.nest.steps[j].args)
+                ordered.insert(next(readers, len(ordered)), i)
+        return ordered
 
     def _step(self, i: int) -> None:
         step = self.nest.steps[i]
         if step.name == "reduce_cols":
-            self._finish(i, reduce(step.kind or "", accumulator_dtype(step), self._bounded(step, 1), 1))
+            self._finish(i, reduce(step.kind or "", accumulator_dtype(step), self._of_all_pieces(i, step), 1))
         elif step.name == "reduce_rows":
             self._add_to_sum(i, step)
         else:
             self.declare(i)
+
+    def _of_all_pieces(self, i: int, step: Step) -> str:
+        """What a reduction along a whole row takes, its pieces combined."""
+        terms = self._bounded(step, 1)
+        if self.schedule.pieces == 1 or self.nest.steps[step.args[0]].level not in (Level.FULL, Level.COL):
+            return self._widened(step, terms)
+        self.put(f"acc{i} = {terms}")
+        parts = [self.of_piece(f"acc{i}", piece) for piece in range(self.schedule.pieces)]
+        if self.accumulator(step) != step.dtype:
+            # Fewer conversions: a GPU converts to double at an eighth of the rate at which it adds.
+            pairs = [f"({a} + {b})" for a, b in zip(parts[:-1:2], parts[1::2], strict=True)]
+            parts = [self._widened(step, f"({' + '.join(pairs)})"), self._widened(step, parts[-1])]
+        return functools.reduce(lambda a, b: combine(step.kind or "", step.dtype, a, b), parts)
 
     def _finish(self, i: int, accumulated: str) -> None:
         step = self.nest.steps[i]
@@ -194,14 +220,17 @@ class _Main(Printer):
             self.put(f"tl.store(part{i}_ptr + origin, {self.values[i]})")
 
     def _bounded(self, step: Step, axis: int) -> str:
-        """The operand of a reduction in its accumulator dtype, with the identity in lanes outside the nest."""
+        """The operand of a reduction, with the identity in lanes outside the nest."""
         source = self.nest.steps[step.args[0]]
         rows = axis == 0
         cols = source.level in (Level.FULL, Level.COL)
         # Only the lanes outside the reduced axis must be masked.
         inside = self.bounds(rows, cols and axis == 1)
-        text = f"tl.where({inside}, {self.operand(step.args[0], wide=True)}, {identity(step.kind or '', step.dtype)})"
-        return text if accumulator_dtype(step) == step.dtype else f"{text}.to({type_name(accumulator_dtype(step))})"
+        return f"tl.where({inside}, {self.operand(step.args[0], wide=True)}, {identity(step.kind or '', step.dtype)})"
+
+    def _widened(self, step: Step, text: str) -> str:
+        """Operands of a reduction in the dtype of its accumulator."""
+        return text if self.accumulator(step) == step.dtype else f"{text}.to({type_name(self.accumulator(step))})"
 
     # Long rows: each stage loops over blocks of columns
 
@@ -240,7 +269,8 @@ class _Main(Printer):
         for i in self._in_order(self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL))):
             self.declare(i)
         for i in ends:
-            self.put(f"acc{i} = {combine(steps[i].kind or '', steps[i].dtype, f'acc{i}', self._bounded(steps[i], 1))}")
+            terms = self._widened(steps[i], self._bounded(steps[i], 1))
+            self.put(f"acc{i} = {combine(steps[i].kind or '', steps[i].dtype, f'acc{i}', terms)}")
         for i in sums:
             self._add_to_sum(i, steps[i])
         for store in stores:
@@ -268,7 +298,7 @@ class _Main(Printer):
         for i in self.schedule.sums:
             step = self.nest.steps[i]
             if not self._in_memory(i):
-                self.put(f"total{i} = {self.blank(step, 'BLOCK_ROWS' if self.schedule.splits_columns else '1')}")
+                self.put(f"total{i} = {self.blank(step, 'BLOCK_ROWS' if self.schedule.sums_apart else '1')}")
                 continue
             self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
             self.put("col = start + tl.arange(0, BLOCK_COLS)[None, :]")
@@ -279,9 +309,9 @@ class _Main(Printer):
 
     def _add_to_sum(self, i: int, step: Step) -> None:
         kind, dtype = step.kind or "", step.dtype
-        part = self._bounded(step, 0)
-        if not self.schedule.splits_columns:
-            part = reduce(kind, accumulator_dtype(step), part, 0)
+        part = self._widened(step, self._bounded(step, 0))
+        if not self.schedule.sums_apart:
+            part = reduce(kind, self.accumulator(step), part, 0)
         if dtype == "bool":
             part = f"({part})"
         if not self._in_memory(i):
@@ -298,8 +328,8 @@ class _Main(Printer):
         for i in self.schedule.sums:
             if not self._in_memory(i):
                 step = self.nest.steps[i]
-                if self.schedule.splits_columns:
-                    self.put(f"total{i} = {reduce(step.kind or '', accumulator_dtype(step), f'total{i}', 0)}")
+                if self.schedule.sums_apart:
+                    self.put(f"total{i} = {reduce(step.kind or '', self.accumulator(step), f'total{i}', 0)}")
                 mask = ", mask=col_ok" if self.nest.steps[i].level is Level.COL else ""
                 self.put(f"tl.store({self._partial(i)}, total{i}{mask})")
 

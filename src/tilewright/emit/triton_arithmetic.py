@@ -74,9 +74,13 @@ def minimum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 @triton.jit
 def max_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
     """The largest along `axis`; NaN propagates, which `tl.max` drops."""
-    nan = tl.max((x != x).to(tl.int32), axis=axis, keep_dims=keep_dims)
-    largest = tl.max(tl.where(x != x, -INFINITY, x), axis=axis, keep_dims=keep_dims)
-    return tl.where(nan != 0, float("nan"), largest)
+    if INTERPRETED:
+        # It combines by a function one element after another.
+        nan = tl.max((x != x).to(tl.int32), axis=axis, keep_dims=keep_dims)
+        largest = tl.max(tl.where(x != x, -INFINITY, x), axis=axis, keep_dims=keep_dims)
+        return tl.where(nan != 0, float("nan"), largest)
+    else:
+        return tl.reduce(x, axis, maximum, keep_dims=keep_dims)
 
 
 @triton.jit

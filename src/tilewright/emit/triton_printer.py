@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -13,13 +14,16 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
-     "count", "found", "draw", "tl", "tw", "libdevice", "float", "range"]
+     "count", "found", "draw", "piece", "tl", "tw", "libdevice", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
 NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip")
 BYTES = ("bool", "int8", "uint8")
 GROUPS = (8, 4)
 """Elements that are drawn together, with two calls of Philox or one."""
+WORD = re.compile(r"\w+")
+PIECE = re.compile(r"_\d+of\d+$")
+"""The end of a name that is one piece of a row."""
 LINE = 110
 """Longer signatures are wrapped."""
 
@@ -42,9 +46,33 @@ class Printer:
         self.far = frozenset(i for i in loading if not fits_with(self.nest, self.nest.steps[i], ranges))
         self.row_axes = _axes("row", len(self.nest.rows))
         self.col_axes = _axes("i" if schedule.kind == "flat" else "col", len(self.nest.cols))
+        self.in_pieces: frozenset[str] = frozenset()
+        """Names that stand for one value of each piece of a row."""
+
+    def names_in_pieces(self) -> frozenset[str]:
+        """Indices, bounds, values and accumulators of columns, of rows in several pieces."""
+        if self.schedule.pieces == 1:
+            return frozenset()
+        of_columns = [i for i, step in enumerate(self.nest.steps) if step.level in (Level.FULL, Level.COL)]
+        drawn = [name for group in GROUPS for name in (f"first{group}", *_axes(f"first{group}", len(self.nest.cols)))]
+        names = ["col", "col_ok", "ok", *self.col_axes, *drawn]
+        names += [f"acc{i}" for i, _ in self.nest.reductions("reduce_cols")]
+        return frozenset([*names, *(name for i in of_columns for name in (self.values[i], f"total{i}"))])
 
     def put(self, line: str = "") -> None:
-        self.lines.append("    " * self.depth + line if line else "")
+        """Add a line; one that names values in pieces is written for each piece."""
+        pieces = self.schedule.pieces if self.in_pieces.intersection(WORD.findall(line)) else 1
+        lines = [self.of_piece(line, piece) for piece in range(pieces)] if pieces > 1 else [line]
+        self.lines += ["    " * self.depth + line if line else "" for line in lines]
+
+    def of_piece(self, text: str, piece: int) -> str:
+        """`text` about one piece of a row: its names in pieces end as `PIECE` says, and `piece` is its number."""
+
+        def renamed(word: re.Match[str]) -> str:
+            name = f"{word[0]}_{piece}of{self.schedule.pieces}" if word[0] in self.in_pieces else word[0]
+            return str(piece) if name == "piece" else name
+
+        return WORD.sub(renamed, text)
 
     def open(self, line: str) -> None:
         self.put(line)
@@ -148,7 +176,11 @@ class Printer:
             if (condition := self.nest.condition(step)) is not None:
                 inside = self.values[condition]
                 mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
-            loaded = f"tl.load({self.names[step.access.buffer]}_ptr + {place}{mask})"
+            place = f"{self.names[step.access.buffer]}_ptr + {place}"
+            if step.level is Level.COL and self.schedule.repeats_columns:
+                # In the layout of the tiles that it meets.
+                place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
+            loaded = f"tl.load({place}{mask})"
             return from_storage(buffer.dtype, step.dtype, loaded)
         if step.name == "index":
             assert step.strides is not None
@@ -210,10 +242,14 @@ class Printer:
         pointer = f"{self.names[store.access.buffer]}_ptr + {self.index(strides)}"
         self.put(f"tl.store({pointer}, {to_storage(buffer.dtype, self.operand(store.value))}{self.mask(strides)})")
 
+    def accumulator(self, step: Step) -> str:
+        """The dtype that this kernel accumulates a reduction in."""
+        return accumulator_dtype(step)
+
     def blank(self, step: Step, rows: str = "1") -> str:
         """A block of the identity of the reduction `step`: `rows` × its columns."""
         columns = "BLOCK_COLS" if step.name == "reduce_cols" or step.level is Level.COL else "1"
-        dtype = type_name(accumulator_dtype(step))
+        dtype = type_name(self.accumulator(step))
         return f"tl.full(({rows}, {columns}), {identity(step.kind or '', step.dtype)}, {dtype})"
 
 
@@ -233,7 +269,7 @@ def _value_name(i: int, step: Step, names: list[str], loads: list[int], taken: s
     """The buffer's name for a load, if the buffer is loaded once; else the step's name and number."""
     if step.access and loads.count(step.access.buffer) == 1:
         name = names[step.access.buffer]
-        if name not in RESERVED and not name.startswith(NUMBERED):
+        if name not in RESERVED and not name.startswith(NUMBERED) and not PIECE.search(name):
             return name
     name = f"{step.kind or step.name}{i}"
     return name + "_" if name in taken else name

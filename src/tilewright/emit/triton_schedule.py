@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 from typing import Literal
 
 from tilewright.emit.accuracy import absolute_accuracy, feeds_discontinuous
-from tilewright.loops.blocks import power_of_two
+from tilewright.loops.blocks import power_of_two, row_pieces
 from tilewright.loops.nest import Access, Level, Nest, Step
 
 WHOLE_ROW = 16384
-"""The widest row, padded to a power of two, that one program holds at once."""
+"""The widest row, padded to its pieces, that one program holds at once."""
 REGISTERS = 65536
 """Live 32-bit values that a program may have over a whole row."""
 SPILLED = 3 * REGISTERS // 2
 """The same with column sums: some spilling is cheaper than column sums in memory. Layer norm's backward of 4096 rows
-of 8192 columns, bf16, takes 133 us on an H200, and 266 in blocks of columns."""
+of 8192 columns with a residual, fp32, takes 184 us on an H200, and 411 in blocks of columns."""
 MANY_COLUMNS = 2**17
 """Blocks of so many columns are a program for each multiprocessor, without a division of the rows among programs. T5's
 bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
 FEW_ROWS = 256
 """Up to this many rows are one or two tiles of a program: a second kernel to combine partial results does not pay."""
+SHORT_ROW = 1024
+"""Columns of a row that one warp may hold alone."""
+WARP_ROW = 128
+"""The widest piece of a row that a part of a warp has, so that rows of a tile are in different threads."""
+LONG_STRIP = 4096
+"""Columns above which rows beside column sums are in pieces; shorter ones share barriers in tiles of several rows.
+Layer norm's backward in bf16 takes 28 us on an H200 for 768 columns, 40 in pieces; for 5120 columns 99, then 75."""
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
@@ -98,6 +105,20 @@ class TritonSchedule:
         return bool(self.sums) and kept and not whole and self.uses_columns
 
     @cached_property
+    def sums_apart(self) -> bool:
+        """Whether each element of a tile has an accumulator of its own for a sum over the rows."""
+        is_short = self.whole_row and self.row_blocks[1] <= WARP_ROW and not self.nest.transposes
+        return bool(self.sums) and (self.splits_columns or is_short)
+
+    @cached_property
+    def repeats_columns(self) -> bool:
+        """Whether values of columns are loaded for each row of a tile, if tiles alone read them."""
+        ends = [step.args[0] for _, step in self.nest.reductions("reduce_cols")]
+        ends += [store.value for store in self.nest.stores if not self.is_late(store.value)]
+        of_columns = any(self.nest.steps[i].level is Level.COL for i in ends)
+        return self.sums_apart and not self.splits_columns and not of_columns
+
+    @cached_property
     def one_strip(self) -> bool:
         """Whether a program walks all rows of its columns, so that no second kernel has anything to combine."""
         return self.splits_columns and (self.nest.col_count >= MANY_COLUMNS or self.has_few_rows)
@@ -112,8 +133,31 @@ class TritonSchedule:
         """Whether a program holds all columns of its rows (or of its part of them); else it loops over blocks."""
         if self.splits_columns:
             return True
-        columns = power_of_two(self.nest.col_count)
+        columns = self.row_lanes
         return columns <= WHOLE_ROW and columns * self.registers_per_column <= (SPILLED if self.sums else REGISTERS)
+
+    @cached_property
+    def pieces(self) -> int:
+        """Blocks of columns that a whole row lies in."""
+        in_pieces = self.kind == "rows" and self.whole_row and not self.splits_columns
+        return self.row_blocks[0] if in_pieces else 1
+
+    @cached_property
+    def row_blocks(self) -> tuple[int, int]:
+        """In how many blocks of which width a whole row lies."""
+        count, width = row_pieces(self.nest.col_count)
+        whole = self.sums and width > WARP_ROW and self.nest.col_count <= LONG_STRIP
+        return (1, power_of_two(self.nest.col_count)) if whole else (count, width)
+
+    @property
+    def row_lanes(self) -> int:
+        """Columns of a whole row, padded to its pieces."""
+        return prod(self.row_blocks)
+
+    def accumulator(self, step: Step) -> str:
+        """The dtype in which a program accumulates; not in double beside whole rows, which take its registers."""
+        beside_rows = step.name == "reduce_rows" and step.level is Level.COL and self.whole_row
+        return step.dtype if beside_rows and not self.splits_columns else accumulator_dtype(step)
 
     @cached_property
     def registers_per_column(self) -> int:
@@ -124,7 +168,7 @@ class TritonSchedule:
                 count += 2 if step.dtype in ("float64", "int64") else 1
             elif step.name == "reduce_rows" and step.level is Level.COL:
                 # The sum is live across rows, with its next value.
-                count += 4 if accumulator_dtype(step) == "float64" else 2
+                count += 4 if step.dtype == "float64" else 2
         return count
 
     @cached_property
@@ -181,4 +225,4 @@ class TritonSchedule:
         step = self.nest.steps[value]
         if value in self.late_scalars:
             return 1, step.dtype
-        return programs * (self.nest.col_count if step.level is Level.COL else 1), accumulator_dtype(step)
+        return programs * (self.nest.col_count if step.level is Level.COL else 1), self.accumulator(step)
