@@ -35,9 +35,9 @@ format: $(READY)
 # most of the time, and processes share it; what measures times then has the GPU alone.
 MEASURING := $(patsubst %,tests/gpu/test_%.py,anatomy ceilings cheats claims compiled_attention profile races)
 test-gpu:
-	PYTHONPATH=src python3 -m pytest -m gpu -rs -n auto --maxprocesses 8 --dist loadgroup tests/gpu \
+	PYTHONPATH=src python3 -m pytest -p no:benchmark -m gpu -rs -n auto --maxprocesses 8 --dist loadgroup tests/gpu \
 		$(MEASURING:%=--ignore=%)
-	PYTHONPATH=src python3 -m pytest -m gpu -rs $(MEASURING)
+	PYTHONPATH=src python3 -m pytest -p no:benchmark -m gpu -rs $(MEASURING)
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
