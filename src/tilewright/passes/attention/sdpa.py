@@ -6,6 +6,7 @@
     y = sdpa(q, k, v, (q_places >= 0) & padding) →   y = sdpa(q, k, v, padding)            [B, 1, 1, S]
     y = sdpa(q, k, v, bias.permute(2, 0, 1))     →   y = sdpa(q, k, v, bias.permute(2, 0, 1).contiguous())
     y = sdpa(q.transpose(1, 2).contiguous(), …)  →   y = sdpa(q.transpose(1, 2), …)
+    y = sdpa(q, k, v)                            →   y = window_attention(q, k, v, None, scale)    many of ≤ 64 places
 
 PyTorch chooses its kernel where AOTAutograd traces the call, and takes products and a softmax in fp32 ("math") for
 what none of its fused kernels accepts: a mask whose last stride is not 1 (an expanded one, a permuted bias) or that
@@ -37,6 +38,7 @@ from tilewright.passes.attention.spelling import (
     static,
     tensor_of,
 )
+from tilewright.passes.attention.windows import are_windows, call_windows
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
@@ -60,7 +62,7 @@ def _settle_graph(gm: GraphModule, target: Target, given: dict[Node, torch.Tenso
     if not nodes and not bodies:
         return []
     constants = Constants(gm.graph, given)
-    decisions = [decision for node in nodes if (decision := _decide(node, constants)) is not None]
+    decisions = [decision for node in nodes if (decision := _decide(node, constants, target)) is not None]
     for node in bodies:
         name, operands = node.args[0], node.args[1:]
         body = getattr(gm, str(name.target), None) if isinstance(name, Node) and name.op == "get_attr" else None
@@ -82,7 +84,7 @@ def _is_call(node: Node, target: Target) -> bool:
     return found and value is not None and target.runs_on_gpu(value.device) and not is_pinned(node)
 
 
-def _decide(node: Node, constants: Constants) -> Decision | None:
+def _decide(node: Node, constants: Constants, target: Target) -> Decision | None:
     """Rewrite one call."""
     verdict: Verdict = "taken"
     try:
@@ -96,7 +98,10 @@ def _decide(node: Node, constants: Constants) -> Decision | None:
         grouped = _grouped(write, call)
         if grouped is not None:
             changes, call = [*changes, "heads that share keys read them once"], grouped
-        changed, new = accepted(write, call)
+        if are_windows(call, target):
+            changed, new = ["many short sequences, in tilewright's kernel for windows"], call_windows(write, call)
+        else:
+            changed, new = accepted(write, call)
         changes += changed
         if not changes:
             return None

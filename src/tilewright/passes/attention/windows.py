@@ -4,9 +4,12 @@
     s = s.view(B / M, M, H, N, N) + mask                mask [M, 1, N, N]
     y = softmax(s.view(B, H, N, N), -1) @ v             →   y = window_attention(q, k, v, bias + mask, scale)
 
+    y = sdpa(q, k, v)                                   →   y = window_attention(q, k, v, None, scale)
+
 The mask [M, H, N, N] is small, and no tensor of the scores' size is written. PyTorch's fused kernels need a mask, and
 compute its gradient, for every window. On an H200, the forward of 4,096 windows of 49 positions, 3 heads of 32: cuDNN
-674 µs, PyTorch's memory-efficient kernel 176, products and a softmax 533.
+674 µs, PyTorch's memory-efficient kernel 176, products and a softmax 533. Without a mask, 21,504 sequences of 42
+positions and head size 8 took cuDNN 346 µs forward, 646 backward: it computes whole tiles of each.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch.fx import Graph, Node
 
 from tilewright.hardware.target import Target
+from tilewright.passes.attention.acceptable import SdpaCall
 from tilewright.passes.attention.form import operands, restored
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.mask_tensors import at_lead
@@ -28,6 +32,8 @@ from tilewright.passes.attention.writer import Writer
 
 FEWEST = 128
 """The fewest windows times heads: one program each must fill a large GPU."""
+MANY = 1024
+"""The fewest where PyTorch's kernels take the call without writing a mask for each."""
 
 
 def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
@@ -46,6 +52,28 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
 
     queries, keys = scores.shape[-2:]
     return refuses(result.dtype, queries, keys, int(depths[0]), int(depths[2])) is None
+
+
+def are_windows(call: SdpaCall, target: Target) -> bool:
+    """Whether the operands of a call are many short sequences without a mask, which the kernel supports."""
+    if call.mask is not None or call.causal or call.grouped or call.dropout != 0.0 or isinstance(call.scale, Node):
+        return False
+    q, k, v = (tensor_of(x) for x in (call.q, call.k, call.v))
+    sizes = (*q.shape, *k.shape, *v.shape)
+    if q.dim() != 4 or not static(sizes) or q.dtype != call.dtype or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
+        return False
+    if 0 in sizes or q.shape[0] * q.shape[1] < MANY or importlib.util.find_spec("triton") is None:
+        return False
+    from tilewright.kernels.attention.window.triton import refuses
+
+    language = target.language_of(q.device)
+    return language == "triton" and refuses(q.dtype, q.shape[2], k.shape[2], q.shape[3], v.shape[3]) is None
+
+
+def call_windows(write: Writer, call: SdpaCall) -> Node:
+    """Write the kernel's call in place of a call for which `are_windows`."""
+    scale = tensor_of(call.q).shape[3] ** -0.5 if call.scale is None else float(call.scale)
+    return write.call(torch.ops.tilewright.window_attention.default, call.q, call.k, call.v, None, scale)
 
 
 def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
