@@ -138,9 +138,8 @@ def test_what_is_no_rms_norm_stays_as_it_is_written(function: Callable[..., Tens
     assert "aten.rsqrt.default" in {str(node.target) for graph in found.plan.graphs for node in graph.graph.nodes}
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_norms_of_rows_that_lie_across_run_in_the_kernel(training: bool) -> None:
-    found = priced(norms.Across(torch.bfloat16, 512), "bf16[8,512,1500]", training=training)
+def test_norms_of_rows_that_lie_across_run_in_the_kernel() -> None:
+    found = priced(norms.Across(torch.bfloat16, 512), "bf16[8,512,1500]", training=True)
     assert {decision.verdict for decision in chosen(found)} == {"taken"}
 
 
