@@ -98,6 +98,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
         grouped = _grouped(write, call)
         if grouped is not None:
             changes, call = [*changes, "heads that share keys read them once"], grouped
+        new: Node | None
         if are_windows(call, target):
             changed, new = ["many short sequences, in tilewright's kernel for windows"], call_windows(write, call)
         else:

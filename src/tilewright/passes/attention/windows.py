@@ -72,7 +72,7 @@ def are_windows(call: SdpaCall, target: Target) -> bool:
 
 def call_windows(write: Writer, call: SdpaCall) -> Node:
     """Write the kernel's call in place of a call for which `are_windows`."""
-    scale = tensor_of(call.q).shape[3] ** -0.5 if call.scale is None else float(call.scale)
+    scale = tensor_of(call.q).shape[3] ** -0.5 if call.scale is None else call.scale
     return write.call(torch.ops.tilewright.window_attention.default, call.q, call.k, call.v, None, scale)
 
 
