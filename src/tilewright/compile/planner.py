@@ -33,7 +33,6 @@ from tilewright.passes.product.padded import write_padded
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.schedule import schedule
-from tilewright.passes.short_sums import add_short_sums
 from tilewright.passes.strided_rows import split_strided_rows
 from tilewright.passes.undefined import drop_undefined
 from tilewright.passes.write_back import write_back_together
@@ -95,7 +94,6 @@ class Planner(Rewriter):
         split_norms(graph, self.target)
         split_group_norms(graph)
         split_strided_rows(graph, self.target)
-        add_short_sums(graph, self.target)
         split_bias(graph, self.target)
         sum_samples_last(graph, self.target)
         written = write_in_place(graph, name)
