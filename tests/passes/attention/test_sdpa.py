@@ -230,7 +230,7 @@ def test_many_short_sequences_run_in_the_kernel_for_windows(options: dict[str, A
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q, k, v, **options)
 
-    inputs = [x.detach().repeat(128, 1, 1, 1).requires_grad_() for x in square(dtype=torch.bfloat16)]
+    inputs = [x.detach().repeat(512, 1, 1, 1).requires_grad_() for x in square(dtype=torch.bfloat16)]
     settled = Settled(attend, *inputs)
     assert in_windows(settled) == taken
     if taken:
