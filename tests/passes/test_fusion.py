@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from tests.passes.graphs import aten, is_view, neighbours, run
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
+from tilewright.passes import units
 from tilewright.passes.fusion import Fusion, fuse, split_region
 from tilewright.passes.norm.split import split_norms
 from tilewright.passes.random.dropout import split_dropout
@@ -294,6 +297,19 @@ def test_a_kernel_does_not_stream_from_too_many_tensors() -> None:
     assert_complete(graph, fusion)
     assert any(d.verdict == "refused" and "tensors at once" in d.reason for d in fusion.decisions)
     assert max(len(region.lowered.nest.buffers) for region in fusion.regions) <= 24
+
+
+def test_work_grows_linearly_with_an_elementwise_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = Mock(wraps=units.is_view)
+    monkeypatch.setattr(units, "is_view", looked_at)
+
+    def work(layers: int) -> int:
+        graph = aten(lambda x: reduce(lambda y, _: y.sin() + y, range(layers), x), torch.ones(2, 3))
+        looked_at.reset_mock()
+        assert len(fuse(graph, "forward", target_named("cpu")).regions) == 1
+        return looked_at.call_count
+
+    assert work(80) <= 5 * work(20)
 
 
 def test_empty_and_complex_tensors_stay_with_pytorch() -> None:

@@ -97,10 +97,14 @@ class Region:
 class _Elementwise:
     """Elementwise operators of one shape, which become one region; lowered once, when all members are known.
 
-    Lowering after every merge would take time quadratic in the number of members.
+    Lowering after every merge, or looking at every member, would take time quadratic in their number.
     """
 
     members: list[fx.Node]
+    operands: set[fx.Node]
+    """What they read from other kernels."""
+    written: set[fx.Node]
+    """Members that other kernels read."""
 
 
 @dataclass
@@ -203,7 +207,7 @@ class _Fuser:
         if first is second:
             return
         members = sorted({*first.members, *second.members}, key=self.reach.order.__getitem__)
-        outcome = self._attempt(members, elementwise=self._is_elementwise(first) and self._is_elementwise(second))
+        outcome = self._attempt(members, first, second)
         if isinstance(outcome, Region) and (reason := self._refusal(outcome.lowered, first, second)) is not None:
             outcome = "refused", reason
         if isinstance(outcome, tuple):
@@ -224,11 +228,14 @@ class _Fuser:
             return "the kernel would recompute it for many elements, which takes longer than reading it"
         return None
 
-    def _attempt(self, members: list[fx.Node], *, elementwise: bool) -> Region | _Elementwise | tuple[Verdict, str]:
+    def _attempt(
+        self, members: list[fx.Node], first: Region | _Elementwise, second: Region | _Elementwise
+    ) -> Region | _Elementwise | tuple[Verdict, str]:
         if self.reach.makes_cycle(members):
             return "impossible", "the kernel would depend on its own result"
-        if elementwise and _may_be_one(members):
-            return _Elementwise(members)
+        parts = self._elementwise(first), self._elementwise(second)
+        if parts[0] and parts[1] and (joined := _joined(members, parts[0], parts[1])):
+            return joined
         try:
             lowered = self._lower(members)
         except Unfusable as error:
@@ -249,10 +256,12 @@ class _Fuser:
         again_us = time_us(merged.nest, profile) - sum(time_us(part.nest, profile) for part in parts)
         return again_us > _reading_us(parts[0], elements, profile)
 
-    def _is_elementwise(self, region: Region | _Elementwise) -> bool:
-        if self.lower_each or isinstance(region, _Elementwise):
-            return not self.lower_each
-        return len(region.members) == 1 and is_elementwise(region.members[0])
+    def _elementwise(self, region: Region | _Elementwise) -> _Elementwise | None:
+        if isinstance(region, _Elementwise):
+            return region
+        node = region.members[0]
+        is_one = not self.lower_each and len(region.members) == 1 and is_elementwise(node)
+        return _Elementwise([node], set(node.all_input_nodes), {node}) if is_one else None
 
     def _retry(self) -> None:
         """Merge pairs whose producer had other readers, if these have since been merged with the consumer."""
@@ -314,10 +323,11 @@ class _Fuser:
 
         Each consumer saves its read; a write that disappears is credited to the first consumer.
         """
-        members = self.region[producer].members
+        region = self.region[producer]
         read = sum(nbytes(operand) for operand in consumer.all_input_nodes if behind_views(operand) is producer)
-        kept = [value for value in live_out(members) if value in values_of(producer)]
-        inside = {reader for value in values_of(producer) for reader in readers(value)} & set(members)
+        readers_of = {value: list(readers(value)) for value in values_of(producer)}
+        kept = [value for value, found in readers_of.items() if any(self.region.get(x) is not region for x in found)]
+        inside = {x for found in readers_of.values() for x in found if self.region.get(x) is region}
         is_first = consumer is min(inside, key=self.reach.order.__getitem__)
         unwritten = nbytes(producer) - sum(map(nbytes, kept)) if is_first else 0
         return min(read, nbytes(producer)) + unwritten, bool(kept)
@@ -343,13 +353,15 @@ def _elements(region: Region | _Elementwise) -> int:
     return max(prod(shape_of(tensor)) for member in region.members for tensor in results(member))
 
 
-def _may_be_one(members: list[fx.Node]) -> bool:
-    """Whether elementwise operators have one shape and device, and few operands and results."""
+def _joined(members: list[fx.Node], first: _Elementwise, second: _Elementwise) -> _Elementwise | None:
+    """The members of both as one, if they have one shape and device, and few operands and results."""
+    values = [part.members[0].meta["val"] for part in (first, second)]
+    if len({(shape_of(value), value.device) for value in values}) > 1:
+        return None
     inside = set(members)
-    entering = {operand for node in members for operand in node.all_input_nodes if operand not in inside}
-    if len({(shape_of(node.meta["val"]), node.meta["val"].device) for node in members}) > 1:
-        return False
-    return len(entering) + len(live_out(members)) <= MOST_BUFFERS
+    operands = (first.operands | second.operands) - inside
+    written = {node for node in first.written | second.written if not inside.issuperset(readers(node))}
+    return _Elementwise(members, operands, written) if len(operands) + len(written) <= MOST_BUFFERS else None
 
 
 def _strides(lowered: Lowered) -> bool:

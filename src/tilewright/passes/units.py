@@ -9,7 +9,7 @@ from math import prod
 
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, dtype_name, is_known, outputs, results, shape_of, through
+from tilewright.graph.calls import class_of, dtype_name, is_known, outputs, results, shape_of, through
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.target import Target
@@ -144,6 +144,7 @@ class Reachability:
         self.bit = {node: 1 << i for node, i in self.order.items()}
         self.above: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
         self.below: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
+        self.views: dict[fx.Node, int] = dict.fromkeys(graph.nodes, 0)
         ordered = [n for n in graph.nodes if n.op == "call_function" and not is_pure(n)]
         earlier = hazards(graph)
         for node, before in pairwise(reversed(ordered)):
@@ -154,15 +155,17 @@ class Reachability:
         for node in reversed(graph.nodes):
             for source in (*node.all_input_nodes, *earlier.get(node, ())):
                 self.below[source] |= self.bit[node] | self.below[node]
+            for source in node.all_input_nodes if is_view(node) else ():
+                self.views[source] |= self.bit[node] | self.views[node]
 
     def makes_cycle(self, members: Iterable[fx.Node]) -> bool:
         """Whether a node outside depends on a member and a member on it; views between members count as members."""
         inside = above = below = 0
         for node in members:
-            inside |= self.bit[node]
+            inside |= self.bit[node] | self.views[node]
             above |= self.above[node]
             below |= self.below[node]
-        return bool(above & below & ~inside & ~self._views_between(members))
+        return bool(above & below & ~inside)
 
     def merge(self, members: Iterable[fx.Node]) -> None:
         """Treat these nodes as one from now on: each gets the ancestors and descendants of all."""
@@ -199,10 +202,6 @@ class Reachability:
             found.append(self.nodes[place])
             place = places.find("1", place + 1)
         return found
-
-    def _views_between(self, members: Iterable[fx.Node]) -> int:
-        views = (u for member in members for u in member.users if is_view(u))
-        return sum(self.bit[view] for view in closure(list(views), lambda view: filter(is_view, view.users)))
 
 
 def kernel_name(members: list[fx.Node], graph_name: GraphName, number: int) -> str:
