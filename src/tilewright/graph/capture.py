@@ -142,7 +142,8 @@ def _traced(
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from tilewright.graph import aot_entry, custom_operators, foreach, program_cache, size_guards
+    from tilewright.graph import aot_entry, custom_operators, program_cache, size_guards
+    from tilewright.graph.decompositions import decompositions
     from tilewright.graph.graph_pair import GraphPair
 
     program_cache.counts["compiled"] += 1
@@ -159,7 +160,7 @@ def _traced(
             compiled = aot_module_simplified(
                 module,
                 inputs,
-                decompositions=foreach.by_tensor(),
+                decompositions=decompositions(),
                 partition_fn=pairs.partition,
                 keep_inference_input_mutations=True,
                 **functions,

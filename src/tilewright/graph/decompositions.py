@@ -1,0 +1,24 @@
+"""The operators that are traced as those of their formulas.
+
+    y = _euclidean_dist(a, b)   →   y = sqrt(clamp_min(matmul(a', b'), 0))    a', b': with squares of their rows beside
+
+PyTorch runs such a formula as so many kernels; here what is around the product is fused. `cdist` of many rows calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilewright.graph import foreach
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """By operator, as AOTAutograd takes them; list operators among them."""
+    from torch._decomp import get_decompositions
+
+    return foreach.by_tensor() | dict(get_decompositions([torch.ops.aten._euclidean_dist]))
