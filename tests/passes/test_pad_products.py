@@ -90,7 +90,7 @@ def test_where_gaps_would_be_wrong_or_copied_the_result_has_none() -> None:
         (1000, 8192, "h200", []),
         (50257, 8192, "a100", []),
         (50257, 8192, "cpu", []),
-        (50257, 1, "h200", []),
+        (50257, 1, "h200", ["refused"]),
         (10, 128, "h200", ["refused"]),
     ],
 )

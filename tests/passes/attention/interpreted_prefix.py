@@ -112,7 +112,7 @@ def test_what_hidden_scores_become(
     fill: float, last: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cuDNN is given -65504 for False by PyTorch 2.11: a query that sees no key then weighs all as if it saw them."""
-    monkeypatch.setitem(fused.BY_FORWARD, fused.ON_CPU.forward, replace(fused.ON_CPU, hides=-65504.0))
+    monkeypatch.setitem(fused.BY_FORWARD, fused.ON_CPU.forward, replace(fused.ON_CPU, hidden_up_to=-65504.0))
 
     def function(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
         seen = (torch.arange(KEYS) <= last[:, None])[None, None]
