@@ -45,7 +45,7 @@ def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def _forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     wide = torch.float32 if x.dtype in NARROW else x.dtype
-    return (x.to(wide) * w.to(wide)).sum(-1).to(x.dtype)
+    return torch.mv(x.to(wide), w.to(wide)).to(x.dtype)
 
 
 def _backward(
@@ -53,7 +53,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide = torch.float32 if x.dtype in NARROW else x.dtype
     dx = dy[:, None] * w if want_dx else x.new_empty(0, 0)
-    dw = (dy[:, None].to(wide) * x.to(wide)).sum(0).to(w.dtype) if want_dw else w.new_empty(0)
+    dw = torch.mv(x.mT.to(wide), dy.to(wide)).to(w.dtype) if want_dw else w.new_empty(0)
     return dx, dw
 
 
