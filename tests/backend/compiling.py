@@ -115,3 +115,67 @@ def deterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+def twice_through_a_retained_graph(run: Run, x: torch.Tensor) -> None:
+    result = run(x)
+    result.sum().backward(retain_graph=True)
+    result.square().sum().backward()
+
+
+def retained_after_one_that_was_not(run: Run, x: torch.Tensor) -> None:
+    run(x).sum().backward()
+    twice_through_a_retained_graph(run, x)
+
+
+def with_saved_tensors_cloned(run: Run, x: torch.Tensor) -> None:
+    packed: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run(x)
+    differentiate(result)
+    assert packed
+
+
+def with_saved_tensors_moved_away_and_back(run: Run, x: torch.Tensor) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        result = run(x)
+    differentiate(result)
+
+
+def with_one_tensor_as_two_inputs(run: Run, x: torch.Tensor) -> None:
+    differentiate(run(x, x))
+
+
+def with_the_result_written_before_backward(run: Run, x: torch.Tensor) -> None:
+    result = run(x)
+    result.add_(1)
+    result.mul_(2)
+    differentiate(result)
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x) * y
+
+
+def in_the_storage_of_an_operand(x: torch.Tensor) -> torch.Tensor:
+    return (x @ torch.ones(200, 200)) * 2
+
+
+STEPS: list[tuple[Run, Callable[..., None]]] = [
+    (chain, twice_through_a_retained_graph),
+    (chain, retained_after_one_that_was_not),
+    (chain, with_saved_tensors_cloned),
+    (chain, with_saved_tensors_moved_away_and_back),
+    (product, with_one_tensor_as_two_inputs),
+    (lambda x: F.gelu(x) * 2 + 1, with_the_result_written_before_backward),
+    (in_the_storage_of_an_operand, with_the_result_written_before_backward),
+]
+"""Functions, and uses of their gradients in which a backward that is not autograd's may go wrong."""

@@ -13,15 +13,6 @@ from tests.backend.compiling import agrees, assert_same, chain, compiled, twin, 
 from tilewright.runtime.pool import pool
 
 
-def test_overlapping_inputs() -> None:
-    base = torch.randn(65, 32)
-
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return F.gelu(a) * b + a
-
-    assert_same(compiled(function)(base[:-1], base[1:]), function(base[:-1], base[1:]))
-
-
 def test_overlapping_inputs_one_of_them_written() -> None:
     base = torch.randn(65, 32)
     other = twin(base)
@@ -84,17 +75,12 @@ def test_a_written_input_that_is_no_leaf() -> None:
     agrees(function, [with_grad(40, 20)], step)
 
 
-def test_a_written_view_of_an_input() -> None:
-    def rows(x: torch.Tensor) -> torch.Tensor:
-        x[1:].mul_(2)
-        return F.gelu(x)
-
-    def transposed(x: torch.Tensor) -> torch.Tensor:
+def test_a_written_transpose_of_an_input() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
         x.t().add_(x.sum())
         return F.gelu(x)
 
-    agrees(rows, [torch.randn(40, 20)])
-    agrees(transposed, [torch.randn(40, 20)])
+    agrees(function, [torch.randn(40, 20)])
 
 
 def test_reads_before_and_after_a_write() -> None:
@@ -103,13 +89,6 @@ def test_reads_before_and_after_a_write() -> None:
         column = x.sum(0)
         x.copy_(before + 1)
         return before, column, x.sum(0), x * 2
-
-    agrees(function, [torch.randn(40, 20)])
-
-
-def test_a_function_that_only_writes() -> None:
-    def function(x: torch.Tensor) -> None:
-        x.mul_(2).add_(1)
 
     agrees(function, [torch.randn(40, 20)])
 

@@ -1,6 +1,5 @@
 """Autograd's contract holds for a compiled function, also for results without a gradient and in forward mode."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,90 +8,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, kernels, twin, with_grad
+from tests.backend.compiling import Run, agrees, assert_same, chain, compiled, differentiate, kernels, twin, with_grad
 from tilewright import functional
 from tilewright.backend import backend, recording
-
-Run = Callable[[torch.Tensor], torch.Tensor]
-
-
-def twice_through_a_retained_graph(run: Run, x: torch.Tensor) -> None:
-    result = run(x)
-    result.sum().backward(retain_graph=True)
-    result.square().sum().backward()
-
-
-def retained_after_one_that_was_not(run: Run, x: torch.Tensor) -> None:
-    run(x).sum().backward()
-    twice_through_a_retained_graph(run, x)
-
-
-def with_saved_tensors_cloned(run: Run, x: torch.Tensor) -> None:
-    packed: list[torch.Tensor] = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        packed.append(tensor)
-        return tensor.clone()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run(x)
-    differentiate(result)
-    assert packed
-
-
-def with_saved_tensors_moved_away_and_back(run: Run, x: torch.Tensor) -> None:
-    with torch.autograd.graph.save_on_cpu():
-        result = run(x)
-    differentiate(result)
-
-
-def with_one_tensor_as_two_inputs(run: Run, x: torch.Tensor) -> None:
-    differentiate(run(x, x))
-
-
-def with_the_result_written_before_backward(run: Run, x: torch.Tensor) -> None:
-    result = run(x)
-    result.add_(1)
-    result.mul_(2)
-    differentiate(result)
-
-
-def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x) * y
-
-
-def in_the_storage_of_an_operand(x: torch.Tensor) -> torch.Tensor:
-    return (x @ torch.ones(200, 200)) * 2
-
-
-STEPS: list[tuple[Run, Callable[..., None]]] = [
-    (chain, twice_through_a_retained_graph),
-    (chain, retained_after_one_that_was_not),
-    (chain, with_saved_tensors_cloned),
-    (chain, with_saved_tensors_moved_away_and_back),
-    (product, with_one_tensor_as_two_inputs),
-    (lambda x: F.gelu(x) * 2 + 1, with_the_result_written_before_backward),
-    (in_the_storage_of_an_operand, with_the_result_written_before_backward),
-]
-
-
-@pytest.mark.parametrize(("function", "step"), STEPS)
-def test_gradients_are_eagers(function: Run, step: Callable[..., None]) -> None:
-    agrees(function, [with_grad(300, 200)], step)
-
-
-def test_a_second_backward_without_retaining_is_pytorch_s_error() -> None:
-    result = compiled(chain)(with_grad(4, 20)).sum()
-    result.backward()
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        result.backward()
-
-
-def test_double_backward_is_pytorch_s_error() -> None:
-    x = with_grad(4, 20)
-    (gradient,) = torch.autograd.grad(compiled(chain)(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradient.sum().backward()
 
 
 @pytest.mark.usefixtures("lenient")
@@ -347,15 +265,6 @@ def test_the_tangent_is_eagers(is_compiled_before: bool) -> None:
             assert forward_ad.unpack_dual(run(x)).tangent is None
     assert kernels(record)
     assert_same(run(x), function(x))
-
-
-def test_training_raises_pytorchs_error() -> None:
-    x, tangent = torch.randn(2, 5, 8)
-    x.requires_grad_()
-    run = compiled(function, dynamic=False)
-    run(x)
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        run(forward_ad.make_dual(x, tangent))
 
 
 def test_what_has_no_tangent_says_so() -> None:

@@ -13,8 +13,19 @@ from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, chain, compiled, deterministic, differentiate, twin, with_grad
-from tests.backend.test_autograd import STEPS, Run, product
+from tests.backend.compiling import (
+    STEPS,
+    Run,
+    agrees,
+    assert_same,
+    chain,
+    compiled,
+    deterministic,
+    differentiate,
+    product,
+    twin,
+    with_grad,
+)
 
 pytestmark = pytest.mark.usefixtures("executor")
 TWICE = "backward through the graph a second time"

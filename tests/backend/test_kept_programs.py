@@ -18,8 +18,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.backend.compiling import assert_same, compare_steps, compiled, deterministic, differentiate, twin, with_grad
-from tests.backend.test_autograd import retained_after_one_that_was_not
+from tests.backend.compiling import (
+    assert_same,
+    compare_steps,
+    compiled,
+    deterministic,
+    differentiate,
+    retained_after_one_that_was_not,
+    twin,
+    with_grad,
+)
 from tests.processes import start
 from tests.waiting import HANG_S
 from tilewright.backend import _Compiler

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
+from tests.backend.compiling import assert_same, chain, compiled, differentiate, twin
 from tests.processes import start
 from tests.waiting import HANG_S, in_threads
 from tilewright.runtime.pool import pool
@@ -56,14 +56,6 @@ def test_new_sizes_from_several_threads() -> None:
                 assert_same(run(x), chain(x))
 
     in_threads([partial(sizes, offset) for offset in range(4)])
-
-
-def test_backward_from_another_thread() -> None:
-    def step(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
-        result = run(x)
-        in_threads([lambda: result.sum().backward()])
-
-    agrees(chain, [with_grad(*LARGE)], step)
 
 
 def test_a_result_that_dies_on_another_thread_returns_its_memory() -> None:

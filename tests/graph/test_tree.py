@@ -67,31 +67,6 @@ def test_the_fused_block_has_attention_as_one_step() -> None:
     assert " → ".join(steps(block_tree(fused=True))) == expected
 
 
-def test_every_step_of_the_block_has_the_class_of_its_work() -> None:
-    tree = block_tree()
-    work = {
-        "LN": "reduction",
-        "Q": "compute",
-        "K": "compute",
-        "V": "compute",
-        "heads": "layout",
-        "QKᵀ/√d": "compute",
-        "softmax": "reduction",
-        "PV": "compute",
-        "merge": "layout",
-        "out-projection": "compute",
-        "residual": "pointwise",
-        "FF1": "compute",
-        "GELU": "pointwise",
-        "FF2": "compute",
-    }
-    for role, operator_class in work.items():
-        assert operator_class in {note.operator_class for note in notes(tree, role)}, role
-    assert {note.operator_class for note in tree.operators()} <= {"compute", "pointwise", "reduction", "layout"}
-    scale = [note for note in notes(tree, "QKᵀ/√d") if note.operator_class == "pointwise"]
-    assert [note.target for note in scale] == ["aten.div.Tensor"]
-
-
 def test_the_tree_holds_every_operator_once_and_in_order() -> None:
     for backward in (False, True):
         graph = block_graphs(**BLOCK_EQUAL, dropout=0.1, fused=False)[backward]

@@ -74,15 +74,6 @@ def test_operators_of_the_host_count_without_what_they_call(trace: Trace, tmp_pa
     }
 
 
-def test_the_time_of_slices_that_overlap_counts_once(trace: Trace, tmp_path: Path) -> None:
-    """`aten::mul` begins within `aten::linear` and outlasts it."""
-    trace.step(0, 0, 100)
-    trace.operator("aten::linear", 10, 60)
-    trace.operator("aten::mul", 40, 80)
-    found = read_run(run(trace, tmp_path)).operators
-    assert found == {("host", "aten::linear"): (30, 1), ("host", "aten::mul"): (40, 1)}
-
-
 def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
     sides: tuple[Path, Path] = (tmp_path / "before", tmp_path / "after")
     for number in range(6):

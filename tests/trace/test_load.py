@@ -281,15 +281,6 @@ def test_arguments_keep_their_times(tmp_path: Path, piece: int, monkeypatch: pyt
         assert ts == 1732200000000000125 and json.loads(str(args)) == json.loads(inner)
 
 
-def test_slices_that_perfetto_drops_are_rows() -> None:
-    """Kernels of one stream whose times were rounded apart, and a range that leaves a function half-way."""
-    events = [complete("k1", 0, 5), complete("k2", 4.999, 5), complete("k3", 9.999, 1)]
-    connection, _ = loaded_events(events)
-    found = rows(connection, "SELECT name, depth, parent_id FROM slice ORDER BY id")
-    assert found == [("k1", 0, None), ("k2", 0, None), ("k3", 0, None)]
-    assert rows(connection, "SELECT name FROM overlap JOIN slice ON slice.id = overlap.slice_id") == [("k2",)]
-
-
 def test_begins_and_ends() -> None:
     def point(phase: str, ts: float, **more: object) -> dict[str, object]:
         return {"ph": phase, "ts": ts, **IN_A_THREAD, **more}

@@ -320,11 +320,6 @@ def test_text_among_the_operands_is_not_recorded() -> None:
     assert call is not None and (priced := price(call)) is not None and priced.cost.flops == 4 * 6
 
 
-def test_an_unknown_operator_is_unknown() -> None:
-    call = read_call("mine::special", written(ones(2, 3)))
-    assert call is not None and price(call) is None
-
-
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     sizes = NumberAxes()
     call = CallAxes(sizes, {}, lambda _: None, [], None, None, str)

@@ -40,7 +40,6 @@ from tests.passes.attention.spellings import (
     filled_low,
     filled_low_then_added,
     filled_where,
-    in_autocast,
     plain,
     softmax_in_fp32,
     training_dropout,
@@ -199,11 +198,6 @@ def test_masks_of_other_shapes_of_scores_are_refused() -> None:
     compiled = Compiled(swapped)
     compiled.call(*heads(), draw((3, B * H // 3, N, N), seed=5)[0])
     assert not compiled.taken() and "different shapes" in compiled.decisions[0].reason
-
-
-def test_autocast() -> None:
-    # The gradients are fp32 in name only: eager's error is bf16's, and so is the bound.
-    check_fused(in_autocast, with_gradients(heads()), plain)
 
 
 def test_long_rows() -> None:
