@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.verify import verify
@@ -40,9 +41,18 @@ def check(function: Callable[..., Any], call: Callable[..., Any], inputs: Sequen
     assert [row for row in verify(function, call, inputs, **options) if not row.ok] == []
 
 
+def nodes(record: Recording) -> list[fx.Node]:
+    return [node for graph in record.graphs for node in graph.plan.graph.nodes]
+
+
 def targets(record: Recording) -> list[str]:
     """The operators of all graphs, in order."""
-    return [str(node.target) for graph in record.graphs for node in graph.plan.graph.nodes]
+    return [str(node.target) for node in nodes(record)]
+
+
+def called(record: Recording, word: str) -> list[Any]:
+    """The calls of operators with `word` in their names."""
+    return [node for node in nodes(record) if node.op == "call_function" and word in str(node.target)]
 
 
 def launched(record: Recording) -> list[str]:

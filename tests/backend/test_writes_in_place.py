@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.backend.compiling import compiled, tensors, twin
+from tests.contract import called
 from tilewright.backend import Recording, recording
 from tilewright.records.program import Decision
 
@@ -33,7 +34,7 @@ def decisions(record: Recording) -> list[Decision]:
 
 def copied_whole(record: Recording) -> list[str]:
     """Calls that write all of an input, or make a second one."""
-    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes if node.op == "call_function"]
+    nodes = called(record, "")
     found = [n for n in nodes if str(n.target) == "aten.copy_.default" and n.args[0].op == "placeholder"]
     made = ("index_put.", "index_copy.", "slice_scatter", "select_scatter")
     return [n.name for n in (*found, *(n for n in nodes if any(word in str(n.target) for word in made)))]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.contract import targets
 from tests.kernels.few_rows import keeps_contract
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.contract import compare
@@ -66,10 +67,6 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, place, cos, sin, seen)
         return x
-
-
-def targets(record: Recording) -> list[str]:
-    return [str(node.target) for graph in record.graphs for node in graph.plan.graph.nodes]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 32])

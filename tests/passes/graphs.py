@@ -1,13 +1,17 @@
 """Programs for the tests of this room, as ATen graphs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tilewright.compile.capture import capture
+from tilewright.compile.planner import Planner
+from tilewright.hardware.target import target_named
 from tilewright.operators.table import row_of
+from tilewright.records.case import Case, InputSpec
 
 
 def aten(function: Callable[..., Any], *inputs: Tensor) -> fx.Graph:
@@ -23,6 +27,18 @@ def run(graph: fx.Graph, *inputs: Tensor) -> Any:
 def calls(graph: fx.Graph) -> list[str]:
     """Names of the operators that run, in order."""
     return [str(n.target).removeprefix("aten.") for n in graph.nodes if n.op == "call_function"]
+
+
+def planned(model: Callable[..., Any], shapes: str, training: bool = True) -> Any:
+    """The model's plan for an H200."""
+    case = Case("subject", lambda: model, InputSpec.parse_many(shapes), training=training)
+    return capture(case, Planner(target_named("h200"))).plan
+
+
+def written(graphs: Iterable[Any]) -> list[Tensor]:
+    """What the generated kernels of a plan's graphs write."""
+    regions = [region for graph in graphs for region in graph.fusion.regions]
+    return [output.meta["val"] for region in regions for output in region.lowered.outputs]
 
 
 def stays(rewrite: Callable[[fx.Graph], Any], function: Callable[..., Any], *inputs: Tensor) -> Any:

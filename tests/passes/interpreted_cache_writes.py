@@ -1,12 +1,13 @@
 """A token's keys and values into static caches, in Triton's interpreter, against float64 and eager."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.contract import called
 from tests.kernels.interpreter import install
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.contract import compare
@@ -56,11 +57,6 @@ def operands(batch: int, tokens: int = 1, dtype: torch.dtype = torch.bfloat16) -
     return Operands(*(x.to(dtype) for x in (*caches, *heads, angle.cos(), angle.sin())))
 
 
-def calls(record: Recording, word: str) -> list[Any]:
-    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes]
-    return [node for node in nodes if node.op == "call_function" and word in str(node.target)]
-
-
 def check(function: Callable[[Operands, Tensor], Tensor], inputs: Operands, place: Tensor) -> Recording:
     """The result and the caches keep the numbers contract; what is not turned is eager's, bit for bit."""
     mine, theirs, exact = (Operands(*(x.to(dtype, copy=True) for x in inputs)) for dtype in (None, None, torch.double))
@@ -90,8 +86,8 @@ def test_keys_queries_and_values_are_one_launch(
         return q * 2 + x.keys.sum(2, keepdim=True).repeat(1, 3, 1, 1)
 
     record = check(function, operands(batch, len(places), dtype), torch.tensor(places))
-    (launch,) = calls(record, "write_cache_")
-    assert all(launch.args[5:8]) and not calls(record, "index_")
+    (launch,) = called(record, "write_cache_")
+    assert all(launch.args[5:8]) and not called(record, "index_")
     assert [d.verdict for g in record.graphs for d in g.plan.fusion.decisions if d.passed_by == "cache writes"] == [
         "taken"
     ]
@@ -124,7 +120,7 @@ def with_angles_of_single_heads(x: Operands, place: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("function", [from_the_end, with_angles_of_single_heads])
 def test_what_is_written_is_not_turned(function: Callable[[Operands, Tensor], Tensor]) -> None:
-    (launch,) = calls(check(function, operands(2), torch.tensor([5])), "write_cache_")
+    (launch,) = called(check(function, operands(2), torch.tensor([5])), "write_cache_")
     assert launch.args[6] is None
 
 
@@ -135,4 +131,4 @@ def test_different_places_stay_two_writes() -> None:
         return x.q * 2
 
     record = check(function, operands(2), torch.tensor([4, 5]))
-    assert not calls(record, "write_cache_") and len(calls(record, "index_copy_")) == 2
+    assert not called(record, "write_cache_") and len(called(record, "index_copy_")) == 2

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.contract import keeps_contract
+from tests.contract import called, keeps_contract
 from tests.kernels.interpreter import install
 from tilewright.backend import Recording, backend, recording
 from tilewright.passes.product import skinny as skinny_products
@@ -48,8 +48,7 @@ def infers(function: Callable[..., Any], x: Tensor) -> Recording:
 
 
 def calls(record: Recording, word: str = "skinny_linear") -> list[Any]:
-    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes]
-    return [node for node in nodes if node.op == "call_function" and word in str(node.target)]
+    return called(record, word)
 
 
 def decisions(record: Recording) -> list[Decision]:

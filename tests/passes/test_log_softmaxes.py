@@ -7,16 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.passes.graphs import aten, calls, run
-from tilewright.compile.capture import capture
-from tilewright.compile.planner import Planner
+from tests.passes.graphs import aten, calls, planned, run, stays, written
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.index.sums import sum_by_index
 from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.simplify import simplify
-from tilewright.records.case import Case, InputSpec
 
 H200 = target_named("h200")
 ROWS, COLUMNS = 2048, 4096
@@ -80,16 +77,9 @@ class Loss(torch.nn.Module):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_no_row_of_probabilities_is_written_or_kept(name: str) -> None:
-    inputs = [InputSpec("bfloat16", (ROWS, COLUMNS), (None, None))] * 2
-    plan = capture(Case(name, lambda: Loss(LOSSES[name]), inputs, training=True), Planner(H200)).plan
+    plan = planned(Loss(LOSSES[name]), ",".join([f"bf16[{ROWS},{COLUMNS}]"] * 2))
+    assert not [x for x in written(plan.graphs) if x.numel() >= ROWS * COLUMNS and x.dtype == torch.float32]
     for graph in plan.graphs:
-        wide = [
-            output.name
-            for region in graph.fusion.regions
-            for output in region.lowered.outputs
-            if output.meta["val"].numel() >= ROWS * COLUMNS and output.meta["val"].dtype == torch.float32
-        ]
-        assert wide == []
         assert not {"tilewright.index_sums.default", "tilewright.softmax.default"} & set(calls(graph.graph))
 
 
@@ -105,16 +95,8 @@ class OfParameter(torch.nn.Module):
 @pytest.mark.parametrize("name", [*LOSSES, "with labels"])
 def test_of_logits_in_fp32_the_gradient_alone_is_written(name: str) -> None:
     """Not the softmax, for a kernel that would read it from memory."""
-    inputs, loss = [InputSpec("float32", (ROWS, COLUMNS), (None, None))], LOSSES.get(name, with_labels)
-    plan = capture(Case(name, lambda: OfParameter(loss), inputs, training=True), Planner(H200)).plan
-    written = [
-        output.name
-        for graph in plan.graphs
-        for region in graph.fusion.regions
-        for output in region.lowered.outputs
-        if output.meta["val"].numel() == ROWS * COLUMNS
-    ]
-    assert len(written) == 1
+    plan = planned(OfParameter(LOSSES.get(name, with_labels)), f"fp32[{ROWS},{COLUMNS}]")
+    assert sum(x.numel() == ROWS * COLUMNS for x in written(plan.graphs)) == 1
 
 
 def with_labels(x: Tensor, other: Tensor) -> Tensor:
@@ -160,19 +142,13 @@ def test_the_gradient_of_a_pick_is_computed_where_it_is_read() -> None:
 
 def test_what_stays() -> None:
     x, other = logits()
-    stays: list[Callable[[Tensor, Tensor], Tensor]] = [
+    others: list[Callable[[Tensor, Tensor], Tensor]] = [
         lambda x, _: x.float().log_softmax(-1),
         lambda x, _: F.cross_entropy(x.float(), index(x)[:, 0]),
         lambda x, _: x.float().log_softmax(0).gather(0, index(x).T),
         lambda x, _: x[:9].float().log_softmax(-1).gather(-1, index(x[:9])),
         lambda x, _: x.float().log_softmax(-1) @ x.float().T,
     ]
-    for function in stays:
-        graph = aten(function, x, other)
-        before = calls(graph)
-        compute_where_read(graph, H200)
-        assert calls(graph) == before
-    graph = aten(picked, x, other)
-    before = calls(graph)
-    compute_where_read(graph, target_named("cpu"))
-    assert calls(graph) == before
+    for function in others:
+        stays(lambda graph: compute_where_read(graph, H200), function, x, other)
+    stays(lambda graph: compute_where_read(graph, target_named("cpu")), picked, x, other)

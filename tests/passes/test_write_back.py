@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.contract import targets
 from tilewright.backend import backend, recording
 from tilewright.compile import planner
 from tilewright.hardware.target import target_named
@@ -50,8 +51,7 @@ class Counting(nn.Module):
 
 
 def together(record: Any) -> list[str]:
-    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes]
-    return [str(node.target) for node in nodes if "_foreach" in str(node.target)]
+    return [target for target in targets(record) if "_foreach" in target]
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["Python", "C++"])

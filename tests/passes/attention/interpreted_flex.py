@@ -6,9 +6,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.kernels.interpreter import install
-from tests.passes.attention.interpreted_kernel import Compiled
-from tests.passes.attention.spellings import Function, draw
-from tests.passes.attention.test_recognise import check_numbers
+from tests.passes.attention.interpreted_kernel import Compiled, inferred
+from tests.passes.attention.spellings import draw
 from tilewright.records.program import Decision
 
 pytestmark = [
@@ -56,86 +55,47 @@ NEAR, EARLIER, OF_HEADS, PREFIX = (
 )
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, enable_gqa=True)
-    return out
+def run(dtype: torch.dtype = torch.bfloat16, **options: object) -> tuple[Compiled, Decision]:
+    """A call with these options keeps the numbers contract; what was decided of it."""
 
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = flex_attention(q, k, v, enable_gqa=True, **options)
+        return found[0] + found[1][..., None].to(dtype) if "return_lse" in options else found
 
-def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, cap, NEAR, scale=0.4, enable_gqa=True)
-    return out
-
-
-def unseen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, block_mask=EARLIER, enable_gqa=True)
-    return out
-
-
-def run(fn: Function, dtype: torch.dtype = torch.bfloat16) -> tuple[Compiled, Decision]:
-    """`fn` keeps the numbers contract; what was decided of it."""
-    inputs = draw((B, H, N, D), (B, K, N, D), (B, K, N, D), dtype=dtype)
-    compiled = Compiled(fn)
-    with torch.no_grad():
-        actual, eager = compiled.call(*inputs), fn(*inputs)
-        check_numbers([actual], [eager], [fn(*(x.double() for x in inputs))])
-    assert actual.stride() == eager.stride()
+    compiled = inferred(call, draw((B, H, N, D), (B, K, N, D), (B, K, N, D), dtype=dtype))
     (decision,) = (d for d in compiled.record.decisions if "flex" in d.reason)
     return compiled, decision
 
 
-@pytest.mark.parametrize("fn", [plain, capped, unseen], ids=lambda fn: fn.__name__)
-def test_bands_and_soft_caps_run_in_our_kernels(fn: Function) -> None:
-    compiled, decision = run(fn)
-    assert decision.verdict == "taken"
-    assert compiled.targets("tilewright.attention.default") == 1 and compiled.targets("flex_attention") == 0
-    (call,) = (
-        node
-        for graph in compiled.record.graphs
-        for node in graph.plan.graph.nodes
-        if node.target is torch.ops.tilewright.attention.default
-    )
-    band = {plain: (None, None), capped: (19, 0), unseen: (None, -10)}[fn]
-    assert call.args[8:11] == (*band, 2.0 if fn is capped else 0.0)
+BANDS: dict[str, tuple[dict[str, object], tuple[object, ...]]] = {
+    "plain": ({}, (None, None, 0.0)),
+    "capped": ({"score_mod": cap, "block_mask": NEAR, "scale": 0.4}, (19, 0, 2.0)),
+    "unseen": ({"block_mask": EARLIER}, (None, -10, 0.0)),
+}
+"""Options of calls, and what becomes of them: the window's sides and the soft cap."""
 
 
-def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, double, enable_gqa=True)
-    return out
+@pytest.mark.parametrize("name", BANDS)
+def test_bands_and_soft_caps_run_in_our_kernels(name: str) -> None:
+    options, expected = BANDS[name]
+    compiled, decision = run(**options)  # type: ignore[arg-type]
+    assert decision.verdict == "taken" and compiled.targets("flex_attention") == 0
+    assert compiled.attention.args[8:11] == expected
 
 
-def with_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, alibi, enable_gqa=True)
-    return out
+OTHERS: dict[str, tuple[dict[str, object], str]] = {
+    "doubled": ({"score_mod": double}, "no soft cap"),
+    "alibi": ({"score_mod": alibi}, "reads tensors"),
+    "by heads": ({"block_mask": OF_HEADS}, "from head to head"),
+    "prefix": ({"block_mask": PREFIX}, "no band"),
+    "with sums": ({"return_lse": True}, "log-sum-exp"),
+    "fp32": ({"dtype": torch.float32}, "16 bits"),
+}
 
 
-def by_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, block_mask=OF_HEADS, enable_gqa=True)
-    return out
-
-
-def with_prefix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = flex_attention(q, k, v, block_mask=PREFIX, enable_gqa=True)
-    return out
-
-
-def with_sums(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out, lse = flex_attention(q, k, v, return_lse=True, enable_gqa=True)
-    return out + lse[..., None].to(out.dtype)
-
-
-@pytest.mark.parametrize(
-    ("fn", "dtype", "reason"),
-    [
-        (doubled, torch.bfloat16, "no soft cap"),
-        (with_alibi, torch.bfloat16, "reads tensors"),
-        (by_heads, torch.bfloat16, "from head to head"),
-        (with_prefix, torch.bfloat16, "no band"),
-        (with_sums, torch.bfloat16, "log-sum-exp"),
-        (plain, torch.float32, "16 bits"),
-    ],
-    ids=lambda x: getattr(x, "__name__", str(x)),
-)
-def test_other_calls_stay(fn: Function, dtype: torch.dtype, reason: str) -> None:
-    compiled, decision = run(fn, dtype)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_calls_stay(name: str) -> None:
+    options, reason = OTHERS[name]
+    compiled, decision = run(**options)  # type: ignore[arg-type]
     assert decision.verdict == "refused" and reason in decision.reason
     assert compiled.targets("tilewright.attention") == 0

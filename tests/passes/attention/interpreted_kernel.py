@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tests.contract import nodes, recorded, targets
 from tests.kernels.interpreter import install
 from tests.passes.attention.spellings import (
     DROPPED_ROW,
@@ -25,7 +26,6 @@ from tests.passes.attention.spellings import (
 )
 from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
-from tilewright.backend import Recording, backend, recording
 from tilewright.passes import pipeline
 from tilewright.passes.attention import constants
 from tilewright.passes.attention.kernel import choose_kernels
@@ -39,15 +39,7 @@ class Compiled:
     """A function under the backend, and what its compilations learned."""
 
     def __init__(self, fn: Callable[..., Tensor], dynamic: bool = False) -> None:
-        self.record = Recording()
-        self.call = torch.compile(fn, backend=self.backend, fullgraph=True, dynamic=dynamic)
-
-    def backend(self, module: torch.fx.GraphModule, inputs: Sequence[Tensor], **_: object) -> Callable[..., object]:
-        with recording() as record:
-            compiled = backend(module, inputs)
-        self.record.graphs += record.graphs
-        self.record.decisions += record.decisions
-        return compiled
+        self.call, self.record = recorded(fn, dynamic=dynamic)
 
     @property
     def choices(self) -> list[Decision]:
@@ -55,8 +47,13 @@ class Compiled:
         return [d for d in self.record.decisions if d.passed_by == "attention" and "N² tensor" not in d.reason]
 
     def targets(self, name: str) -> int:
-        nodes = [node for graph in self.record.graphs for node in graph.plan.graph.nodes]
-        return sum(name in str(node.target) for node in nodes)
+        return sum(name in target for target in targets(self.record))
+
+    @property
+    def attention(self) -> torch.fx.Node:
+        """The only call of tilewright's attention."""
+        (call,) = (node for node in nodes(self.record) if node.target is torch.ops.tilewright.attention.default)
+        return call
 
     def check_taken(self, training: bool = True) -> None:
         (choice,) = self.choices
@@ -66,13 +63,25 @@ class Compiled:
         assert self.targets("scaled_dot_product") == 0
 
 
-def check(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None) -> Compiled:
-    """Forward and backward keep the numbers contract, on tilewright's kernels."""
+def trained(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None) -> Compiled:
+    """Forward and backward keep the numbers contract, and the result lies as eager's."""
     compiled = Compiled(fn)
     actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(fn, inputs)
-    compiled.check_taken()
     check_numbers(actual, eager, value_and_gradients(truth or fn, inputs, torch.float64))
     assert actual[0].stride() == eager[0].stride()
+    return compiled
+
+
+def inferred(fn: Function, inputs: Sequence[Tensor]) -> Compiled:
+    """As `trained`, without gradients."""
+    with torch.no_grad():
+        return trained(fn, [x.detach() for x in inputs])
+
+
+def check(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None) -> Compiled:
+    """As `trained`, on tilewright's kernels."""
+    compiled = trained(fn, inputs, truth)
+    compiled.check_taken()
     return compiled
 
 
@@ -132,19 +141,11 @@ def test_narrow_dtypes(fn: Function, truth: Function, dtype: torch.dtype) -> Non
 
 
 def test_autocast() -> None:
-    inputs = with_gradients(heads())
-    compiled = Compiled(in_autocast)
-    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(in_autocast, inputs)
-    compiled.check_taken()
-    check_numbers(actual, eager, value_and_gradients(plain, inputs, torch.float64))
+    check(in_autocast, with_gradients(heads()), plain)
 
 
 def test_expanded_keys_stay_with_pytorch() -> None:
-    inputs = with_gradients(heads())
-    compiled = Compiled(grouped_broadcast)
-    actual, eager = value_and_gradients(compiled.call, inputs), value_and_gradients(grouped_broadcast, inputs)
-    check_numbers(actual, eager, value_and_gradients(grouped_broadcast, inputs, torch.float64))
-    (choice,) = compiled.choices
+    (choice,) = trained(grouped_broadcast, with_gradients(heads())).choices
     assert choice.verdict == "refused" and "an expanded operand" in choice.reason
 
 
@@ -313,7 +314,7 @@ def test_a_band_is_no_mask(name: str, computed: bool, monkeypatch: pytest.Monkey
         monkeypatch.setattr(constants, "MOST_BYTES", 8 * 33)
     compiled = check(masked(mask), with_gradients(heads(n=sizes[0], m=sizes[1], d=16)))
     assert options_of(compiled) == (None, band)
-    assert not any("where" in str(n.target) or "le." in str(n.target) for n in nodes_of(compiled))
+    assert compiled.targets("where") == compiled.targets("le.") == 0
 
 
 @pytest.mark.parametrize("name", NO_BANDS)
@@ -322,14 +323,9 @@ def test_other_masks_stay_masks(name: str) -> None:
     assert kept is not None
 
 
-def nodes_of(compiled: Compiled) -> list[torch.fx.Node]:
-    return [node for graph in compiled.record.graphs for node in graph.plan.graph.nodes]
-
-
 def options_of(compiled: Compiled) -> tuple[torch.fx.Node | None, tuple[int | None, int | None]]:
     """The mask of the only attention, and its window."""
-    (call,) = (n for n in nodes_of(compiled) if str(n.target) == "tilewright.attention.default")
-    return call.args[3], tuple(call.args[8:10])
+    return compiled.attention.args[3], tuple(compiled.attention.args[8:10])
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
@@ -369,12 +365,8 @@ def test_a_token_against_a_static_cache(dtype: torch.dtype, position: int) -> No
     torch.manual_seed(0)
     shapes = (2, 8, 1, 64), (2, 2, 128, 64), (2, 2, 128, 64)
     inputs = [*(torch.randn(shape, dtype=dtype) for shape in shapes), torch.tensor(position)]
-    compiled = Compiled(decode)
-    with torch.no_grad():
-        actual, eager = compiled.call(*inputs), decode(*inputs)
-        truth = decode(*(x.double() if x.is_floating_point() else x for x in inputs))
+    compiled = inferred(decode, inputs)
     (choice,) = compiled.choices
     assert choice.verdict == "taken" and "split over the keys" in choice.reason
     mask, window = options_of(compiled)
     assert window == (None, None) and mask is not None and mask.meta["val"].stride()[:2] == (0, 0)
-    check_numbers([actual], [eager], [truth])

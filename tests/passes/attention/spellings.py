@@ -27,33 +27,9 @@ def plain(q, k, v):
     return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(D), dim=-1) @ v
 
 
-def functional(q, k, v):
-    return torch.matmul(F.softmax(torch.matmul(q, k.mT) * D**-0.5, dim=3), v)
-
-
-def methods(q, k, v):
-    return q.matmul(k.permute(0, 1, 3, 2)).div(D**0.5).softmax(-1).matmul(v)
-
-
-def module_softmax(q, k, v):
-    return nn.Softmax(dim=-1)((q * D**-0.5) @ k.swapaxes(2, 3)) @ v
-
-
-def scaled_key(q, k, v):
-    return torch.softmax(q @ (k.transpose(-1, -2) * 0.3), -1) @ v
-
-
 def scaled_both(q, k, v):
     root = D**0.25
     return torch.softmax((q / root) @ (k / root).transpose(-1, -2), -1) @ v
-
-
-def tensor_scale(q, k, v):
-    return torch.softmax(q @ k.mT / torch.sqrt(torch.tensor(D)), -1) @ v
-
-
-def number_first(q, k, v):
-    return torch.softmax(0.25 * (q @ k.mT), -1) @ v
 
 
 def einsum_sequence_first(q, k, v):
@@ -89,10 +65,6 @@ def baddbmm(q, k, v):
     return torch.bmm(torch.baddbmm(room, q, k.mT, beta=0, alpha=D**-0.5).softmax(-1), v)
 
 
-def one_head_mm(q, k, v):
-    return torch.mm(torch.softmax(torch.mm(q[0, 1], k[0, 1].t()), 1), v[0, 1])
-
-
 def three_axes(q, k, v):
     return torch.softmax(q[:, 0] @ k[:, 0].transpose(1, 2), 2) @ v[:, 0]
 
@@ -111,10 +83,6 @@ def half_depth_values(q, k, v):
     return torch.softmax(q @ k.mT / math.sqrt(D), -1) @ v[..., :DV]
 
 
-def half_depth_keys(q, k, v):
-    return torch.softmax(q[..., :DV] @ k[..., :DV].mT / math.sqrt(DV), -1) @ v
-
-
 def grouped_repeat(q, k, v):
     k, v = (x[:, :1].repeat_interleave(H, 1) for x in (k, v))
     return torch.softmax(q @ k.mT, -1) @ v
@@ -122,14 +90,6 @@ def grouped_repeat(q, k, v):
 
 def grouped_broadcast(q, k, v):
     return torch.softmax(q @ k[:, :1].mT, -1) @ v[:, :1]
-
-
-def fewer_keys(q, k, v):
-    return torch.softmax(q @ k[:, :, :4].mT, -1) @ v[:, :, :4]
-
-
-def one_query(q, k, v):
-    return torch.softmax(q[:, :, -1:] @ k.mT, -1) @ v
 
 
 def written_softmax(q, k, v):
@@ -150,10 +110,6 @@ def written_values(q, k, v):
     return powers / torch.sum(powers, 3)[:, :, :, None] @ v
 
 
-def log_softmax(q, k, v):
-    return F.log_softmax(q @ k.mT, -1).exp() @ v
-
-
 def logsumexp(q, k, v):
     scores = q @ k.mT
     return torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True)) @ v
@@ -162,10 +118,6 @@ def logsumexp(q, k, v):
 def stabilised(q, k, v):
     scores = q @ k.mT
     return torch.softmax(scores - scores.amax(dim=-1, keepdim=True), -1) @ v
-
-
-def dropout_off(q, k, v):
-    return F.dropout(nn.Dropout(0.0)(torch.softmax(q @ k.mT, -1)), 0.3, training=False) @ v
 
 
 def value_written_first(q, k, v):
@@ -198,14 +150,26 @@ def in_place_views(q, k, v):
     return torch.softmax(scores, -1) @ v
 
 
-SPELLINGS: list[Function] = [
-    plain, functional, methods, module_softmax, scaled_key, scaled_both, tensor_scale, number_first,
-    einsum_sequence_first, einsum_one_key_head, einsum_grouped, einsum_reversed, batched, baddbmm, one_head_mm,
-    three_axes, five_axes, given_transposed, half_depth_values, half_depth_keys, grouped_repeat,
-    grouped_broadcast, fewer_keys, one_query, written_softmax, written_max, written_values,
-    log_softmax, logsumexp, stabilised, dropout_off, value_written_first, merged_heads, viewed_scores,
-    in_place_scale, in_place_views,
+LONGER: list[Function] = [
+    plain, scaled_both, einsum_sequence_first, einsum_one_key_head, einsum_grouped, einsum_reversed, batched,
+    baddbmm, three_axes, five_axes, given_transposed, half_depth_values, grouped_repeat, grouped_broadcast,
+    written_softmax, written_max, written_values, logsumexp, stabilised, value_written_first, merged_heads,
+    viewed_scores, in_place_scale, in_place_views,
 ]  # fmt: skip
+SPELLINGS: dict[str, Function] = {fn.__name__: fn for fn in LONGER} | {
+    "functional": lambda q, k, v: torch.matmul(F.softmax(torch.matmul(q, k.mT) * D**-0.5, dim=3), v),
+    "methods": lambda q, k, v: q.matmul(k.permute(0, 1, 3, 2)).div(D**0.5).softmax(-1).matmul(v),
+    "module_softmax": lambda q, k, v: nn.Softmax(dim=-1)((q * D**-0.5) @ k.swapaxes(2, 3)) @ v,
+    "scaled_key": lambda q, k, v: torch.softmax(q @ (k.transpose(-1, -2) * 0.3), -1) @ v,
+    "tensor_scale": lambda q, k, v: torch.softmax(q @ k.mT / torch.sqrt(torch.tensor(D)), -1) @ v,
+    "number_first": lambda q, k, v: torch.softmax(0.25 * (q @ k.mT), -1) @ v,
+    "one_head_mm": lambda q, k, v: torch.mm(torch.softmax(torch.mm(q[0, 1], k[0, 1].t()), 1), v[0, 1]),
+    "half_depth_keys": lambda q, k, v: torch.softmax(q[..., :DV] @ k[..., :DV].mT / math.sqrt(DV), -1) @ v,
+    "fewer_keys": lambda q, k, v: torch.softmax(q @ k[:, :, :4].mT, -1) @ v[:, :, :4],
+    "one_query": lambda q, k, v: torch.softmax(q[:, :, -1:] @ k.mT, -1) @ v,
+    "log_softmax": lambda q, k, v: F.log_softmax(q @ k.mT, -1).exp() @ v,
+    "dropout_off": lambda q, k, v: F.dropout(nn.Dropout(0.0)(torch.softmax(q @ k.mT, -1)), 0.3, training=False) @ v,
+}
 
 
 def causal_tril(q, k, v):
@@ -491,28 +455,8 @@ def normalised_later(q, k, v):
     return powers @ v / powers.sum(-1, keepdim=True)
 
 
-def over_queries(q, k, v):
-    return torch.softmax(q @ k.mT, -2) @ v
-
-
 def weak_fill(q, k, v):
     return (q @ k.mT).masked_fill(torch.ones(N, N).triu(1) == 1, -100.0).softmax(-1) @ v
-
-
-def negative_scale(q, k, v):
-    return torch.softmax(q @ k.mT * -1.0, -1) @ v
-
-
-def changed_weights(q, k, v):
-    return torch.softmax(q @ k.mT, -1).nan_to_num() @ v
-
-
-def clipped_scores(q, k, v):
-    return torch.softmax(torch.tanh(q @ k.mT), -1) @ v
-
-
-def trained_bias(q, k, v):
-    return torch.softmax(q @ k.mT + v.mean((0, 1, 3)), -1) @ v
 
 
 def mask_of_scores(q, k, v):
@@ -525,10 +469,6 @@ def two_fills(q, k, v):
     return scores.masked_fill(torch.ones(N, N).tril(-3) == 1, -INF).softmax(-1) @ v
 
 
-def empty(q, k, v):
-    return torch.softmax(q[:0] @ k[:0].mT, -1) @ v[:0]
-
-
 def mode_change(q, k, v):
     scores = q @ k.mT
     with torch.no_grad():
@@ -536,12 +476,22 @@ def mode_change(q, k, v):
     return weights @ v
 
 
-REFUSED: list[tuple[Function, str]] = [
-    (training_dropout, "dropout on the weights"), (returned_weights, "the weights are used by"),
-    (used_scores, "is also used by"), (write_seen_elsewhere, "in place"),
-    (written_query, "to what they read"), (no_maximum, "row maximum"),
-    (normalised_later, "not normalised"),
-    (over_queries, "last axis"), (weak_fill, "keep some weight"), (negative_scale, "scaled by -1"),
-    (changed_weights, "nan_to_num between"), (clipped_scores, "tanh between"), (trained_bias, "needs a gradient"),
-    (mask_of_scores, "is also used by"), (two_fills, "different ways"), (empty, "empty"), (mode_change, "mode"),
-]  # fmt: skip
+REFUSED: dict[str, tuple[Function, str]] = {
+    "training_dropout": (training_dropout, "dropout on the weights"),
+    "returned_weights": (returned_weights, "the weights are used by"),
+    "used_scores": (used_scores, "is also used by"),
+    "write_seen_elsewhere": (write_seen_elsewhere, "in place"),
+    "written_query": (written_query, "to what they read"),
+    "no_maximum": (no_maximum, "row maximum"),
+    "normalised_later": (normalised_later, "not normalised"),
+    "over_queries": (lambda q, k, v: torch.softmax(q @ k.mT, -2) @ v, "last axis"),
+    "weak_fill": (weak_fill, "keep some weight"),
+    "negative_scale": (lambda q, k, v: torch.softmax(q @ k.mT * -1.0, -1) @ v, "scaled by -1"),
+    "changed_weights": (lambda q, k, v: torch.softmax(q @ k.mT, -1).nan_to_num() @ v, "nan_to_num between"),
+    "clipped_scores": (lambda q, k, v: torch.softmax(torch.tanh(q @ k.mT), -1) @ v, "tanh between"),
+    "trained_bias": (lambda q, k, v: torch.softmax(q @ k.mT + v.mean((0, 1, 3)), -1) @ v, "needs a gradient"),
+    "mask_of_scores": (mask_of_scores, "is also used by"),
+    "two_fills": (two_fills, "different ways"),
+    "empty": (lambda q, k, v: torch.softmax(q[:0] @ k[:0].mT, -1) @ v[:0], "empty"),
+    "mode_change": (mode_change, "mode"),
+}

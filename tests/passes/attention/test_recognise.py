@@ -118,7 +118,7 @@ def with_gradients(inputs: Sequence[Tensor], count: int = 3) -> list[Tensor]:
     return [x.requires_grad_() if i < count else x for i, x in enumerate(inputs)]
 
 
-@pytest.mark.parametrize("fn", [*SPELLINGS, *CAUSAL], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [*SPELLINGS.values(), *CAUSAL], ids=[*SPELLINGS, *(fn.__name__ for fn in CAUSAL)])
 def test_spelling_is_fused(fn: Function) -> None:
     compiled = check_fused(fn, with_gradients(heads()))
     (decision,) = compiled.decisions
@@ -277,7 +277,7 @@ def test_row_that_masks_hide_in_two_ways() -> None:
             torch.testing.assert_close(actual, eager, equal_nan=True)
 
 
-@pytest.mark.parametrize(("fn", "reason"), REFUSED, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(("fn", "reason"), REFUSED.values(), ids=REFUSED)
 def test_refused_with_a_reason(fn: Function, reason: str) -> None:
     compiled = Compiled(fn)
     inputs = with_gradients(heads())

@@ -11,11 +11,9 @@ from torch.fx import GraphModule
 
 from tests.passes.attention.spellings import draw
 from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
-from tilewright.compile.capture import capture
-from tilewright.compile.planner import Planner
+from tests.passes.graphs import planned
 from tilewright.hardware.target import target_named
 from tilewright.passes.attention.recognise import recognise_attention
-from tilewright.records.case import Case, InputSpec
 
 pytest.importorskip("triton")
 H200 = target_named("h200")
@@ -130,9 +128,7 @@ CUDNN, EFFICIENT = (
     ids=lambda x: getattr(x, "__name__", type(x).__name__),
 )
 def test_what_runs_on_an_h200(function: Function, kernels: list[str]) -> None:
-    inputs = InputSpec.parse_many(",".join([f"bf16[{B},{H},{S},{D}]"] * 3))
-    plan = capture(Case("written out", lambda: function, inputs), Planner(H200)).plan
-    assert plan is not None
+    plan = planned(function, ",".join([f"bf16[{B},{H},{S},{D}]"] * 3))
     calls = [what for _, _, what in plan.launches() if "attention" in what or "bmm" in what or "softmax" in what]
     # A softmax that is left is generated or the kernel's, by its price.
     assert [what for what in calls if function is not over_channels or "softmax" not in what] == kernels
