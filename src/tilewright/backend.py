@@ -27,6 +27,7 @@ from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import counted_inputs, has_symbols, size_key, sizes_are_given, specialise
+from tilewright.graph.undefined import left_out
 from tilewright.graph.writes import written
 from tilewright.hardware.target import target_of
 from tilewright.launch.generated import compile_together, kernel_of
@@ -248,7 +249,8 @@ class _Compiler(Compiler):
         def for_sizes_of(args: list[Any]) -> Boxed:
             key = None
             if self.sizes_kept_for is not None:
-                key = program_cache.key_for_sizes(self.sizes_kept_for, name, size_key(args, offsets=True))
+                sizes = left_out(module.graph), size_key(args, offsets=True)
+                key = program_cache.key_for_sizes(self.sizes_kept_for, name, sizes)
                 if (loaded := self._loaded_for_sizes(key)) is not None:
                     return loaded
             try:

@@ -191,10 +191,11 @@ class Heads(nn.Module):
         return hidden, self.pooler(hidden[:, 0]).tanh(), self.window(hidden[:, :1]).softmax(-1)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)], ids=str)
-def test_what_no_used_result_depends_on_has_no_gradient(used: tuple[int, ...]) -> None:
+def test_what_no_used_result_depends_on_has_no_gradient(used: tuple[int, ...], dynamic: bool) -> None:
     model, x = Heads(), torch.randn(3, 5, 6)
-    run = compiled(model, fullgraph=True)
+    run = compiled(model, fullgraph=True, dynamic=dynamic)
     # The second call is that of the executor.
     for call in (model, run, run):
         model.zero_grad()
@@ -208,13 +209,14 @@ def test_what_no_used_result_depends_on_has_no_gradient(used: tuple[int, ...]) -
         assert_same(found, expected)
 
 
-def test_the_derivative_of_an_unused_result_is_not_computed() -> None:
+@pytest.mark.parametrize("dynamic", [False, None, True])
+def test_the_derivative_of_an_unused_result_is_not_computed(dynamic: bool | None) -> None:
     """The logarithm's derivative is infinite at 0, and its product with a zero gradient would be NaN."""
-    run = compiled(lambda x: (x.log(), x * 2))
-    for _ in range(2):
-        x = torch.tensor([-1.0, 0.0, 2.0], requires_grad=True)
+    run = compiled(lambda x: (x.log().t(), x * 2), dynamic=dynamic)
+    for rows in (2, 2, 3, 4):
+        x = torch.tensor([[-1.0, 0.0, 2.0]] * rows, requires_grad=True)
         run(x)[1].sum().backward()
-        assert torch.equal(x.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
+        assert torch.equal(x.grad, torch.full((rows, 3), 2.0))  # type: ignore[arg-type]
 
 
 def test_what_was_never_used_in_a_loss_has_no_gradient() -> None:

@@ -140,6 +140,24 @@ def test_sizes_that_change_are_planned_apart_and_counts_are_not() -> None:
     assert record.fallbacks == [] and len(record.graphs) == 4
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_an_unused_result_of_such_a_size_depends_on_has_no_gradient(dynamic: bool) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        kept = x[x[:, 0] > 0].log()
+        return (kept * w).t(), torch.cat([kept, kept * 2]), x * 2
+
+    run = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+    w = torch.ones(9, requires_grad=True)
+    for used, rows in itertools.product(((2,), (1, 2)), (7, 8)):
+        x = torch.randn(rows, 9, requires_grad=True)
+        ours, theirs = (
+            torch.autograd.grad(sum(call(x, w)[i].sum() for i in used), (x, w), allow_unused=True)  # type: ignore[arg-type]
+            for call in (run, function)
+        )
+        torch.testing.assert_close(ours[0], theirs[0], equal_nan=True)
+        assert ours[1] is None
+
+
 def scaled(x: Tensor) -> Tensor:
     """A number that is read from data, in place of a tensor."""
     return (x.exp() * x.mean().item()).tanh().sum()

@@ -133,17 +133,22 @@ def all_gradients_after_those_of_the_loss(run: Callable[..., Any], x: torch.Tens
     run(x)[0].backward()
     loss, logits = run(x)
     (loss + logits.sum()).backward()
+    # No leaf, and of no loss's history at the first call.
+    run(x * 2)[1].sum().backward()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("function", "step"),
     [(loss_and_logits, all_gradients_after_those_of_the_loss), (chain, retained_after_one_that_was_not)],
 )
-def test_backward_of_a_program_that_was_found(function: Callable[..., Any], step: Callable[..., None]) -> None:
+def test_backward_of_a_program_that_was_found(
+    function: Callable[..., Any], step: Callable[..., None], dynamic: bool
+) -> None:
     for _ in range(2):
         again()
-        compare_steps(function, [with_grad(40, 50)], step)
-    assert program_cache.counts == {"loaded": 1}
+        compare_steps(function, [with_grad(40, 50)], step, dynamic=dynamic)
+    assert program_cache.counts["loaded"] and not {"compiled", "sizes planned"} & program_cache.counts.keys()
 
 
 def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> None:

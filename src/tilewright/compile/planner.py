@@ -3,7 +3,8 @@
 torch-level graph → attention recognised
 joint graph       → copies, simplification, attention's kernels, dropout
 cut               → which forward values are saved, which are computed again
-each graph        → norms and biases cut → writes in place → fusion → choice by what was measured → schedule → sources
+each graph        → undefined gradients dropped → norms and biases cut → writes in place → fusion
+                  → choice by what was measured → schedule → sources
 """
 
 from __future__ import annotations
@@ -76,13 +77,6 @@ class Planner(Rewriter):
         """The forward values to save for backward, which recomputes other `needed` values."""
         return values_to_save(graph, needed, forward)
 
-    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        """Remove undefined incoming gradients from a backward graph; False if it cannot do without them."""
-        if not drop_undefined(backward, places):
-            return False
-        write_padded(backward)
-        return True
-
     def plan(self, graphs: Mapping[GraphName, fx.Graph]) -> Plan:
         """The plan of a program's graphs. Raises CaptureError for a device that no kernel is generated for."""
         kernels = _Kernels()
@@ -90,6 +84,8 @@ class Planner(Rewriter):
         return Plan(self.target, planned, list(self.decisions))
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
+        if drop_undefined(graph):
+            write_padded(graph)
         name_attention(graph, self.target)
         split_norms(graph, self.target)
         split_group_norms(graph)

@@ -43,10 +43,6 @@ class Rewriter:
         """The forward values to save, of those that backward needs; it recomputes the others."""
         return needed
 
-    def without_gradients(self, backward: fx.Graph, places: Sequence[int]) -> bool:
-        """Remove the incoming gradients with these indices from `backward`; False if nothing changes."""
-        return False
-
 
 class Compiler:
     """How a backend compiles the graphs of a capture, which `rewriter` rewrites. This one keeps nothing."""

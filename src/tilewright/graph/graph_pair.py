@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from tilewright.graph.capture import Boxed, CallableGraph, Compiler, Kind
@@ -17,9 +16,10 @@ from tilewright.graph.undefined import (
     BackwardByGradients,
     copied,
     expected_undefined,
+    insert_zeros,
     is_tangent,
+    leave_out,
     leave_undefined,
-    tangents_of,
 )
 from tilewright.records.errors import CaptureError
 from tilewright.records.outcomes import Outcome
@@ -43,14 +43,14 @@ class GraphPair:
     """Forward and backward."""
     undefined: Sequence[int] = ()
     """Indices, among the inputs of backward, of the gradients that the compiled backward does not take."""
-    tangents: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    """All gradients that come in, by place, where some of several may be undefined."""
+    tangents: Sequence[int] = ()
+    """The places of all gradients that come in, where some of several may be undefined."""
     backward_graph: fx.GraphModule | None = None
     """The graph of the compiled backward."""
     whole: fx.GraphModule | None = None
-    """The backward with all gradients as it was traced, where some may be undefined and it is not packed."""
+    """The backward with all gradients as it was traced, until it is packed."""
     packed: bytes | None = None
-    """The backward with all gradients as it was traced."""
+    """The same."""
     static: Sequence[int] = ()
     plain: PlainCall | None = None
     """How a call runs the compiled graphs if it does not need AOTAutograd's wrappers."""
@@ -63,21 +63,16 @@ class GraphPair:
         self.compiler.rewriter.joint(joint.graph)
         forward, backward = cut(joint, num_fwd_outputs, self.compiler.rewriter.saved)
         self.backward_graph = backward
-        given = backward
+        self.tangents = [] if compiled_autograd_is_on() else insert_zeros(backward.graph)
+        self.whole = copied(backward)
         if self.is_kept:
             from tilewright.graph.packed import pack_or_none
 
-            given = copied(backward)
             self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
-        self.tangents = {} if compiled_autograd_is_on() else tangents_of(backward.graph)
-        if self.tangents and self.packed is None:
-            self.whole = copied(backward)
-        if undefined := expected_undefined(self.tangents):
-            without = copied(backward)
-            if self.compiler.rewriter.without_gradients(without.graph, undefined):
-                self.undefined, self.backward_graph = undefined, without
-        self.compiled = self.compiler.compile({"forward": forward, "backward": self.backward_graph})
-        return forward, given
+        self.undefined = expected_undefined(backward.graph, self.tangents)
+        leave_out(backward.graph, self.undefined)
+        self.compiled = self.compiler.compile({"forward": forward, "backward": backward})
+        return forward, self.whole
 
     def whole_backward(self) -> fx.GraphModule:
         """The backward with all gradients, not planned yet."""
@@ -90,11 +85,12 @@ class GraphPair:
         return whole
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
-        assert self.compiled and self.backward_graph is not None
+        assert self.compiled
         self.static = _static_inputs()
         _keep_saved_tensors()
-        whole = self.whole or self.backward_graph
-        self._note_plain(gm.graph, whole.graph)
+        self._note_plain(gm.graph, self.whole_backward().graph)
+        if self.packed is not None:
+            self.whole = None
         return self._forward(CallableGraph(gm, "forward", self.static), self.compiled[0])
 
     def _forward(self, graph: CallableGraph, run: Boxed) -> Resumable:
@@ -123,11 +119,10 @@ class GraphPair:
         self.runs["backward"] = made = _boxed(run)
         return made
 
-    def _compile_without(self, places: frozenset[int]) -> Boxed | None:
-        """Backward without the gradients at these places; None where it cannot do without them."""
+    def _compile_without(self, places: frozenset[int]) -> Boxed:
+        """Backward without the gradients at these places."""
         backward = copied(self.whole_backward())
-        if places and not self.compiler.rewriter.without_gradients(backward.graph, sorted(places)):
-            return None
+        leave_out(backward.graph, places)
         return self._repeated(backward, self.compiler.compile({"backward": backward})[0])
 
     def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:

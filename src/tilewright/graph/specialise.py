@@ -30,7 +30,9 @@ def sizes_are_given(module: fx.GraphModule) -> bool:
 
     A size that depends on data alone (of a `nonzero`) is a value of the graph; backward has it from forward.
     """
-    return any(calls.is_known(size) for node in module.graph.nodes for size in _symbols(node.meta.get("val")))
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    # A program with sizes that depend on data is not kept.
+    return any(isinstance(value, SymbolicValue) or any(map(calls.is_known, _symbols(value))) for value in values)
 
 
 def _symbols(value: object) -> Iterator[torch.SymInt]:

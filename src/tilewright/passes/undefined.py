@@ -1,6 +1,6 @@
-"""Removes incoming gradients that are known to be undefined, such as that of logits beside a loss, from backward.
+"""Removes the zeros of incoming gradients that are undefined, such as that of logits beside a loss, from backward.
 
-    dz = add(view(dlogits), tangents_2)   →   dz = view(dlogits)
+    dz = add(view(dlogits), zeros)   →   dz = view(dlogits)
 
 A value that depends on no other incoming gradient is undefined too, as in eager, whose autograd does not compute it.
 Sums drop it, other operators read zeros instead, and as a result of the graph it is None.
@@ -8,7 +8,6 @@ Sums drop it, other operators read zeros instead, and as a result of the graph i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,18 +15,20 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_known
-from tilewright.graph.undefined import is_tangent
+from tilewright.graph.layouts import layout
+from tilewright.graph.specialise import has_symbols
+from tilewright.graph.undefined import UNDEFINED, is_tangent
 from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
 
 
-def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
-    """Remove the inputs with these indices from a backward graph, in place; False if it needs them."""
-    inputs = graph.find_nodes(op="placeholder")
-    absent = [inputs[place] for place in places]
-    undefined = set(absent)
-    defined = {node for node in inputs if is_tangent(node)} - undefined
+def drop_undefined(graph: fx.Graph) -> bool:
+    """Remove what depends on the zeros of undefined gradients alone, in place; whether there are such."""
+    undefined = {node for node in graph.nodes if UNDEFINED in node.meta}
+    if not undefined:
+        return False
+    defined = {node for node in graph.find_nodes(op="placeholder") if is_tangent(node)}
     for node in list(graph.nodes):
         read = [operand for operand in node.all_input_nodes if operand in undefined]
         if any(operand in defined for operand in node.all_input_nodes):
@@ -37,19 +38,15 @@ def drop_undefined(graph: fx.Graph, places: Sequence[int]) -> bool:
         if node.op == "output":
             node.args = fx.node.map_arg(node.args, lambda result: None if result in undefined else result)
         elif not is_pure(node):
-            return False
+            continue  # It reads the zeros.
         elif node not in defined:
             undefined.add(node)
         elif (other := _other_term(node, undefined)) is not None:
             node.replace_all_uses_with(other)
-        elif not all(_is_contiguous(operand) for operand in read):
-            return False
         else:
-            for operand in read:
+            for operand in filter(_is_contiguous, read):
                 node.replace_input_with(operand, _zeros(node, operand))
     drop_unread(graph)
-    for node in absent:
-        graph.erase_node(node)
     return True
 
 
@@ -58,17 +55,12 @@ def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:
     if str(node.target) != "aten.add.Tensor" or node.kwargs:
         return None
     terms = [term for term in node.args if isinstance(term, fx.Node) and term not in undefined]
-    result = calls.output(node)
-    value = calls.output(terms[0]) if len(terms) == 1 else None
-    if result is None or value is None:
-        return None
-    alike = value.dtype == result.dtype and value.shape == result.shape and value.stride() == result.stride()
-    return terms[0] if alike else None
+    return terms[0] if len(terms) == 1 and layout(terms[0]) == layout(node) else None
 
 
 def _is_contiguous(node: fx.Node) -> bool:
     value = calls.output(node)
-    return value is not None and value.is_contiguous()
+    return value is not None and not has_symbols(value) and value.is_contiguous()
 
 
 def _zeros(before: fx.Node, like: fx.Node) -> fx.Node:
