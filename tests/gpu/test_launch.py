@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.gpu.kernels.launching import on_a_side_stream, replayed, values_of
-from tests.waiting import in_threads
+from tests.gpu.kernels.launching import in_four_threads, on_a_side_stream, replayed, values_of
 from tilewright.backend import backend
 from tilewright.launch.executor import EXTENSION
 from tilewright.launch.generated import TritonKernel
@@ -58,19 +57,8 @@ def test_the_same_bits(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     call, (x, *by_triton) = model(monkeypatch)
-    torch.cuda.synchronize()
-    got: list[list[torch.Tensor]] = []
-
-    def work() -> None:
-        # A leaf of its own: autograd warns of one whose gradients come from several streams.
-        with torch.cuda.stream(torch.cuda.Stream()):
-            mine = x.detach().clone().requires_grad_()
-            got.extend(values_of(call, [mine]) for _ in range(10))
-            torch.cuda.current_stream().synchronize()
-
-    in_threads([work] * 4)
-    assert len(got) == 40
-    for values in got:
+    # A leaf of each thread's own: autograd warns of one whose gradients come from several streams.
+    for values in in_four_threads(call, lambda: [x.detach().clone().requires_grad_()]):
         assert all(torch.equal(mine, true) for mine, true in zip(values, by_triton, strict=True))
 
 

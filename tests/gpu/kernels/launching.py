@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from tests.waiting import in_threads
+
 Call = Callable[..., object]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -43,6 +45,22 @@ def on_a_side_stream(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]
         values = values_of(call, inputs)
     stream.synchronize()
     return values
+
+
+def in_four_threads(call: Call, fresh: Callable[[], Sequence[object]]) -> list[list[torch.Tensor]]:
+    """`values_of` ten times in each, on a stream of its own, with what `fresh` gives it."""
+    torch.cuda.synchronize()
+    got: list[list[torch.Tensor]] = []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            mine = fresh()
+            got.extend(values_of(call, mine) for _ in range(10))
+            torch.cuda.current_stream().synchronize()
+
+    in_threads([work] * 4)
+    assert len(got) == 40
+    return got
 
 
 def replayed(call: Call, inputs: Sequence[object], times: int = 1) -> list[torch.Tensor]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
-from tests.waiting import in_threads
+from tests.gpu.kernels.launching import compiled, in_four_threads, on_a_side_stream, replayed, values_of
 from tilewright import functional
 from tilewright.kernels import cross_entropy, softmax
 from tilewright.launch.eager import launches_in_python
@@ -151,17 +150,7 @@ def test_threads(name: str) -> None:
     call, make = CASES[name]
     inputs = make()
     true = by_operator(call, inputs)
-    torch.cuda.synchronize()
-    got: list[list[torch.Tensor]] = []
-
-    def work() -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            got.extend(values_of(call, inputs) for _ in range(10))
-            torch.cuda.current_stream().synchronize()
-
-    in_threads([work] * 4)
-    assert len(got) == 40
-    for values in got:
+    for values in in_four_threads(call, lambda: inputs):
         assert_equal(values, true)
 
 

@@ -74,26 +74,30 @@ def test_no_alarm_on_an_honest_one(name: str) -> None:
     assert [(row.tensor, row.ok) for row in outcome.verified] == [("output 0", True)] * 2
 
 
-class Kept(torch.autograd.Function):
-    """A backward that gives its first gradient for ever."""
+def with_backward(gradient: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    """The reference with another backward, of the incoming gradient and x."""
 
-    gradient: Tensor | None = None
+    class Other(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return reference(x)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return reference(x)
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            return gradient(dy, *ctx.saved_tensors)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        if Kept.gradient is None:
-            Kept.gradient = dy * (x > 0) * 3
-        return Kept.gradient.clone()
+    return lambda x: Other.apply(x)
 
 
 def test_a_gradient_is_held_against_float64_too() -> None:
-    outcome = raced(lambda x: Kept.apply(x), "bwd")["suspect"]
+    kept: list[Tensor] = []
+
+    def first(dy: Tensor, x: Tensor) -> Tensor:
+        kept.append(dy * (x > 0) * 3)
+        return kept[0].clone()
+
+    outcome = raced(with_backward(first), "bwd")["suspect"]
     assert outcome.invalid and outcome.refusal is not None and outcome.refusal.startswith("bwd gradient 0 is wrong")
     honest = raced(reference, "bwd")["suspect"]
     assert honest.refusal is None
@@ -149,16 +153,5 @@ def test_what_a_variant_says_of_itself_is_noted_and_let_pass() -> None:
 
 
 def test_an_incoming_gradient_is_not_to_be_written() -> None:
-    class Writes(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return reference(x)
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return dy.mul_(x > 0) * 3
-
-    outcomes = raced(lambda x: Writes.apply(x), "bwd")
+    outcomes = raced(with_backward(lambda dy, x: dy.mul_(x > 0) * 3), "bwd")
     assert outcomes["suspect"].refusal == "it overwrites its inputs" and outcomes["eager"].refusal is None

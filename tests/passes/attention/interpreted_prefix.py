@@ -76,8 +76,14 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), seen)
 
 
-@pytest.mark.parametrize("function", [at_most, mirrored, below, cut_from_a_longer_one, added, repeated])
-@pytest.mark.parametrize("last", [[0], [47], [79], [31, 30, 33]], ids=str)
+@pytest.mark.parametrize(
+    ("function", "last"),
+    [
+        *((at_most, [last]) for last in (0, 47, 79)),
+        *((fn, [31, 30, 33]) for fn in (at_most, mirrored, below, cut_from_a_longer_one, added, repeated)),
+    ],
+    ids=str,
+)
 def test_the_number_of_keys_is_read_on_the_device(function: Callable[..., Tensor], last: list[int]) -> None:
     assert taken(check(function, [*operands(len(last)), torch.tensor(last)]))
 
