@@ -43,6 +43,7 @@ from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableByS
 from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable
+from tilewright.runtime.overlap import UnlessOverlapping
 from tilewright.runtime.replay import Replay, obstacle
 
 if TYPE_CHECKING:
@@ -104,11 +105,12 @@ def backend(
     record = _recording.get() or Recording()
     hand_written = options.get("hand_written", True)
     planner = Planner(target_of(_device(inputs)), hand_written=hand_written, decisions=record.decisions)
-    compiler = _Compiler(record, planner, _asks_for_replay(mode, options))
-    compiler.note_limits(module)
     # A rewrite that fails halfway must leave nothing of itself in what runs instead.
     untouched = fx.Graph()
     untouched.output(untouched.graph_copy(module.graph, {}))
+    eager = cache(partial(fx.GraphModule, module, untouched))
+    compiler = _Compiler(record, planner, _asks_for_replay(mode, options), eager)
+    compiler.note_limits(module)
     try:
         with progress_of(f"tilewright compiles the graph at {_place(untouched)}"):
             compiled = through_aot(compiler, module, list(inputs))
@@ -116,10 +118,10 @@ def backend(
         if not places:
             return compiled
         past_limit = cache(partial(compiler.past_limit, _place(untouched)))
-        return CompiledBySize(compiled, fx.GraphModule(module, untouched).forward, places, past_limit)
+        return CompiledBySize(compiled, eager().forward, places, past_limit)
     except CaptureError as error:
         compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
-        return fx.GraphModule(module, untouched)
+        return eager()
 
 
 def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
@@ -150,11 +152,13 @@ watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording()
 
 
 class _Compiler(Compiler):
-    def __init__(self, record: Recording, planner: Planner, replays: bool) -> None:
+    def __init__(self, record: Recording, planner: Planner, replays: bool, eager: Callable[[], fx.GraphModule]) -> None:
         super().__init__(planner)
         self.record = record
         self.planner = planner
         self.replays = replays
+        self.eager = eager
+        """Makes the captured module, which no rewrite has changed."""
         self.replayed_forward: Replay | None = None
         self.graphs: list[GraphPlan] = []
         """As they were compiled last; none where PyTorch runs them, or their sizes are symbolic."""
@@ -184,6 +188,17 @@ class _Compiler(Compiler):
 
     def called(self, called: Called) -> Callable[..., Any]:
         return compiled_call(called)
+
+    def writes(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
+        error = CaptureError("arguments of a call share memory that it writes")
+
+        @cache
+        def eager() -> Callable[..., Any]:
+            module = self.eager()
+            self.leave_to_pytorch(Fallback("a call", _place(module.graph), str(error)), error)
+            return module.forward
+
+        return UnlessOverlapping(called, eager, written)
 
     def keep_sizes(self, key: str) -> None:
         self.sizes_kept_for = key

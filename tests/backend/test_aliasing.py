@@ -9,20 +9,47 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.backend.compiling import agrees, assert_same, chain, compiled, twin, with_grad
+from tests.backend.compiling import agrees, assert_same, chain, compiled, with_grad
 from tilewright.runtime.pool import pool
 
 
-def test_overlapping_inputs_one_of_them_written() -> None:
-    base = torch.randn(65, 32)
-    other = twin(base)
+Inputs = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "overlap",
+    [
+        lambda base: (base[:8], base[1:9]),
+        lambda base: (base[:8, :8], base[:8, :8].t()),
+        lambda base: (base[:8], base.view(torch.int32)[:8]),
+        lambda base: (base[:8], torch.from_numpy(base.numpy())[1:9]),
+        lambda base: (base.view(-1).unfold(0, 16, 4)[:8], base[12:]),
+        lambda base: (base[:8], base[:1].expand(8, 16)),
+    ],
+)
+def test_a_written_input_that_overlaps(
+    overlap: Inputs, first: int, trained: bool, told: Callable[[], list[str]]
+) -> None:
+    """By whatever strides, dtype and storage, the program compiled for such inputs or for others."""
+
+    def apart(base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return overlap(base.clone())[0], overlap(base.clone())[1]
+
+    def function(a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = b * 2
         a.add_(1)
-        return F.gelu(a) * b
+        return before, F.gelu(a * w), b * 3
 
-    assert_same(compiled(function)(base[:-1], base[1:]), function(other[:-1], other[1:]))
-    assert_same(base, other)
+    run = compiled(function, dynamic=False)
+    for inputs in ([apart, overlap, apart], [overlap, apart, overlap])[first]:
+        bases = [torch.arange(320.0).reshape(20, 16).cos() for _ in range(2)]
+        w = torch.tensor(2.0, requires_grad=trained)
+        assert_same(run(*inputs(bases[0]), w), function(*inputs(bases[1]), w))
+        assert_same(*bases)
+    assert len(told()) == 1
 
 
 def test_views_of_results_and_of_inputs() -> None:

@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilewright.graph.capture import Boxed, CallableGraph, Kind
 from tilewright.runtime import replay
 from tilewright.runtime.by_size import MOST_SIZES
-from tilewright.runtime.replay import WAITS, Replay, obstacle, overlaps, watched
+from tilewright.runtime.overlap import overlaps
+from tilewright.runtime.replay import WAITS, Replay, obstacle, watched
 
 aten = torch.ops.aten
 CPU, GPU, OTHER = "cpu", "cuda:0", "cuda:1"

@@ -77,6 +77,10 @@ class Compiler:
         """The function to call instead of AOTAutograd's callable."""
         return called.otherwise
 
+    def writes(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
+        """The function to call instead of `called`, which changes the `written` ones of its arguments."""
+        return called
+
     def keep_sizes(self, key: str) -> None:
         """Keep the plans for each call's sizes under this key of the program."""
 
@@ -175,6 +179,9 @@ def _traced(
         # The program is compiled all the same.
         except Exception as error:
             program_cache.counts[f"not kept: {first_line(error)}"] += 1
+    if not isinstance(module, fx.GraphModule):
+        # Compiled autograd's lists were flattened: the captured module does not take these arguments.
+        pairs.written = ()
     return _finished(pairs.callable_of(compiled))
 
 

@@ -54,6 +54,8 @@ class GraphPair:
     static: Sequence[int] = ()
     plain: PlainCall | None = None
     """How a call runs the compiled graphs if it does not need AOTAutograd's wrappers."""
+    written: Sequence[bool] = ()
+    """For each input of the program, whether a call changes its elements."""
     runs: dict[Kind, Boxed] = field(default_factory=dict)
     """The compiled graphs as AOTAutograd calls them."""
 
@@ -86,6 +88,7 @@ class GraphPair:
 
     def forward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         assert self.compiled
+        self._note_written()
         self.static = _static_inputs()
         _keep_saved_tensors()
         self._note_plain(gm.graph, self.whole_backward().graph)
@@ -131,11 +134,22 @@ class GraphPair:
         return self.compiler.repeated(CallableGraph(backward, "backward", saved), run)
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
+        self._note_written()
         self.compiler.rewriter.joint(gm.graph)
         (run,) = self.compiler.compile({"forward": gm})
         self.static = _static_inputs()
         self._note_plain(gm.graph, None)
         return self._forward(CallableGraph(gm, "inference", self.static), run)
+
+    def _note_written(self) -> None:
+        from torch._guards import TracingContext
+
+        context = TracingContext.try_get()
+        if context and context.fw_metadata:
+            self.written = [info.mutates_data for info in context.fw_metadata.input_info]
+            # AOTAutograd merges them into one, and reads where they begin from the inputs that it traced.
+            if len(self.written) < self.inputs:
+                raise CaptureError("it writes to an input that shares memory with another one")
 
     def _note_plain(self, forward: fx.Graph, backward: fx.Graph | None) -> None:
         from torch._guards import TracingContext
@@ -148,6 +162,10 @@ class GraphPair:
 
     def callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The callable for Dynamo; `compiled` is AOTAutograd's."""
+        called = self._callable_of(compiled)
+        return self.compiler.writes(called, self.written) if any(self.written) else called
+
+    def _callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         from tilewright.graph.plain_call import Called, marks
 
         otherwise = _with_undefined_gradients(compiled) if self.tangents else compiled
@@ -180,13 +198,13 @@ class GraphPair:
         entry, guards = made
         if len(graphs) > 1 and self.packed is None:
             raise CaptureError("its backward cannot be packed")
-        state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents, self.plain
+        state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents, self.plain, self.written
         content = packed.pack(state, graphs, symbolic=self.is_symbolic)
         return KeptProgram(entry, content, self.packed, dict(looked_up), guards if self.is_symbolic else None)
 
     def restored(self, state: Any) -> dict[Kind, Boxed]:
         """The functions of a program, from what `program` packed."""
-        plan, graphs, self.static, self.undefined, self.tangents, self.plain = state
+        plan, graphs, self.static, self.undefined, self.tangents, self.plain, self.written = state
         runs = self.compiler.compile_planned(plan)
         first: Kind = "inference" if len(graphs) == 1 else "forward"
         graph = CallableGraph(graphs[0].owning_module, first, self.static)

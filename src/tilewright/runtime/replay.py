@@ -27,6 +27,7 @@ from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unr
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.specialise import is_symbolic, reads_offsets, size_key
 from tilewright.runtime.by_size import MOST_SIZES
+from tilewright.runtime.overlap import overlaps
 
 ALIGNMENT = 16
 """Bytes. PyTorch copies an input whose address is not a multiple of this, so writes to it would be lost."""
@@ -143,16 +144,6 @@ class Replay:
         for place in [i for i, x in tensors if i in written and x.data_ptr() % ALIGNMENT]:
             return f"it writes to its input {inputs[place].name}, which begins at no multiple of {ALIGNMENT} bytes"
         return None
-
-
-def overlaps(x: torch.Tensor) -> bool:
-    """Whether elements of x share memory by other strides than 0, as in a result of `unfold`."""
-    reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1 and s):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def watched(run: Boxed, args: list[Any]) -> tuple[Sequence[Any], bool]:

@@ -248,6 +248,13 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
     END_HANDLE_TH_ERRORS
 }
 
+// meet(arguments, whether each is written) -> whether the memory of a written one may have another one's elements
+PyObject* written_may_meet(PyObject*, PyObject* const* given, Py_ssize_t) {
+    HANDLE_TH_ERRORS
+    return PyBool_FromLong(may_meet(given[0], given[1]));
+    END_HANDLE_TH_ERRORS
+}
+
 constexpr const char* COMPILED_NAME = "tilewright.compiled";
 
 // compiled((forward, backward or None, otherwise, stand_in, mark or None, are_tensors, differentiable, detached, tangents,
@@ -355,6 +362,7 @@ PyMethodDef methods[] = {
     {"recipe", make_recipe, METH_O, nullptr},
     {"program", make_program, METH_O, nullptr},
     {"run", (PyCFunction)(void*)run_program, METH_FASTCALL, nullptr},
+    {"meet", (PyCFunction)(void*)written_may_meet, METH_FASTCALL, nullptr},
     {"compiled", make_compiled, METH_O, nullptr},
     {"call_compiled", (PyCFunction)(void*)call_compiled_graph, METH_FASTCALL, nullptr},
     {"operator", (PyCFunction)(void*)make_operator, METH_FASTCALL, nullptr},

@@ -295,6 +295,36 @@ inline bool is_plain(PyObject* const* arguments, size_t count) {
     return true;
 }
 
+// Whether the addresses from first to last element of a written tensor contain those of another one, or have gaps: a
+// quick look before `tilewright.runtime.overlap` compares elements.
+inline bool may_meet(PyObject* arguments, PyObject* are_written) {
+    struct Range {
+        uintptr_t begin, end;
+        bool is_written;
+    };
+    std::vector<Range> ranges;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) {
+        PyObject* x = PyTuple_GET_ITEM(arguments, i);
+        if (!THPVariable_Check(x)) continue;
+        const Tensor& tensor = THPVariable_Unpack(x);
+        if (!tensor.has_storage() || tensor.numel() == 0) continue;
+        bool is_written = PyTuple_GET_ITEM(are_written, i) == Py_True;
+        if (is_written && !tensor.is_non_overlapping_and_dense()) return true;
+        auto begin = (uintptr_t)tensor.storage().data_ptr().get() + tensor.storage_offset() * tensor.itemsize();
+        uintptr_t last = 0;
+        for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+        ranges.push_back({begin, begin + (last + 1) * tensor.itemsize(), is_written});
+    }
+    std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    uintptr_t end = 0, end_of_written = 0;
+    for (const Range& range : ranges) {
+        if (range.begin < (range.is_written ? end : end_of_written)) return true;
+        end = std::max(end, range.end);
+        if (range.is_written) end_of_written = std::max(end_of_written, range.end);
+    }
+    return false;
+}
+
 // Whether the list of arguments alone holds this tensor; its memory may have other tensors.
 inline bool is_alone(PyObject* tensor) {
     return Py_REFCNT(tensor) == 1 && THPVariable_Unpack(tensor).use_count() == 1;
