@@ -229,3 +229,10 @@ def test_the_user_s_own_operators() -> None:
     assert_same(result, function(x))
     assert kernels(record)
     assert any("halve" in fallback.what for fallback in record.fallbacks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_base_of_a_power_is_of_the_exponents_dtype(dtype: torch.dtype) -> None:
+    x = torch.linspace(-3, 3, 64).to(dtype)
+    record = agrees(lambda x: (70000.0**x, 0.3**x), [x])
+    assert len(kernels(record)) == 1

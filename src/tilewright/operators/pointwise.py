@@ -83,7 +83,10 @@ formulas(
         "maximum.default(self, other)": lambda c, x, y: call("maximum", x, y),
         "minimum.default(self, other)": lambda c, x, y: call("minimum", x, y),
         "pow.Tensor_Tensor(self, exponent)": lambda c, x, exponent: call("pow", x, exponent),
-        "pow.Scalar(self, exponent)": lambda c, base, exponent: call("pow", exponent.lift(base), exponent),
+        # PyTorch makes the base a tensor of the exponent's dtype: 70000 is infinite in fp16.
+        "pow.Scalar(self, exponent)": lambda c, base, exponent: call(
+            "pow", exponent.lift(base).rounded(c.dtype), exponent
+        ),
         "atan2.default(self, other)": lambda c, x, y: call("atan2", x, y),
         "addcmul.default(self, tensor1, tensor2, value)": lambda c, x, a, b, value=1: x + (a * value) * b,
         "addcdiv.default(self, tensor1, tensor2, value)": lambda c, x, a, b, value=1: x + (a * value) / b,
