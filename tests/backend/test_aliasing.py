@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from tests.backend.compiling import agrees, assert_same, chain, compiled, with_grad
 from tilewright.runtime.pool import pool
 
-
 Inputs = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
