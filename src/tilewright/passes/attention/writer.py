@@ -34,12 +34,16 @@ class Writer:
             node = self.graph.call_method(name, args, kwargs)
         return self._with_example(node, getattr(torch.Tensor, name))
 
+    def cast(self, x: Node, dtype: torch.dtype) -> Node:
+        """`x` in `dtype`: itself if it has that."""
+        return x if tensor_of(x).dtype == dtype else self.method("to", x, dtype)
+
     def joined(self, function: Callable[..., object], nodes: Iterable[Node]) -> Node:
         """The nodes reduced by the binary `function`, from left to right."""
         return reduce(lambda one, other: self.call(function, one, other), nodes)
 
     def _with_example(self, node: Node, function: Callable[..., object]) -> Node:
-        kept = ("stack_trace", "nn_module_stack")
+        kept = ("stack_trace", "nn_module_stack", "custom")
         node.meta = {key: value for key, value in self.before.meta.items() if key in kept}
         node.meta["example_value"] = self.run(node, {}, function)
         return node

@@ -17,7 +17,8 @@ from torch import fx
 
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled
+from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled, tensor_of
+from tilewright.passes.attention.writer import Writer
 
 IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}
 NUMBERS = {"stride": (3, 1, 1), "padding": (4, 0, 0), "dilation": (5, 1, 1)}
@@ -63,13 +64,15 @@ def _rewrite(node: fx.Node) -> None:
         for name, (place, default, along) in (TRANSPOSED if is_transposed else NUMBERS).items()
     }
     given["groups"] = argument(node, 6, "groups", 1)
-    with node.graph.inserting_before(node):
+    write, value = Writer(node.graph, node), tensor_of(node)
+    with torch.enable_grad():
         *operands, bias = convolution_operands(node)
-        operands = [_method(node, "unsqueeze", operand, 2) for operand in operands]
-        image = node.graph.call_function(IN_ROWS[name], (*operands, bias), given)
-        image.meta = _meta_of(node, _view(node, "unsqueeze", 2))
-        row = _method(node, "squeeze", image, 2)
-    row.meta["example_value"] = example(node)
+        operands = [write.method("unsqueeze", operand, 2) for operand in operands]
+        with node.graph.inserting_before(node):
+            image = node.graph.call_function(IN_ROWS[name], (*operands, bias), given)
+        image.meta = {**node.meta, "example_value": value.unsqueeze(2)}
+        row = write.method("squeeze", image, 2)
+    row.meta["example_value"] = value
     node.replace_all_uses_with(row)
     node.graph.erase_node(node)
 
@@ -79,19 +82,3 @@ def _in_two_dimensions(number: Any, along: int) -> Any:
     if isinstance(number, str):
         return number
     return along, number[0] if isinstance(number, (tuple, list)) else number
-
-
-def _method(before: fx.Node, name: str, operand: fx.Node, *args: int) -> fx.Node:
-    made = before.graph.call_method(name, (operand, *args))
-    made.meta = _meta_of(before, _view(operand, name, *args))
-    return made
-
-
-def _view(node: fx.Node, name: str, *args: int) -> torch.Tensor:
-    with torch.enable_grad():
-        view: torch.Tensor = getattr(example(node), name)(*args)
-    return view
-
-
-def _meta_of(node: fx.Node, value: torch.Tensor) -> dict[str, Any]:
-    return {**node.meta, "example_value": value}

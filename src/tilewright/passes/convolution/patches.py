@@ -12,16 +12,16 @@ take 24.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from tilewright.cost.convolutions import ALIGNED
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled, static
+from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled, static, tensor_of
+from tilewright.passes.attention.writer import Writer
 from tilewright.passes.convolution.memory_formats import lies_channels_last
 
 
@@ -58,27 +58,18 @@ def _rewrite(node: fx.Node) -> None:
     x, weight, bias = convolution_operands(node)
     (batch, channels, height, width), (made, _, *window) = example(x).shape, example(weight).shape  # type: ignore[union-attr]
     down, across = height // window[0], width // window[1]
-    with node.graph.inserting_before(node):
-        cut = _call(node, torch.reshape, x, (batch, channels, down, window[0], across, window[1]))
-        patches = _call(node, torch.permute, cut, (0, 2, 4, 1, 3, 5))
-        rows = _call(node, torch.reshape, patches, (batch * down * across, channels * window[0] * window[1]))
-        flat = _call(node, torch.reshape, weight, (made, channels * window[0] * window[1]))
-        product = _call(node, torch.nn.functional.linear, rows, flat, bias)
-        image = _call(node, torch.reshape, product, (batch, down, across, made))
-        result = _call(node, torch.permute, image, (0, 3, 1, 2))
-        if example(node).is_contiguous():  # type: ignore[union-attr]
-            result = _call(node, Tensor.contiguous, result)
+    write, value = Writer(node.graph, node), tensor_of(node)
+    with torch.enable_grad():
+        cut = write.call(torch.reshape, x, (batch, channels, down, window[0], across, window[1]))
+        patches = write.call(torch.permute, cut, (0, 2, 4, 1, 3, 5))
+        rows = write.call(torch.reshape, patches, (batch * down * across, channels * window[0] * window[1]))
+        flat = write.call(torch.reshape, weight, (made, channels * window[0] * window[1]))
+        product = write.call(torch.nn.functional.linear, rows, flat, bias)
+        # Under autocast the operands have another dtype than the result.
+        product.meta["example_value"] = tensor_of(product).to(value.dtype)
+        image = write.call(torch.reshape, product, (batch, down, across, made))
+        result = write.call(torch.permute, image, (0, 3, 1, 2))
+        if value.is_contiguous():
+            result = write.method("contiguous", result)
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)
-
-
-def _call(before: fx.Node, function: Callable[..., Tensor], *args: Any) -> fx.Node:
-    name = "contiguous" if function is Tensor.contiguous else None
-    made = before.graph.call_method(name, args) if name else before.graph.call_function(function, args)
-    with torch.enable_grad():
-        value = function(*(example(a) if isinstance(a, fx.Node) else a for a in args))
-    if function is torch.nn.functional.linear:
-        # Under autocast the operands have another dtype than the result.
-        value = value.to(example(before).dtype)  # type: ignore[union-attr]
-    made.meta = {**before.meta, "example_value": value}
-    return made
