@@ -161,6 +161,7 @@ SPELLINGS: dict[str, Function] = {fn.__name__: fn for fn in LONGER} | {
     "methods": lambda q, k, v: q.matmul(k.permute(0, 1, 3, 2)).div(D**0.5).softmax(-1).matmul(v),
     "module_softmax": lambda q, k, v: nn.Softmax(dim=-1)((q * D**-0.5) @ k.swapaxes(2, 3)) @ v,
     "scaled_key": lambda q, k, v: torch.softmax(q @ (k.transpose(-1, -2) * 0.3), -1) @ v,
+    "rounded_key": lambda q, k, v: torch.softmax(q @ torch.div(k, 0.5, rounding_mode="floor").mT, -1) @ v,
     "tensor_scale": lambda q, k, v: torch.softmax(q @ k.mT / torch.sqrt(torch.tensor(D)), -1) @ v,
     "number_first": lambda q, k, v: torch.softmax(0.25 * (q @ k.mT), -1) @ v,
     "one_head_mm": lambda q, k, v: torch.mm(torch.softmax(torch.mm(q[0, 1], k[0, 1].t()), 1), v[0, 1]),

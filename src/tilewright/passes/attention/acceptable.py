@@ -222,9 +222,7 @@ def _dense(write: Writer, x: Node, step: int, *, by_rows: bool) -> Node:
 def _efficient(write: Writer, call: SdpaCall) -> Node:
     """PyTorch's memory-efficient kernel, called by name."""
     _check_static(call.q, call.k, call.v, *([] if call.mask is None else [call.mask]))
-    q, k, v = (
-        x if tensor_of(x).dtype == call.dtype else write.method("to", x, call.dtype) for x in (call.q, call.k, call.v)
-    )
+    q, k, v = (write.cast(x, call.dtype) for x in (call.q, call.k, call.v))
     bias = None if call.mask is None else _bias(write, call.mask, q, k)
     with_lse = torch.is_grad_enabled() and any(tensor_of(x).requires_grad for x in (q, k, v, bias) if x is not None)
     both = write.call(EFFICIENT, q, k, v, bias, with_lse, call.dropout, call.causal, scale=call.scale)
@@ -235,8 +233,7 @@ def _bias(write: Writer, mask: Node, q: Node, k: Node) -> Node:
     """`mask` as a bias of the scores [B, H, Sq, Sk], in q's dtype, its rows at multiples of 16 elements."""
     if tensor_of(mask).dtype == torch.bool:
         mask = write.call(torch.where, mask, 0.0, float("-inf"))
-    if tensor_of(mask).dtype != tensor_of(q).dtype:
-        mask = write.method("to", mask, tensor_of(q).dtype)
+    mask = write.cast(mask, tensor_of(q).dtype)
     keys = int(tensor_of(k).shape[2])
     missing = -keys % MASK_ALIGNMENT
     if missing:

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.passes.attention.spelling import argument, example, memory_of, mutates, spelled, static
+from tilewright.passes.attention.spelling import argument, example, memory_of, mutates, spelled, static, written_by
 
 MOST_BYTES = 2**27
 """Larger constants are not computed at compile time: a bool mask of 11585 by 11585 is."""
@@ -47,8 +47,7 @@ class Constants:
 
     def __init__(self, graph: Graph, given: Mapping[Node, torch.Tensor] | None = None) -> None:
         self._known: dict[Node, torch.Tensor | None] = dict(given or {})
-        writes = (node.kwargs.get("out") or argument(node, 0, "input") for node in graph.nodes if mutates(node))
-        self._written = {memory for written in writes if (memory := memory_of(written))}
+        self._written = {memory for node in graph.nodes if mutates(node) and (memory := memory_of(written_by(node)))}
         """The storages that some call writes to; values in them are not constant."""
 
     def value(self, node: Node) -> torch.Tensor | None:

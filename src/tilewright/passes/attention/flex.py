@@ -21,10 +21,10 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.constants import MOST_BYTES, computed
-from tilewright.passes.attention.form import layout_may_change
+from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import Band, band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
-from tilewright.passes.attention.spelling import Refusal, argument, same_shape, spelled, static, tensor_of
+from tilewright.passes.attention.spelling import Refusal, argument, scaled_by, spelled, static, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
@@ -69,12 +69,8 @@ def _rewrite(gm: GraphModule, node: Node) -> Node:
     band = _band(_graph(gm, blocks[-1]), int(values[0].shape[2]), int(values[1].shape[2]))
     write = Writer(gm.graph, results[0])
     out, _ = call_attention(write, (q, k, v), None, band, scale * factor, cap)
-    old = results[0]
-    if not layout_may_change(write, old, out):
-        out = write.method("contiguous", out)
-        if not same_shape(tensor_of(out).stride(), tensor_of(old).stride()):
-            raise Refusal("readers of its result need the layout that it has")
-    old.replace_all_uses_with(out)
+    out = in_old_layout(write, results[0], out)
+    results[0].replace_all_uses_with(out)
     for unused in (*node.users, node):
         gm.graph.erase_node(unused)
     return out
@@ -94,24 +90,16 @@ def _softcap(score: GraphModule) -> tuple[float, float]:
     given = score.graph.find_nodes(op="placeholder")[0]
     if node is given:
         return 0.0, 1.0
-    cap, node = _times(node)
-    if spelled(node) != "tanh":
-        raise Refusal("a function of scores that is no soft cap")
-    inside, node = _times(argument(node, 0, "input"))
-    if node is not given or cap <= 0 or inside <= 0:
+    tanh, cap = _times(node)
+    x, inside = _times(argument(tanh, 0, "input")) if spelled(tanh) == "tanh" else (None, 0.0)
+    if x is not given or cap <= 0 or inside <= 0:
         raise Refusal("a function of scores that is no soft cap")
     return cap, cap * inside
 
 
-def _times(node: Any) -> tuple[float, Any]:
-    """A number and what it multiplies."""
-    if spelled(node) in ("mul", "div") and len(node.args) == 2:
-        a, b = node.args
-        if isinstance(b, (int, float)) and b:
-            return (1 / b if spelled(node) == "div" else b), a
-        if isinstance(a, (int, float)) and spelled(node) == "mul":
-            return a, b
-    return 1.0, node
+def _times(node: Any) -> tuple[Any, float]:
+    """What is multiplied by a number, and the number."""
+    return scaled_by(node, lambda x: x if isinstance(x, (int, float)) else None) or (node, 1.0)
 
 
 @in_real_tensors()

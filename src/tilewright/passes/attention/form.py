@@ -62,7 +62,7 @@ def check_form(attention: Attention, masking: Masking, target: Target) -> None:
         _check_trained(attention, own, on_gpu)
     if on_gpu or own:
         _check_aligned(shapes[3], attention)
-    for mask in (*(term.mask for term in masking.added), *(term.mask for term in masking.filled)):
+    for mask in [*(term.mask for term in masking.added), *(term.mask for term in masking.filled)]:
         value = tensor_of(mask)
         if value.dim() == 0 or value.dim() > rank or (rank > 4 and value.dim() > 2):
             raise Refusal(f"a mask of {value.dim()} axes for scores of {rank}")
@@ -156,9 +156,7 @@ def _ordered(write: Writer, operand: Operand) -> Node:
 
 def _batched(write: Writer, x: Node, lead: tuple[int | torch.SymInt, ...], attention: Attention) -> Node:
     """x [*own, N, d] as [B, H, N, d]: cast, broadcast to `lead`, viewed as `attention.lead`, of rank 4."""
-    wanted = tensor_of(attention.result).dtype
-    if tensor_of(x).dtype != wanted:
-        x = write.method("to", x, wanted)
+    x = write.cast(x, tensor_of(attention.result).dtype)
     *own, queries, depth = tensor_of(x).shape
     matrix, rank = (queries, depth), len(attention.lead) + 2
     if len(own) > 1 and own[-1] == 1 and same_shape((*own[:-1], lead[-1]), attention.lead) and static(lead):
@@ -210,8 +208,7 @@ def _fused(
         out, lse = (write.call(operator.getitem, both, i) for i in (0, 1))
         return out, [lse, *signs] if mask is not None else [lse, *signs, _nan_of_keys(write, k, masking)]
     # The GPU's kernels keep NaN on their own; only rows without keys become zeros there.
-    if mask is not None and tensor_of(mask).dtype != tensor_of(q).dtype:
-        mask = write.method("to", mask, tensor_of(q).dtype)
+    mask = None if mask is None else write.cast(mask, tensor_of(q).dtype)
     out = write.call(
         torch.nn.functional.scaled_dot_product_attention,
         q, k, v, attn_mask=mask, is_causal=masking.causal, scale=scale,
@@ -223,8 +220,7 @@ def _with_signs(write: Writer, out: Node, signs: list[Node]) -> Node:
     """`out`, NaN in rows where a sign [..., Nq] is NaN or infinite."""
     total = write.joined(torch.add, signs)
     factor = write.call(torch.add, write.call(torch.sub, total, total), 1.0)
-    if tensor_of(factor).dtype != tensor_of(out).dtype:
-        factor = write.method("to", factor, tensor_of(out).dtype)
+    factor = write.cast(factor, tensor_of(out).dtype)
     return write.call(torch.mul, out, write.method("unsqueeze", factor, -1))
 
 
@@ -248,9 +244,7 @@ def _with_unseen_values(write: Writer, out: Node, v: Node) -> Node:
     wide = torch.promote_types(dtype, torch.float32)
     total = write.method("sum", write.method("detach", v), -2, keepdim=True, dtype=wide)
     zero = write.call(torch.mul, total, 0.0)
-    if dtype != wide:
-        zero = write.method("to", zero, dtype)
-    return write.call(torch.add, out, zero)
+    return write.call(torch.add, out, write.cast(zero, dtype))
 
 
 def _fill_dropped_rows(write: Writer, out: Node, v: Node, dropped: Node, masking: Masking) -> Node:
@@ -260,11 +254,9 @@ def _fill_dropped_rows(write: Writer, out: Node, v: Node, dropped: Node, masking
     """
     empty = write.method("all", dropped, -1, keepdim=True)
     rows = write.method("mean", v, -2, keepdim=True)
-    if masking.fill == -math.inf:
+    if masking.filled[0].value == -math.inf:
         nan = write.call(torch.where, empty, math.nan, 0.0)
-        if tensor_of(nan).dtype != tensor_of(v).dtype:
-            nan = write.method("to", nan, tensor_of(v).dtype)
-        rows = write.call(torch.mul, rows, nan)
+        rows = write.call(torch.mul, rows, write.cast(nan, tensor_of(v).dtype))
     return write.call(torch.where, empty, rows, out)
 
 
@@ -285,6 +277,16 @@ def restored(write: Writer, out: Node, attention: Attention) -> Node:
         out = write.method("contiguous", out)
         ordered = out if attention.order is None else write.method("permute", out, *attention.order)
     return ordered
+
+
+def in_old_layout(write: Writer, old: Node, new: Node) -> Node:
+    """`new`, or a contiguous copy of it if readers of `old` need that. Raises Refusal if neither suits them."""
+    if layout_may_change(write, old, new):
+        return new
+    new = write.method("contiguous", new)
+    if not same_shape(tensor_of(new).stride(), tensor_of(old).stride()):
+        raise Refusal("readers of its result need the layout that it has")
+    return new
 
 
 def layout_may_change(write: Writer, old: Node, new: Node) -> bool:

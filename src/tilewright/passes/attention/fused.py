@@ -24,7 +24,7 @@ from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.mask_parts import Band, read_hidden_keys, read_mask
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
-from tilewright.passes.attention.spelling import Refusal, same_shape
+from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
 from tilewright.passes.shared_zeros import shared_zeros
 from tilewright.records.recipe import dense_strides
 
@@ -98,7 +98,7 @@ class FusedAttention:
         self.backwards = self._find_backwards()
         if not self.backwards and all(unrepeated(x) is not x for x in (self.k, self.v)):
             self.k, self.v = unrepeated(self.k), unrepeated(self.v)
-        queries, keys = (value_of(x).shape[2] for x in (self.q, self.k))
+        queries, keys = (tensor_of(x).shape[2] for x in (self.q, self.k))
         causal = bool(named["is_causal"])
         if causal and str(queries) != str(keys):
             if not (isinstance(queries, int) and isinstance(keys, int) and peer.causal_from_start):
@@ -107,7 +107,7 @@ class FusedAttention:
         else:
             self.band = Band(None, 0 if causal else None)
         # A kernel is compiled for one head size, also if the graph's is symbolic.
-        width, scale = int(value_of(self.q).shape[3]), named["scale"]
+        width, scale = int(tensor_of(self.q).shape[3]), named["scale"]
         self.scale = width**-0.5 if scale is None else scale
         self._check_operands()
         self.masks = self._read_mask(constants)
@@ -141,7 +141,7 @@ class FusedAttention:
     def _check_operands(self) -> None:
         from tilewright.kernels.device import DTYPES, interpreted
 
-        operands = q, k, v = value_of(self.q), value_of(self.k), value_of(self.v)
+        operands = q, k, v = tensor_of(self.q), tensor_of(self.k), tensor_of(self.v)
         if not self.target.runs_on_gpu(q.device) and not interpreted():
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
         if any(getattr(x, "fake_mode", None) is None for x in operands):
@@ -167,31 +167,28 @@ class FusedAttention:
         if self.band.right is not None:
             raise Refusal("a mask beside a causal one")
         queries, keys = self._scores()[2:]
-        if isinstance(queries, int) and isinstance(keys, int):
+        if static((queries, keys)):
             found = read_mask(self.mask, constants, queries, keys, self.peer.hidden_up_to)
             band = found.band(queries, keys)
-            taken = (value_of(self.q).dtype, torch.float32)
+            taken = (tensor_of(self.q).dtype, torch.float32)
             one_kind = not found.biases or (not found.conditions and len(found.biases) == 1)
-            if band is not None and one_kind and all(value_of(x).dtype in taken for x in found.biases):
+            if band is not None and one_kind and all(tensor_of(x).dtype in taken for x in found.biases):
                 self.band = band
                 return found.conditions or found.biases
-        if not self._fits(self.mask) and not all(isinstance(size, int) for size in self._scores()):
+        if not self._fits(self.mask) and not static(self._scores()):
             raise Refusal("a mask that broadcasts over sizes that differ from call to call")
         return (self.mask,)
 
     def _read_prefix(self, constants: Constants) -> Prefix | None:
-        is_static = all(isinstance(size, int) for size in self._scores())
-        if self.mask is None or self.backwards or not is_static:
+        if self.mask is None or self.backwards or not static(self._scores()):
             return None
         found = read_hidden_keys(self.mask, constants, self.peer.hidden_up_to)
-        if len(found.conditions) != 1 or found.biases or not found.shows_all:
+        if len(found.conditions) != 1 or found.biases or not found.shows_all or not found.fill_values <= FILLS.keys():
             return None
-        if (
-            value_of(found.conditions[0]).shape[-1] != value_of(self.k).shape[2]
-            or not found.fill_values <= FILLS.keys()
-        ):
+        (condition,) = found.conditions
+        if tensor_of(condition).shape[-1] != self._scores()[3]:
             return None
-        prefix = prefix_of(found.conditions[0], constants)
+        prefix = prefix_of(condition, constants)
         shows_all = any(FILLS[fill] for fill in found.fill_values)
         return None if prefix is None else prefix._replace(else_all=shows_all)
 
@@ -199,15 +196,15 @@ class FusedAttention:
         """Refuse results with gaps in memory, a layout that tilewright's results cannot have."""
         read = [self.results[0]] if 0 in self.results else []
         for node in (*read, *(result for backward in self.backwards for result in _results(backward).values())):
-            _order(value_of(node))
+            _order(tensor_of(node))
 
     def _scores(self) -> tuple[int | torch.SymInt, ...]:
         """The shape of the scores, [B, H, Sq, Sk]."""
-        return (*value_of(self.q).shape[:3], value_of(self.k).shape[2])
+        return (*tensor_of(self.q).shape[:3], tensor_of(self.k).shape[2])
 
     def _fits(self, mask: fx.Node) -> bool:
         """Whether a mask has the shape of the scores."""
-        return same_shape(value_of(mask).shape, self._scores())
+        return same_shape(tensor_of(mask).shape, self._scores())
 
     def _request(self) -> Request:
         """The call as plain data, with the sizes of the capture and the alignment that its strides imply."""
@@ -215,10 +212,10 @@ class FusedAttention:
         from tilewright.kernels.attention.registered import request_of
 
         with in_real_tensors():
-            q, k, v = (with_aligned_rows(_without_data(value_of(x))) for x in (self.q, self.k, self.v))
-            mask = torch.empty((), dtype=value_of(self.masks[0]).dtype, device="meta") if self.masks else None
+            q, k, v = (with_aligned_rows(_without_data(tensor_of(x))) for x in (self.q, self.k, self.v))
+            mask = torch.empty((), dtype=tensor_of(self.masks[0]).dtype, device="meta") if self.masks else None
             mask = mask if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-            return request_of(q, k, v, mask, *self._options()[:-1])._replace(device=value_of(self.q).device)
+            return request_of(q, k, v, mask, *self._options()[:-1])._replace(device=tensor_of(self.q).device)
 
     def _options(self) -> tuple[Any, ...]:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -272,9 +269,9 @@ class FusedAttention:
         In a plan for an absent GPU the strides stay: there FlashAttention-2 and cuDNN give gradients the layout of the
         operands, as tilewright's kernels do.
         """
-        value = value_of(old)
+        value = tensor_of(old)
         shape, strides = calls.shape_of(value), calls.strides_of(value)
-        alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(value_of(new)), strict=True))
+        alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(tensor_of(new)), strict=True))
         if not alike and not self.target.is_planned_gpu:
             order = _order(value)
             back = [order.index(axis) for axis in range(len(order))]
@@ -288,14 +285,6 @@ def _node(argument: object) -> fx.Node:
     if not isinstance(argument, fx.Node):
         raise Refusal("an operand is no tensor of the graph")
     return argument
-
-
-def value_of(node: fx.Node) -> torch.Tensor:
-    """The fake tensor of a node's result."""
-    value = calls.output(node)
-    if value is None:
-        raise Refusal(f"{node.name} has no known shape")
-    return value
 
 
 def _results(node: fx.Node) -> dict[int, fx.Node]:

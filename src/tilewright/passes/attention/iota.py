@@ -23,6 +23,7 @@ INTEGERS = (torch.int64, torch.int32, torch.bool)
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "le": operator.le, "lt": operator.lt, "ge": operator.ge, "gt": operator.gt, "eq": operator.eq, "ne": operator.ne,
 }  # fmt: skip
+MIRRORED = {"le": "ge", "ge": "le", "lt": "gt", "gt": "lt"}
 REARRANGING = frozenset({"unsqueeze", "getitem", "transpose", "permute"})
 """Views without sizes among their arguments."""
 
@@ -75,6 +76,19 @@ def _of_call(node: Node, constants: Constants) -> Iota | None:
     if name == "cumsum":
         return first if first == Iota(None, 0) else None
     return _difference(node, first, constants) if name == "diff" else None
+
+
+def compared_keys(node: Node, name: str, constants: Constants) -> tuple[int, Node, str] | None:
+    """n, x and op of `n + j op x` for key j, where `node` compares by `name` in either order; None for other calls."""
+    operands = [x for x in node.args if isinstance(x, Node)]
+    if name not in MIRRORED or len(operands) != 2:
+        return None
+    one, other = operands
+    for keys, x, op in ((one, other, name), (other, one, MIRRORED[name])):
+        count = iota_of(keys, constants)
+        if count is not None and count.axis == -1:
+            return count.first, x, op
+    return None
 
 
 def _of_arange(node: Node) -> Iota | None:

@@ -32,9 +32,10 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.architectures import known, limits_of
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAttention, value_of
+from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAttention
+from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.pinned import is_pinned
-from tilewright.passes.attention.spelling import Refusal
+from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision, Verdict
@@ -87,12 +88,14 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
     consumer, measured = node.name, None
     verdict: Verdict = "refused"
     try:
-        device = value_of(node.all_input_nodes[0]).device
+        device = tensor_of(node.all_input_nodes[0]).device
         absent = target.is_planned_gpu
         if absent and peer is ON_CPU:
             theirs = "PyTorch's attention, seen here as its kernel for CPUs"
         if target.language_of(device) != "triton":
             raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
+        if not has_triton(target, device):
+            raise Refusal("Triton is not installed")
         if is_pinned(node):
             raise Refusal("the user chose among PyTorch's attention kernels")
         call = FusedAttention(node, peer, constants, target)
@@ -144,8 +147,6 @@ def _implementations(request: Request, training: bool) -> list[str]:
 
 def _planned_implementations(request: Request, training: bool, target: Target) -> list[str]:
     """`_implementations` for a planned GPU that is absent; Refusal if no implementation is known to be fast there."""
-    if importlib.util.find_spec("triton") is None:
-        raise Refusal("Triton is not installed")
     from tilewright.kernels.attention.decode import triton as decode
     from tilewright.kernels.attention.hopper import backward, forward
 
@@ -188,7 +189,7 @@ def _splits_masked(request: Request) -> bool:
 
 def _splits_prefix(call: FusedAttention) -> bool:
     """Whether few queries see the first keys of a cache, how many being in a tensor: other kernels read all keys."""
-    if call.prefix is None or importlib.util.find_spec("triton") is None:
+    if call.prefix is None:
         return False
     from tilewright.kernels.attention.decode import triton as decode
 

@@ -45,53 +45,50 @@ class Masking:
     """The whole mask, if it is a band; `causal` is set, too, if PyTorch's kernels can compute it."""
     nan_keys_leak: bool = False
     """Causal by addition: NaN + -inf is NaN, so in eager a NaN key reaches rows that mask it."""
-    added: tuple[Added, ...] = ()
-    filled: tuple[Filled, ...] = ()
+    masks: tuple[Added | Filled, ...] = ()
+    """The masks that are tensors, the last that the program applies first; none where a band is the whole mask."""
+    in_order: bool = False
+    """Whether the masks must be applied in program order, because a row may lose all keys in several ways."""
     is_bounded: bool = True
     """Whether the added masks are known to leave every row a key with a small mask value (`BOUND`)."""
-    in_order: tuple[Added | Filled, ...] = ()
-    """`added` and `filled` in program order, if a row may lose all keys in several ways."""
     some_row_dropped: bool = False
-    """Whether `filled` may leave a row without any key."""
+    """Whether the fills may leave a row without any key."""
 
     @property
-    def fill(self) -> float:
-        return self.filled[0].value
+    def added(self) -> list[Added]:
+        return [term for term in self.masks if isinstance(term, Added)]
+
+    @property
+    def filled(self) -> list[Filled]:
+        return [term for term in self.masks if isinstance(term, Filled)]
 
 
 @in_real_tensors()
 def classify_masks(attention: Attention, constants: Constants) -> Masking:
     """The masks of an attention in a form that fused attention supports. Raises Refusal."""
     queries, keys = tensor_of(attention.scores).shape[-2:]
-    filled = _all(_unfilled(fill, constants) for fill in attention.filled)
-    found = _all([filled, *(_added(term, constants) for term in attention.added)])
+    masking = Masking(masks=tuple(attention.masks))
+    filled = _all(_unfilled(fill, constants) for fill in masking.filled)
+    found = _all([filled, *(_added(term, constants) for term in masking.added)])
     band = None if found.conditions or found.biases else found.band(queries, keys)
     if band == EVERYWHERE:
         return Masking()
     if band == Band(None, 0) and same_shape((queries,), (keys,)):
-        return Masking(causal=True, band=band, nan_keys_leak=bool(attention.added))
+        return Masking(causal=True, band=band, nan_keys_leak=bool(masking.added))
     sinks = attention.softmax.sink is not None
     if band is not None and (sinks or (attention.softcap and found.leaves_a_key(queries, keys))):
         return Masking(band=band)
     if sinks:
         # A query without any key gives all its weight to the sink: its result is zeros, also in fused attention.
-        return Masking(added=tuple(attention.added), filled=tuple(attention.filled))
-    several = attention.filled and (attention.added or len({fill.value for fill in attention.filled}) > 1)
-    bounded = not attention.added or _is_bounded(attention, filled, constants)
+        return masking
+    fills = {fill.value for fill in masking.filled}
+    bounded = not masking.added or _is_bounded(attention, masking, filled, constants)
     leaves_keys = not filled.conditions and filled.leaves_a_key(queries, keys)
-    masking = Masking(
-        added=tuple(attention.added),
-        filled=tuple(attention.filled),
-        is_bounded=bounded,
-        some_row_dropped=not leaves_keys,
-    )
-    if several and not (leaves_keys and bounded) and {fill.value for fill in attention.filled} != {-math.inf}:
-        if any(fill.value > ABSORBING for fill in attention.filled):
-            raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
-        terms: list[Added | Filled] = [*attention.added, *attention.filled]
-        terms.sort(key=lambda term: -term.masks_after)
-        return replace(masking, in_order=tuple(terms), is_bounded=False)
-    return masking
+    several = fills and (masking.added or len(fills) > 1)
+    in_order = bool(several and not (leaves_keys and bounded) and fills != {-math.inf})
+    if in_order and max(fills) > ABSORBING:
+        raise Refusal("masks that drop keys in different ways: a row without any key left has no fused form")
+    return replace(masking, in_order=in_order, is_bounded=bounded and not in_order, some_row_dropped=not leaves_keys)
 
 
 def _all(parts: Iterable[MaskParts]) -> MaskParts:
@@ -113,13 +110,13 @@ def _unfilled(fill: Filled, constants: Constants) -> MaskParts:
     return negation(fill.mask, constants) or MaskParts(ALL, conditions=(fill.mask,))
 
 
-def _is_bounded(attention: Attention, filled: MaskParts, constants: Constants) -> bool:
+def _is_bounded(attention: Attention, masking: Masking, filled: MaskParts, constants: Constants) -> bool:
     """Whether the added masks are constants that leave every row a key with a small mask value."""
     narrow = tensor_of(attention.result).itemsize == 2
     if filled.conditions or filled.symbolic_band != EVERYWHERE:
         return False
     most, hidden = 0.0, ~filled.constant if not filled.constant.all() else torch.zeros((), dtype=torch.bool)
-    for term in attention.added:
+    for term in masking.added:
         value = constants.value(term.mask)
         if value is None:
             return False

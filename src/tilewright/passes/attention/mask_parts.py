@@ -19,13 +19,12 @@ from torch.fx import Node
 
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, without_repeats
-from tilewright.passes.attention.iota import Iota, iota_of
+from tilewright.passes.attention.iota import Iota, compared_keys, iota_of
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.spelling import argument, example, spelled, where_arguments
 
 AND = frozenset({"and_", "bitwise_and", "logical_and"})
 OPPOSITES = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt"}
-MIRRORED = {"le": "ge", "ge": "le", "lt": "gt", "gt": "lt"}
 NOT = frozenset({"bitwise_not", "not_"})
 BROADCASTS = SAME | {"expand", "broadcast_to"}
 """Calls whose result broadcasts against the scores as their argument does."""
@@ -165,19 +164,15 @@ def _compared(node: Node, name: str, constants: Constants) -> Band | None:
 
     For comparisons that are not computed since they are too large or have symbolic sizes.
     """
-    value, operands = example(node), [x for x in node.args if isinstance(x, Node)]
-    if name not in OPPOSITES or value is None or value.dim() < 2 or len(operands) != 2:
+    value, found = example(node), compared_keys(node, name, constants)
+    if found is None or value is None or value.dim() < 2:
         return None
-    first, second = (iota_of(x, constants) for x in operands)
-    if first is None or second is None or {first.axis, second.axis} != {-2, -1}:
-        return None
-    if first.axis == -2:
-        first, second, name = second, first, MIRRORED[name]
-    more_keys = _longer(*value.shape[-2:])
-    if more_keys is None:
+    first_key, other, name = found
+    query, more_keys = iota_of(other, constants), _longer(*value.shape[-2:])
+    if query is None or query.axis != -2 or more_keys is None:
         return None
     # j + a op i + b; query i is at position i + Sk - Sq.
-    distance = second.first - first.first - more_keys
+    distance = query.first - first_key - more_keys
     if name in ("le", "lt"):
         return Band(None, distance - (name == "lt"))
     left = -(distance + (name == "gt"))

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from tilewright.hardware.target import Language
 from tilewright.passes.attention.mask import ABSORBING, Masking
-from tilewright.passes.attention.match import Added, Shape
+from tilewright.passes.attention.match import Added, Filled, Shape
 from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -39,12 +39,13 @@ def at_lead(write: Writer, mask: Node, own: Shape, lead: Shape) -> Node:
     return write.method("reshape", mask, *sizes, *tensor_of(mask).shape[-2:])
 
 
-def _to_rank_four(write: Writer, mask: Node, rank: int) -> Node:
-    """A mask for scores of `rank` axes as a mask of 2 or 4 axes."""
+def _of_scores(write: Writer, term: Added | Filled, lead: Shape) -> Node:
+    """The mask of a term for scores [*lead, Nq, Nk], of 2 or 4 axes."""
+    mask = at_lead(write, term.mask, term.lead, lead)
     axes = tensor_of(mask).dim()
     if axes == 1:
         return write.method("unsqueeze", mask, 0)
-    return write.method("unsqueeze", mask, 1 if rank == 3 else 0) if axes == 3 else mask
+    return write.method("unsqueeze", mask, 1 if len(lead) == 1 else 0) if axes == 3 else mask
 
 
 def dropped_keys(write: Writer, masking: Masking, lead: Shape) -> Node | None:
@@ -52,7 +53,7 @@ def dropped_keys(write: Writer, masking: Masking, lead: Shape) -> Node | None:
 
     def masks() -> Iterator[Node]:
         for filled in masking.filled:
-            mask = _to_rank_four(write, at_lead(write, filled.mask, filled.lead, lead), len(lead) + 2)
+            mask = _of_scores(write, filled, lead)
             yield write.call(torch.logical_not, mask) if filled.inverted else mask
 
     return write.joined(torch.logical_or, masks()) if masking.filled else None
@@ -70,11 +71,9 @@ def added_mask(write: Writer, masking: Masking, dropped: Node | None, lead: Shap
 
     def masks() -> Iterator[Node]:
         for term in masking.added:
-            mask = _to_rank_four(write, at_lead(write, term.mask, term.lead, lead), len(lead) + 2)
+            mask = _of_scores(write, term, lead)
             wide = torch.promote_types(tensor_of(mask).dtype, torch.float32)
-            if not as_given and tensor_of(mask).dtype != wide:
-                mask = write.method("to", mask, wide)
-            yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+            yield multiplied(write, mask if as_given else write.cast(mask, wide), term.times)
 
     added = write.joined(torch.add, masks())
     return added if dropped is None else write.method("masked_fill", added, dropped, -math.inf)
@@ -86,17 +85,22 @@ def mask_in_order(write: Writer, masking: Masking, lead: Shape) -> Node:
     Adding a fill value equals filling, since a score beside it is rounded away.
     """
     total: Node | float = 0.0
-    for term in masking.in_order:
-        mask = _to_rank_four(write, at_lead(write, term.mask, term.lead, lead), len(lead) + 2)
+    for term in reversed(masking.masks):
+        mask = _of_scores(write, term, lead)
         if isinstance(term, Added):
             mask = write.method("to", mask, torch.promote_types(tensor_of(mask).dtype, torch.float32))
-            mask = mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+            mask = multiplied(write, mask, term.times)
             total = mask if isinstance(total, float) else write.call(torch.add, total, mask)
         else:
             shown, hidden = (total, term.value) if not term.inverted else (term.value, total)
             total = write.call(torch.where, mask, hidden, shown)
     assert isinstance(total, Node)
     return total
+
+
+def multiplied(write: Writer, mask: Node, times: float) -> Node:
+    """`times · mask`."""
+    return mask if times == 1 else write.call(torch.mul, mask, times)
 
 
 def shifted(write: Writer, q: Node, mask: Node) -> tuple[Node, Node, Node]:

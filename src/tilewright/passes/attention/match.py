@@ -17,12 +17,14 @@ from tilewright.passes.attention.spelling import (
     PRODUCTS,
     Operand,
     Refusal,
+    Scalar,
     Softmax,
     argument,
     example,
+    less_maximum,
     mutates,
-    row_statistic,
     same_shape,
+    scaled_by,
     scores_at,
     softmax_at,
     spelled,
@@ -35,10 +37,6 @@ from tilewright.passes.attention.spelling import (
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NEGLIGIBLE = -1e9
 """A score filled with this or less has weight 0 beside any other: exp(-1e9 + 104 - s) is 0 in every dtype."""
-Scalar = Callable[[object], float | None]
-"""Returns the number that an argument holds; None if it is not constant."""
-
-
 Shape = tuple[int | torch.SymInt, ...]
 
 
@@ -50,8 +48,6 @@ class Added:
     times: float
     lead: Shape
     """The leading axes of the scores to which it is added."""
-    masks_after: int
-    """How many masks the program applies after it."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,7 @@ class Filled:
     inverted: bool
     value: float
     lead: Shape
-    masks_after: int
-    """As in `Added`, like `lead`."""
+    """As in `Added`."""
 
 
 @dataclass
@@ -84,8 +79,8 @@ class Attention:
     """0: none."""
     factors: list[tuple[str, Node]] = field(default_factory=list)
     """Tensors that multiply ("mul") or divide ("div") whole rows of the scores."""
-    added: list[Added] = field(default_factory=list)
-    filled: list[Filled] = field(default_factory=list)
+    masks: list[Added | Filled] = field(default_factory=list)
+    """The last that the program applies comes first."""
     lead: Shape = ()
     """The leading axes that masks broadcast against."""
     replaced: list[Node] = field(default_factory=list)
@@ -149,12 +144,9 @@ class _Walk:
                 raise Refusal(f"{node.name} adds something other than a mask")
             self.add(mask, 1.0, node)
             return x
-        if name == "sub":
-            # softmax(s - max(s)) is softmax(s).
-            top = row_statistic(node.args[1], "max")
-            if top is not None and top[0] is node.args[0]:
-                self.found.replaced.extend(top[1])
-                return top[0]
+        if (shifted := less_maximum(node)) is not None:
+            self.found.replaced.extend(shifted[1])
+            return shifted[0]
         if name == "masked_fill":
             x, mask, value = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
             return self._fill(node, x, mask, False, value)
@@ -219,8 +211,7 @@ class _Walk:
 
     def add(self, mask: Node, times: float, node: Node) -> None:
         """Note that `node` adds `times · mask` to the scores; `self.found.scale` later multiplies the sum."""
-        lead = self._masked_at(node)
-        self.found.added.append(Added(mask, times * self.found.scale, lead, self._masks_after()))
+        self.found.masks.append(Added(mask, times * self.found.scale, self._masked_at(node)))
 
     def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
         number = self.scalar(value)
@@ -232,8 +223,7 @@ class _Walk:
         lowest = torch.finfo(tensor_of(node).dtype).min
         if not (number <= NEGLIGIBLE or number <= lowest * self.found.scale):
             raise Refusal(f"scores filled with {number:g} keep some weight")
-        lead = self._masked_at(node)
-        self.found.filled.append(Filled(mask, inverted, number, lead, self._masks_after()))
+        self.found.masks.append(Filled(mask, inverted, number, self._masked_at(node)))
         return x
 
     def _where(self, node: Node) -> Node:
@@ -241,9 +231,6 @@ class _Walk:
         if isinstance(x, Node) and self.scalar(x) is None:
             return self._fill(node, x, condition, True, other)
         return self._fill(node, other, condition, False, x)
-
-    def _masks_after(self) -> int:
-        return len(self.found.added) + len(self.found.filled)
 
     def _masked_at(self, node: Node) -> Shape:
         if self.found.factors or self.found.softcap:
@@ -320,17 +307,14 @@ def _fold_query_and_key(attention: Attention, scalar: Scalar) -> None:
             return operand
         node = operand.node
         while True:
-            name, x = spelled(node), argument(node, 0, "input")
-            number = scalar(argument(node, 1, "other")) if name in ("mul", "div") else None
-            if number is None and name == "mul":
-                x, number = argument(node, 1, "other"), scalar(x)
+            x, factor = scaled_by(node, scalar) or (argument(node, 0, "input"), 0.0)
             value = example(x)
             if not isinstance(x, Node) or value is None:
                 return Operand(node)
             alike = same_shape(value.shape, tensor_of(node).shape)
-            if number is not None and number > 0 and alike and value.dtype == tensor_of(node).dtype:
-                attention.scale *= 1 / number if name == "div" else number
-            elif not (narrow and name == "cast" and _widens(wanted, value, node)):
+            if factor > 0 and alike and value.dtype == tensor_of(node).dtype:
+                attention.scale *= factor
+            elif not (narrow and spelled(node) == "cast" and _widens(wanted, value, node)):
                 return Operand(node)
             attention.folded.append(node)
             node = x

@@ -31,6 +31,11 @@ WIDEST = 256
 """The largest head size of the kernels."""
 
 
+def has_triton(target: Target, device: torch.device) -> bool:
+    """Whether Triton's kernels run on `device`."""
+    return target.language_of(device) == "triton" and importlib.util.find_spec("triton") is not None
+
+
 def needs_own_kernel(attention: Attention, masking: Masking, language: Language) -> bool:
     """Whether PyTorch's fused kernels cannot compute this attention, or would round its mask."""
     if attention.softcap > 0 or attention.softmax.sink is not None:
@@ -45,7 +50,7 @@ def check_own(attention: Attention, target: Target) -> None:
     sink = attention.softmax.sink
     what = "a softmax over an attention sink" if sink is not None else "a mask in torch.float32"
     what = "tanh between the first product and the softmax" if attention.softcap else what
-    if target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
+    if not has_triton(target, result.device):
         raise Refusal(f"{what}, which fused attention on a CPU does not know")
     if result.dtype not in NARROW:
         raise Refusal(f"{what} in {result.dtype}, and tilewright's kernels were measured in 16 bits")

@@ -15,8 +15,7 @@ from tilewright.graph.calls import shape_of
 from tilewright.graph.insert import insert_call
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants
-from tilewright.passes.attention.iota import iota_of
-from tilewright.passes.attention.mask_parts import MIRRORED
+from tilewright.passes.attention.iota import compared_keys
 from tilewright.passes.attention.spelling import argument, example, same_shape, spelled, static, tensor_of
 
 aten: Any = torch.ops.aten
@@ -80,18 +79,13 @@ def _from_first(node: Node) -> bool:
 @in_real_tensors()
 def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
     """x and m of `key < x + m`, where keys count up along the last axis and x is an integer tensor."""
-    name, operands = spelled(node), [x for x in node.args if isinstance(x, Node)]
-    if name not in MIRRORED or len(node.args) != 2 or len(operands) != 2:
+    found = compared_keys(node, str(spelled(node)), constants)
+    if found is None:
         return None
-    keys, last = operands
-    count = iota_of(keys, constants)
-    if count is None or count.axis != -1:
-        keys, last, name = last, keys, MIRRORED[name]
-        count = iota_of(keys, constants)
+    first_key, last, name = found
     value = example(last)
-    if count is None or count.axis != -1 or value is None or value.dtype not in INTEGERS or name not in ("le", "lt"):
-        return None
-    return last, (name == "le") - count.first
+    is_bound = name in ("le", "lt") and value is not None and value.dtype in INTEGERS
+    return (last, (name == "le") - first_key) if is_bound else None
 
 
 def unrepeated(node: Node) -> Node:

@@ -36,13 +36,15 @@ from tilewright.passes.attention.spelling import (
     example,
     memory_of,
     mutates,
+    normalised,
     scores_at,
     spelled,
     tensor_of,
+    written_by,
 )
 from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.passes.attention.writes import write_scores_apart
-from tilewright.records.program import Cost, Decision
+from tilewright.records.program import Cost, Decision, Verdict
 
 PURE = (
     CONSTANT
@@ -83,20 +85,8 @@ def _is_root(node: Node) -> bool:
     """Whether `node` ends a softmax: one call, or the exp or the division of one that is written out."""
     name = spelled(node)
     if name == "exp":
-        return not any(_divides(user, node) for user in node.users)
-    if name == "div" and node.args and isinstance(node.args[0], Node) and spelled(node.args[0]) == "exp":
-        return _divides(node, node.args[0])
-    return name == "softmax"
-
-
-def _divides(user: Node, exp: Node) -> bool:
-    """Whether `user` is `exp / (a sum of exp)`."""
-    if spelled(user) != "div" or user.args[0] is not exp or not isinstance(user.args[1], Node):
-        return False
-    node = user.args[1]
-    while spelled(node) != "sum" and node.args and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return spelled(node) == "sum" and node.args[0] is exp
+        return not any(map(normalised, node.users))
+    return name == "softmax" or (name == "div" and normalised(node) is not None)
 
 
 def _products_around(root: Node) -> tuple[Node, Node] | None:
@@ -111,6 +101,7 @@ def _decide(
 ) -> Decision:
     producer, consumer, source = above.name, below.name, source_line(root)
     predicted = _predicted(above, below, price)
+    verdict: Verdict = "taken"
     try:
         attention = match_attention(root, constants.scalar)
         masking = classify_masks(attention, constants)
@@ -125,19 +116,20 @@ def _decide(
         else:
             write = partial(write_attention, gm.graph, attention, masking, target)
         _replace(gm, attention, unread, write)
+        reason = f"fused attention{_kind(attention, masking, within)}: no N² tensor is written or saved"
     except Refusal as refusal:
-        reason = str(refusal)
-        return Decision(
-            "forward", producer, consumer, "refused", reason, 0, predicted, source=source, passed_by="attention"
-        )
-    how = "with its mask" if masking.added or masking.filled else "unmasked"
+        verdict, reason, saved = "refused", str(refusal), 0
+    return Decision(
+        "forward", producer, consumer, verdict, reason, saved, predicted, source=source, passed_by="attention"
+    )
+
+
+def _kind(attention: Attention, masking: Masking, within: bool) -> str:
+    how = "with its mask" if masking.masks else "unmasked"
     how = "causal" if masking.causal else "in a band" if masking.band != EVERYWHERE else how
     where = " within windows" if within else " under a soft cap" if attention.softcap else ""
     where = " beside a sink" if attention.softmax.sink is not None else where
-    reason = f"fused attention{where}, {how}: no N² tensor is written or saved"
-    return Decision(
-        "forward", producer, consumer, "taken", reason, saved, predicted, source=source, passed_by="attention"
-    )
+    return f"{where}, {how}"
 
 
 def _predicted(above: Node, below: Node, price: Price) -> float | None:
@@ -178,15 +170,8 @@ def _check_order(attention: Attention) -> None:
             raise Refusal("the attention is not in order")
         if spelled(node) in MODES:
             raise Refusal(f"{node.name} changes a mode between the products")
-        if mutates(node) and memory_of(_written(node)) in _read(members):
+        if mutates(node) and memory_of(written_by(node)) in (None, *_read(members)):
             raise Refusal(f"{node.name} writes in place between the products to what they read")
-
-
-def _written(node: Node) -> Node:
-    written = node.kwargs.get("out") or argument(node, 0, "input")
-    if not isinstance(written, Node) or example(written) is None:
-        raise Refusal(f"{node.name} writes in place or changes a mode between the products")
-    return written
 
 
 def _read(members: Iterable[Node]) -> set[int | None]:
@@ -198,7 +183,7 @@ def _unread_afterwards(attention: Attention, masking: Masking) -> set[Node]:
     """The nodes without readers after the rewrite; Refusal if something else reads an N² tensor."""
     inside = {*attention.replaced, attention.result}
     kept = {attention.q.node, attention.k.node, attention.v.node, *(x for _, x in attention.factors)}
-    kept |= {term.mask for term in masking.added} | {fill.mask for fill in masking.filled}
+    kept |= {term.mask for term in masking.masks}
     if attention.softmax.sink is not None:
         kept.add(attention.softmax.sink)
     unread = set(inside)
@@ -229,17 +214,10 @@ def _nbytes(node: Node, scores: Node) -> int:
     sizes = [_hint(size) for size in value.shape]
     if len(sizes) < 2 or sizes[-2:] != [_hint(size) for size in whole.shape[-2:]]:
         return 0
-    if spelled(node) == "cast" and any(_same_dtype(x, value) for x in node.all_input_nodes[:1]):
+    source = example(argument(node, 0, "input"))
+    if spelled(node) == "cast" and source is not None and source.dtype == value.dtype:
         return 0
-    count = 1
-    for size in sizes:
-        count *= size
-    return count * value.element_size()
-
-
-def _same_dtype(node: Node, value: torch.Tensor) -> bool:
-    source = example(node)
-    return source is not None and source.dtype == value.dtype
+    return prod(sizes) * value.element_size()
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -17,6 +17,8 @@ that is a band beside something else stays as it is: `kernel` reads it again.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch.fx import GraphModule, Node
 
@@ -24,7 +26,7 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.form import layout_may_change
+from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, read_mask
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.prefix import unrepeated
@@ -108,10 +110,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
             return None
         if new is None:
             new = call.write(write)
-        if not layout_may_change(write, node, new):
-            new = write.method("contiguous", new)
-            if not same_shape(tensor_of(new).stride(), tensor_of(node).stride()):
-                raise Refusal("readers of its result need the layout that it has")
+        new = in_old_layout(write, node, new)
         node.replace_all_uses_with(new)
         node.graph.erase_node(node)
         consumer, reason = new.name, "; ".join(changes)
@@ -182,8 +181,7 @@ def _smaller(write: Writer, call: SdpaCall, found: MaskParts) -> tuple[list[str]
     mask = write.joined(torch.logical_and, parts)
     # A mask that only hides is bool, even if the program converted it to 0 and -inf.
     dtype = torch.bool if found.conditions else before.dtype
-    if tensor_of(mask).dtype != dtype:
-        mask = write.method("to", mask, dtype)
+    mask = write.cast(mask, dtype)
     changes = "its mask as it was before it was expanded"
     if static(before.shape):
         changes = f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"
@@ -192,10 +190,7 @@ def _smaller(write: Writer, call: SdpaCall, found: MaskParts) -> tuple[list[str]
 
 def _stored(value: torch.Tensor) -> int:
     """Elements that `value` has in memory."""
-    count = 1
-    for size, stride in zip(value.shape, value.stride(), strict=True):
-        count *= int(size) if stride != 0 else 1
-    return count
+    return prod(int(size) for size, stride in zip(value.shape, value.stride(), strict=True) if stride != 0)
 
 
 def _uncopied(node: Node, call: Node) -> Node:

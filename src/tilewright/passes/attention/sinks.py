@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from tilewright.passes.attention.spelling import Softmax, argument, example, row_statistic, same_shape, spelled
+from tilewright.passes.attention.spelling import (
+    Softmax,
+    argument,
+    example,
+    is_last,
+    less_maximum,
+    same_shape,
+    spelled,
+)
 
 BUT_LAST = slice(None, -1, None)
 
@@ -16,16 +24,17 @@ BUT_LAST = slice(None, -1, None)
 def sink_at(root: Node) -> Softmax | None:
     """The softmax over scores and a sink that ends in `root`; None if `root` is none."""
     source, value = argument(root, 0, "input"), example(root)
-    if spelled(root) != "softmax" or value is None or argument(root, 1, "dim") not in (-1, value.dim() - 1):
+    if spelled(root) != "softmax" or value is None or not is_last(argument(root, 1, "dim"), value.dim()):
         return None
     inside, result = [root], root
     while isinstance(source, Node) and spelled(source) != "cat":
-        above = _above(source)
-        if above is None:
+        inside.append(source)
+        if (shifted := less_maximum(source)) is not None:
+            inside += shifted[1]
+        elif spelled(source) != "cast":
             return None
-        inside += above[1]
-        source = above[0]
-    if not isinstance(source, Node) or argument(source, 1, "dim") not in (-1, value.dim() - 1):
+        source = argument(source, 0, "input")
+    if not isinstance(source, Node) or not is_last(argument(source, 1, "dim"), value.dim()):
         return None
     parts = argument(source, 0, "tensors")
     if not isinstance(parts, (list, tuple)) or len(parts) != 2:
@@ -45,18 +54,6 @@ def sink_at(root: Node) -> Softmax | None:
     if kept is None or not same_shape(kept.shape, whole.shape):
         return None
     return Softmax(result, scores, (*inside, source), sink)
-
-
-def _above(node: Node) -> tuple[Node, list[Node]] | None:
-    """The operand of a cast or of a subtraction of row maxima, and the nodes of that operation; else None."""
-    first = argument(node, 0, "input")
-    if spelled(node) == "cast" and isinstance(first, Node):
-        return first, [node]
-    if spelled(node) == "sub" and len(node.args) == 2:
-        top = row_statistic(node.args[1], "max")
-        if top is not None and top[0] is first:
-            return top[0], [node, *top[1]]
-    return None
 
 
 def _leaves_last_out(node: Node) -> bool:

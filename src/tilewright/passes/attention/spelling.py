@@ -8,7 +8,7 @@ call or written out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ OF_PYTHON = frozenset({"and_", "or_", "not_"})
 """Functions of `operator` that end in an underscore only because their names are keywords."""
 MODES = frozenset({"_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_enter_inference_mode"})
 PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
+
+Scalar = Callable[[object], float | None]
+"""Returns the number that an argument holds; None if it is not constant."""
 
 
 class Refusal(Exception):
@@ -123,6 +126,11 @@ def mutates(node: Node) -> bool:
         return True
     in_place = argument(node, 3, "inplace", False) if name == "dropout" else node.kwargs.get("inplace", False)
     return bool(in_place) or "out" in node.kwargs
+
+
+def written_by(node: Node) -> Any:
+    """The argument that a call that `mutates` writes to."""
+    return node.kwargs.get("out") or argument(node, 0, "input")
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,21 @@ def weighted_at(node: Node, weights: Node) -> Weighted:
     return Weighted(Operand(b))
 
 
-def _is_last(dim: object, rank: int) -> bool:
+def scaled_by(node: Node, scalar: Scalar) -> tuple[object, float] | None:
+    """x and f where `node` is f · x, also written x · f or x / (1 / f)."""
+    a, b = argument(node, 0, "input"), argument(node, 1, "other")
+    if spelled(node) == "div" and node.kwargs.get("rounding_mode") is None:
+        number = scalar(b)
+        return (a, 1 / number) if number else None
+    if spelled(node) == "mul":
+        for x, other in ((a, b), (b, a)):
+            if (number := scalar(other)) is not None:
+                return x, number
+    return None
+
+
+def is_last(dim: object, rank: int) -> bool:
+    """Whether a call's `dim` is the last of `rank` axes alone."""
     if isinstance(dim, (list, tuple)) and len(dim) == 1:
         dim = dim[0]
     return isinstance(dim, int) and dim in (-1, rank - 1)
@@ -258,7 +280,7 @@ def row_statistic(node: object, kind: str) -> tuple[Node, list[Node]] | None:
         if name == kind or (kind == "max" and name == "amax"):
             whole = example(source)
             dim = argument(node, 1, "dim")
-            if whole is not None and whole.dim() == rank and _is_last(dim, rank):
+            if whole is not None and whole.dim() == rank and is_last(dim, rank):
                 return source, inside
             return None
         adds_axis = name == "unsqueeze" and argument(node, 1, "dim") in (-1, rank - 1)
@@ -270,6 +292,21 @@ def row_statistic(node: object, kind: str) -> tuple[Node, list[Node]] | None:
         if not adds_axis and not (name == "detach" and kind == "max"):
             return None
         node = source
+
+
+def less_maximum(node: Node) -> tuple[Node, list[Node]] | None:
+    """x of `x - max(x, -1, keepdim=True)`, whose softmax is that of x, and the nodes of the maximum."""
+    top = row_statistic(argument(node, 1, "other"), "max") if spelled(node) == "sub" else None
+    return top if top is not None and top[0] is node.args[0] else None
+
+
+def normalised(node: Node) -> tuple[Node, list[Node]] | None:
+    """exp of `exp / sum(exp, -1, keepdim=True)`, and the nodes of the sum."""
+    exp = argument(node, 0, "input")
+    if spelled(node) != "div" or not isinstance(exp, Node) or spelled(exp) != "exp":
+        return None
+    total = row_statistic(argument(node, 1, "other"), "sum")
+    return total if total is not None and total[0] is exp else None
 
 
 @dataclass(frozen=True)
@@ -288,24 +325,23 @@ def softmax_at(node: Node) -> Softmax:
     name = spelled(node)
     source = argument(node, 0, "input")
     if name == "softmax" and isinstance(source, Node):
-        if not _is_last(argument(node, 1, "dim"), tensor_of(source).dim()):
+        if not is_last(argument(node, 1, "dim"), tensor_of(source).dim()):
             raise Refusal("the softmax does not run over the last axis")
         return Softmax(node, source, (node,))
     if name == "exp" and isinstance(source, Node):
         if spelled(source) == "log_softmax" and isinstance(source.args[0], Node):
-            if not _is_last(argument(source, 1, "dim"), tensor_of(source).dim()):
+            if not is_last(argument(source, 1, "dim"), tensor_of(source).dim()):
                 raise Refusal("the softmax does not run over the last axis")
             return Softmax(node, source.args[0], (node, source))
         if spelled(source) == "sub":
             total = row_statistic(source.args[1], "logsumexp")
             if total is not None and total[0] is source.args[0]:
                 return Softmax(node, total[0], (node, source, *total[1]))
-    if name == "div" and isinstance(source, Node) and spelled(source) == "exp":
-        total = row_statistic(node.args[1], "sum")
-        shifted = source.args[0]
-        if total is not None and total[0] is source and isinstance(shifted, Node):
-            top = row_statistic(shifted.args[1], "max") if spelled(shifted) == "sub" else None
-            if top is None or top[0] is not shifted.args[0]:
-                raise Refusal("exp without the row maximum subtracted: eager overflows, the fused form does not")
-            return Softmax(node, top[0], (node, *total[1], source, shifted, *top[1]))
+    if (total := normalised(node)) is not None:
+        exp, sums = total
+        shifted = exp.args[0]
+        top = less_maximum(shifted) if isinstance(shifted, Node) else None
+        if top is None:
+            raise Refusal("exp without the row maximum subtracted: eager overflows, the fused form does not")
+        return Softmax(node, top[0], (node, *sums, exp, *exp.all_input_nodes, *top[1]))
     raise Refusal("exp between two products that is not normalised as a softmax over the last axis")

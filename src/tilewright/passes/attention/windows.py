@@ -14,7 +14,6 @@ took cuDNN 203 µs forward and 456 backward, these kernels 64 and 113.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from math import prod
 
@@ -25,8 +24,9 @@ from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall
 from tilewright.passes.attention.form import operands, restored
 from tilewright.passes.attention.mask import Masking
-from tilewright.passes.attention.mask_tensors import at_lead
+from tilewright.passes.attention.mask_tensors import at_lead, multiplied
 from tilewright.passes.attention.match import Attention
+from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.spelling import static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -46,16 +46,21 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     given = (attention.q, attention.k, attention.v)
     depths = [tensor_of(x.node).shape[-1 if x.order is None else x.order[-1]] for x in given]
     sizes = (*attention.lead, *attention.weights_lead, *scores.shape, *depths)
-    if not static(sizes) or target.language_of(result.device) != "triton" or importlib.util.find_spec("triton") is None:
-        return False
-    if attention.softcap or attention.softmax.sink is not None or masking.causal or masking.filled:
+    if not static(sizes) or attention.softcap or attention.softmax.sink is not None or masking.causal or masking.filled:
         return False
     if prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
         return False
+    queries, keys = scores.shape[-2:]
+    return _is_supported(result, target, queries, keys, int(depths[0]), int(depths[2]))
+
+
+def _is_supported(like: torch.Tensor, target: Target, queries: int, keys: int, depth: int, value_depth: int) -> bool:
+    """Whether the kernel computes attention of these sizes in the dtype and on the device of `like`."""
+    if not has_triton(target, like.device):
+        return False
     from tilewright.kernels.attention.window.triton import refuses
 
-    queries, keys = scores.shape[-2:]
-    return refuses(result.dtype, queries, keys, int(depths[0]), int(depths[2])) is None
+    return refuses(like.dtype, queries, keys, depth, value_depth) is None
 
 
 def are_windows(call: SdpaCall, target: Target) -> bool:
@@ -68,12 +73,7 @@ def are_windows(call: SdpaCall, target: Target) -> bool:
         return False
     if 0 in sizes or q.shape[0] * q.shape[1] < MANY or q.shape[3] % WIDTH or v.shape[3] % WIDTH:
         return False
-    if importlib.util.find_spec("triton") is None:
-        return False
-    from tilewright.kernels.attention.window.triton import refuses
-
-    language = target.language_of(q.device)
-    return language == "triton" and refuses(q.dtype, q.shape[2], k.shape[2], q.shape[3], v.shape[3]) is None
+    return _is_supported(q, target, q.shape[2], k.shape[2], q.shape[3], v.shape[3])
 
 
 def call_windows(write: Writer, call: SdpaCall) -> Node:
@@ -97,7 +97,7 @@ def _mask(write: Writer, attention: Attention, masking: Masking, heads: int) -> 
     def masks() -> Iterator[Node]:
         for term in masking.added:
             mask = write.method("to", at_lead(write, term.mask, term.lead, attention.lead), torch.float32)
-            yield mask if term.times == 1 else write.call(torch.mul, mask, term.times)
+            yield multiplied(write, mask, term.times)
 
     total = write.joined(torch.add, masks())
     matrix = tuple(tensor_of(attention.scores).shape[-2:])

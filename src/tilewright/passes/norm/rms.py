@@ -23,7 +23,7 @@ from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.attention.spelling import argument, example, mutates, spelled
+from tilewright.passes.attention.spelling import argument, example, is_last, mutates, spelled
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision
 
@@ -113,10 +113,8 @@ def _sum_with_number(node: object) -> tuple[fx.Node | None, float]:
 
 def _is_row_mean(node: fx.Node) -> bool:
     value = example(argument(node, 0, "input"))
-    dim = argument(node, 1, "dim")
-    dim = dim[0] if isinstance(dim, (list, tuple)) and len(dim) == 1 else dim
-    is_last = value is not None and dim in (-1, value.dim() - 1)
-    return spelled(node) == "mean" and is_last and argument(node, 2, "keepdim") is True
+    is_over_rows = value is not None and is_last(argument(node, 1, "dim"), value.dim())
+    return spelled(node) == "mean" and is_over_rows and argument(node, 2, "keepdim") is True
 
 
 def _squared(node: object) -> fx.Node | None:
