@@ -236,3 +236,15 @@ def test_the_base_of_a_power_is_of_the_exponents_dtype(dtype: torch.dtype) -> No
     x = torch.linspace(-3, 3, 64).to(dtype)
     record = agrees(lambda x: (70000.0**x, 0.3**x), [x])
     assert len(kernels(record)) == 1
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(torch.int8, 128), (torch.uint8, 256), (torch.int16, 40000)])
+def test_a_number_that_an_integer_dtype_cannot_hold(dtype: torch.dtype, number: int) -> None:
+    x = (torch.arange(64) * 5 - 100).to(dtype)
+    agrees(lambda x: (x.clamp(min=5) * 3, x + number, x * number, number - x, x > number), [x])
+    if dtype is not torch.uint8:
+        agrees(lambda x: x % number, [x], runs=False)
+    for raises in (lambda x: x**number, lambda x: x.clamp(max=number)):
+        for run in (raises, compiled(raises)):
+            with pytest.raises(RuntimeError, match="without overflow"):
+                run(x)

@@ -78,6 +78,8 @@ class _Tracer:
             assert isinstance(source, fx.Node) and isinstance(position, int)
             return self._operand(source)[position]
         first = results(node)[0]
+        if row.operator_class == "pointwise":
+            _refuse_overflow(node, first.dtype)
         args = fx.node.map_arg(node.args, self._operand)
         kwargs = fx.node.map_arg(node.kwargs, self._operand)
         dtype = dtype_name(first.dtype)
@@ -144,6 +146,16 @@ class _Tracer:
         if in_memory:
             raise Unfusable(f"{in_memory[0].target} of a computed value needs that value in memory")
         return True
+
+
+def _refuse_overflow(node: fx.Node, dtype: torch.dtype) -> None:
+    """Numbers that an integer dtype cannot hold: PyTorch raises for some operators and wraps them for others."""
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return
+    limits = torch.iinfo(dtype)
+    for number in (*node.args, *node.kwargs.values()):
+        if isinstance(number, int) and not limits.min <= number <= limits.max:
+            raise Unfusable(f"{dtype_name(dtype)} cannot hold {number}")
 
 
 def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:
