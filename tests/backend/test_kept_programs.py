@@ -151,6 +151,18 @@ def test_backward_of_a_program_that_was_found(
     assert program_cache.counts["loaded"] and not {"compiled", "sizes planned"} & program_cache.counts.keys()
 
 
+def test_a_backward_that_cannot_be_packed_leaves_gradients_out_too() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mean(0), x.var(0, unbiased=False)
+
+    def step(run: Callable[..., Any], x: torch.Tensor) -> None:
+        for used in (2, 1):
+            torch.cat([result.flatten() for result in run(x)[:used]]).sum().backward()
+
+    compare_steps(function, [with_grad(3, 6)], step, dynamic=True)
+    assert program_cache.counts == {"compiled": 1, "not kept: its backward cannot be packed": 1}
+
+
 def test_compiled_autograd_traces_the_backward_of_a_program_that_was_found() -> None:
     x = with_grad(40, 20)
     run(chain, x, backward=True)

@@ -74,7 +74,8 @@ class GraphPair:
         self.undefined = expected_undefined(backward.graph, self.tangents)
         leave_out(backward.graph, self.undefined)
         self.compiled = self.compiler.compile({"forward": forward, "backward": backward})
-        return forward, self.whole
+        # AOTAutograd removes what nothing reads.
+        return forward, copied(self.whole)
 
     def whole_backward(self) -> fx.GraphModule:
         """The backward with all gradients, not planned yet."""
