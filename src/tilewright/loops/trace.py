@@ -153,8 +153,14 @@ def _refuse_overflow(node: fx.Node, dtype: torch.dtype) -> None:
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         return
     limits = torch.iinfo(dtype)
-    for number in (*node.args, *node.kwargs.values()):
-        if isinstance(number, int) and not limits.min <= number <= limits.max:
+    schema = getattr(node.target, "_schema", None)
+    for argument, number in zip(schema.arguments if schema else (), node.args, strict=False):
+        # Others count places and elements.
+        if (
+            "number" in str(argument.type).lower()
+            and isinstance(number, int)
+            and not limits.min <= number <= limits.max
+        ):
             raise Unfusable(f"{dtype_name(dtype)} cannot hold {number}")
 
 
