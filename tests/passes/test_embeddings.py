@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.passes.graphs import aten, calls, run
 from tests.passes.test_candidates import priced
 from tilewright.hardware.profiles import profile_for
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import Target, target_named
 from tilewright.passes.index import embeddings
 from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
 
@@ -134,7 +134,8 @@ def test_sums_go_into_the_product_that_they_are_added_to(entries: int) -> None:
     assert "tilewright.add_embedding_sums_.default" in ran and "tilewright.embedding_sums.default" not in ran
 
 
-def test_where_sums_are_not_added_in_place() -> None:
+@pytest.mark.parametrize("device", ["h200", "cpu"])
+def test_where_sums_are_not_added_in_place(device: str) -> None:
     """The product is read by somebody else, or what they are added to is not a product."""
     programs: dict[str, tuple[Callable[..., object], int]] = {
         "read": (lambda product, sums: (product + sums, product), 0),
@@ -142,12 +143,15 @@ def test_where_sums_are_not_added_in_place() -> None:
         "in place": (lambda product, sums: (product + sums).sin(), 1),
     }
     keys, order = torch.arange(12, dtype=torch.int32) // 2, torch.arange(12)
-    given = torch.randn(6, 6), torch.randn(6, 6), torch.randn(12, 6), keys, order, torch.arange(0, 13, 2)
+    given = torch.randn(12, 6), torch.randn(6, 6), torch.randn(12, 6), keys, order, torch.arange(0, 25, 2)
     for function, count in programs.values():
 
         def gradient(x: Tensor, w: Tensor, *sent: Tensor, function: Callable[..., object] = function) -> object:
-            return function(x @ w, torch.ops.tilewright.embedding_sums(*sent, 6, -1))
+            if device == "cpu":
+                rows, places = sent[0].view(3, 4, 6), sent[1].view(3, 4).long()
+                return function(x @ w, torch.ops.aten.embedding_dense_backward(rows, places, 12, 3, False))
+            return function(x @ w, torch.ops.tilewright.embedding_sums(*sent, 12, -1))
 
         graph = aten(lambda *tensors, gradient=gradient: gradient(*tensors), *given)
-        assert len(add_sums_in_place(graph, "backward")) == count
+        assert len(add_sums_in_place(graph, "backward", target_named(device))) == count
         torch.testing.assert_close(run(graph, *given), gradient(*given))

@@ -1,4 +1,4 @@
-"""Products of matrices: made of sums of broadcast products, with the bias that is added, added up in place."""
+"""Products of matrices: made of sums of broadcast products, where their biases are added, added up in place."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from tests.contract import keeps_contract
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.product.biases import add_biases_in_products
+from tilewright.passes.product.biases import place_biases
 from tilewright.passes.product.contractions import contract
 
 H200 = target_named("h200")
@@ -104,7 +104,7 @@ NOT_ADDED: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 def test_a_bias_is_added_in_the_product(name: str) -> None:
     function, inputs = ADDED[name]
     graph = aten(function, *inputs)
-    add_biases_in_products(graph, H200)
+    place_biases(graph, H200)
     made = calls(graph)
     assert "addmm.default" in made and "mm.default" not in made and "add.Tensor" not in made
     got, eager = run(graph, *inputs), function(*inputs)
@@ -114,12 +114,41 @@ def test_a_bias_is_added_in_the_product(name: str) -> None:
 
 @pytest.mark.parametrize(("function", "inputs"), NOT_ADDED.values(), ids=NOT_ADDED)
 def test_biases_of_other_sums_stay(function: Callable[..., Any], inputs: list[Tensor]) -> None:
-    stays(lambda graph: add_biases_in_products(graph, H200), function, *inputs)
+    stays(lambda graph: place_biases(graph, H200), function, *inputs)
 
 
-def test_on_a_cpu_biases_stay() -> None:
-    function, inputs = ADDED["linear"]
-    stays(lambda graph: add_biases_in_products(graph, target_named("cpu")), function, *inputs)
+LINEAR = torch.nn.functional.linear
+IN_KERNELS: dict[str, Callable[..., Any]] = {
+    "an activation": lambda x, w, b: torch.tanh(LINEAR(x, w, b)),
+    "a norm and a sum": lambda x, w, b: torch.layer_norm(y := LINEAR(x, w, b), [24]) + y.sum(0),
+}
+IN_THE_PRODUCT: dict[str, Callable[..., Any]] = {
+    "a result": lambda x, w, b: (torch.tanh(y := LINEAR(x, w, b)), y),
+    "read by a product": lambda x, w, b: torch.tanh(y := LINEAR(x, w, b)) @ y.mT,
+    "scaled": lambda x, w, b: torch.tanh(torch.addmm(b, x[0], w.t(), beta=2)),
+    "no bias of columns": lambda x, w, b: torch.tanh(torch.addmm(x[1, :, :1], x[0], w.t())),
+}
+
+
+@pytest.mark.parametrize("name", IN_KERNELS)
+def test_on_a_cpu_a_bias_is_added_in_the_kernel_that_reads_it(name: str) -> None:
+    function, inputs = IN_KERNELS[name], [X.float(), W.float(), BIAS.float()]
+    graph = aten(function, *inputs)
+    place_biases(graph, target_named("cpu"))
+    assert "addmm.default" not in calls(graph)
+    assert compare(run(graph, *inputs), function(*inputs), function(*(x.double() for x in inputs))).ok
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        *((function, torch.float32) for function in IN_THE_PRODUCT.values()),
+        (IN_KERNELS["an activation"], torch.bfloat16),
+    ],
+    ids=[*IN_THE_PRODUCT, "16 bits"],
+)
+def test_on_a_cpu_other_biases_stay(function: Callable[..., Any], dtype: torch.dtype) -> None:
+    stays(lambda graph: place_biases(graph, target_named("cpu")), function, *(x.to(dtype) for x in (X, W, BIAS)))
 
 
 def shared(x: Tensor, w: Tensor) -> Tensor:

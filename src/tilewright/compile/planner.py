@@ -95,7 +95,7 @@ class Planner(Rewriter):
         written = write_in_place(graph, name)
         written += accumulate_products(graph, name)
         if self.hand_written:
-            written += write_caches(graph, name, self.target) + add_sums_in_place(graph, name)
+            written += write_caches(graph, name, self.target) + add_sums_in_place(graph, name, self.target)
         write_back_together(graph, self.target)
         proposed = fuse(graph, name, self.target)
         if compute_in_each_reader(graph, proposed.regions, self.target.profile):

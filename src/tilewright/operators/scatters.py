@@ -41,6 +41,11 @@ at_places(
     arithmetic=NOTHING,
     traffic=Traffic(unread=("self",), written=of_argument("source")),
 )
+at_places(
+    "index_add_.default(self, dim, index, source, alpha)",
+    arithmetic=each(of_argument("source"), 1),
+    traffic=Traffic(gathered={"self": of_argument("source")}, written=of_argument("source")),
+)
 at_places("scatter_add.default(self, dim, index, src)", arithmetic=each(of_argument("src"), 1))
 one_slice = partial(body, promotion="none", shapes=same, dtypes=("self",), priced=False)
 

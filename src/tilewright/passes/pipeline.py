@@ -34,7 +34,7 @@ from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.loss.picked import compute_across, compute_from_rows
 from tilewright.passes.norm.results import compute_from_moments
 from tilewright.passes.norm.rms import as_aten, norm_as_one
-from tilewright.passes.product.biases import add_biases_in_products
+from tilewright.passes.product.biases import place_biases
 from tilewright.passes.product.contractions import contract
 from tilewright.passes.product.padded import pad_products
 from tilewright.passes.product.skinny import skinny_products
@@ -72,7 +72,7 @@ def optimise_joint(
     contracted = contract(graph)
     simplify(graph)
     read_results(graph)
-    add_biases_in_products(graph, target)
+    place_biases(graph, target)
     gathered = gather_back(graph) + narrow_sorts(graph, target)
     decisions = choose_kernels(graph, target, raced) if hand_written else []
     skinny = skinny_products(graph, target) if hand_written else []

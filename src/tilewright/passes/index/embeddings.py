@@ -1,19 +1,21 @@
-"""On a GPU, tilewright's kernel computes gradients of embeddings: it sorts the positions and sums their rows.
+"""Gradients of embeddings: summed in tilewright's kernel on a GPU, and added in place to that of an output layer.
 
 dw = embedding_dense_backward(dy, indices, …)   →   keys, order = sort(to_copy(view(indices), int16))
                                                     dw = embedding_sums(dy, keys, order, sorted_bounds(keys), …)
 
 dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(slice(mm(…)), dy, …)
+dw = add(slice(mm(…)), embedding_dense_backward(dy, indices, …))   →   index_add_(slice(mm(…)), 0, indices, dy)
 
 db = _embedding_bag_backward(dy, indices, …)    →   dw = embedding_dense_backward(index(dy, [offset2bag]), indices, …)
 
-The second rewrite, in the backward graph, is for a table that is also the weight of the output layer: only the rows
-that were looked up are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: 49 µs for the sums, 138 for
-the addition that it saves).
+The second and the third rewrite, in the backward graph, are for a table that is also the weight of the output layer:
+only the rows that were looked up are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: 49 µs for the
+sums, 138 for the addition that it saves). The third is for a CPU (30,522 × 128 in fp32, 128 positions: 0.1 ms; the
+zeros and the addition took 17).
 
 PyTorch sorts too, but its sums reach only 0.08 of a copy's bandwidth (H200, bf16, 65536 positions in 50257 × 4096;
 tilewright's 0.75, with the sort). Up to 3072 positions PyTorch adds without sorting: 2048 in 32000 × 512 took 75 µs and
-11 for the zeros, in 151936 × 1024 101 and 92. Up to `UNSORTED` positions its call stays. The third rewrite computes a
+11 for the zeros, in 151936 × 1024 101 and 92. Up to `UNSORTED` positions its call stays. The last rewrite computes a
 bag's gradient as that of its rows: PyTorch's takes some 27 launches, and 26 tables and 8192 bags took the host 11 ms.
 """
 
@@ -29,13 +31,15 @@ from tilewright.graph.insert import insert_call, insert_formula, insert_results,
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
-from tilewright.kernels.device import DTYPES
+from tilewright.kernels.device import DTYPES, NARROW
 from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.units import behind_views, readers
 from tilewright.records.program import Decision, GraphName
 
 aten = torch.ops.aten
-SUMS, ADDED = "tilewright.embedding_sums.default", "tilewright.add_embedding_sums_.default"
+GRADIENT, ADD_ROWS = aten.embedding_dense_backward.default, aten.index_add_.default
+SUMS = "tilewright.embedding_sums.default"
+ADDED = ("tilewright.add_embedding_sums_.default", "aten.index_add_.default")
 MEAN, MAXIMUM = 1, 2
 """PyTorch's numbers for the modes of an embedding bag."""
 UNSORTED = 768
@@ -49,7 +53,7 @@ def sum_sorted(graph: fx.Graph, target: Target) -> list[Decision]:
         return []
     for bags in graph.find_nodes(op="call_function", target=aten._embedding_bag_backward.default):
         _take_bags_apart(bags)
-    gradients = graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default)
+    gradients = graph.find_nodes(op="call_function", target=GRADIENT)
     return [_decide(node) for node in gradients]
 
 
@@ -104,12 +108,12 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     return new
 
 
-def add_sums_in_place(graph: fx.Graph, name: GraphName) -> list[Decision]:
+def add_sums_in_place(graph: fx.Graph, name: GraphName, target: Target) -> list[Decision]:
     """Rewrite a backward graph in place: sums are added into the product in place if nothing else reads the product.
 
     Returns a decision for each.
     """
-    sums = [node for node in graph.nodes if str(node.target) == SUMS]
+    sums = [node for node in graph.nodes if str(node.target) == SUMS or (node.target is GRADIENT and not target.is_gpu)]
     return [decision for node in sums if (decision := _added(node, name)) is not None]
 
 
@@ -120,13 +124,35 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     table = next(operand for operand in total.args if operand is not sums)
     if not isinstance(table, fx.Node) or not _takes_sums(table, total):
         return None
-    dout, keys, order, bounds, _, padding = sums.args
     source, saved = source_line(total), 3 * calls.nbytes(total)
-    insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
+    if sums.target is GRADIENT:
+        if not _add_by_index(sums, table, total):
+            return None
+    else:
+        dout, keys, order, bounds, _, padding = sums.args
+        insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
     replace(total, table)
     sums.graph.erase_node(sums)
     reason = "is added to the product in place, at the rows that were looked up"
     return Decision(name, sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
+
+
+def _add_by_index(gradient: fx.Node, table: fx.Node, total: fx.Node) -> bool:
+    """Add PyTorch's gradient of an embedding to `table` before `total`, unless it is of 16 bits."""
+    dout, indices, entries, padding, by_frequency = gradient.args
+    given, places = calls.output(dout), calls.output(indices)  # type: ignore[arg-type]
+    if given is None or places is None or given.dtype in NARROW or by_frequency:
+        return False
+    # PyTorch adds by index in one thread; it fills and adds whole tables in all of them.
+    if not isinstance(entries, int) or not calls.is_known(places.numel()) or places.numel() > entries:
+        return False
+
+    def formula(dout: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        rows, flat = dout.reshape(-1, dout.shape[-1]), indices.reshape(-1)
+        return flat, rows if padding < 0 else torch.where((flat == padding)[:, None], 0, rows)
+
+    insert_call(total, ADD_ROWS, table, 0, *insert_formula(total, formula, dout, indices))
+    return True
 
 
 def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
@@ -136,4 +162,4 @@ def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
     if own is None or wanted is None or calls.class_of(product) != "compute":
         return False
     alike = (own.dtype, own.shape) == (wanted.dtype, wanted.shape) and own.is_contiguous()
-    return alike and all(reader is total or str(reader.target) == ADDED for reader in readers(product))
+    return alike and all(reader is total or str(reader.target) in ADDED for reader in readers(product))
