@@ -139,8 +139,9 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
 
 def _add_by_index(gradient: fx.Node, table: fx.Node, total: fx.Node) -> bool:
     """Add PyTorch's gradient of an embedding to `table` before `total`, unless it is of 16 bits."""
-    dout, indices, entries, padding, by_frequency = gradient.args
-    given, places = calls.output(dout), calls.output(indices)  # type: ignore[arg-type]
+    operands: Any = gradient.args
+    dout, indices, entries, padding, by_frequency = operands
+    given, places = calls.output(dout), calls.output(indices)
     if given is None or places is None or given.dtype in NARROW or by_frequency:
         return False
     # PyTorch adds by index in one thread; it fills and adds whole tables in all of them.
