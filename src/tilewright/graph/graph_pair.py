@@ -151,6 +151,8 @@ class GraphPair:
             # AOTAutograd merges them into one, and reads where they begin from the inputs that it traced.
             if len(self.written) < self.inputs:
                 raise CaptureError("it writes to an input that shares memory with another one")
+            # Tensors that the captured module holds itself come first, and calls do not pass them.
+            self.written = self.written[len(self.written) - self.inputs :]
 
     def _note_plain(self, forward: fx.Graph, backward: fx.Graph | None) -> None:
         from torch._guards import TracingContext

@@ -113,7 +113,11 @@ def add_sums_in_place(graph: fx.Graph, name: GraphName, target: Target) -> list[
 
     Returns a decision for each.
     """
-    sums = [node for node in graph.nodes if str(node.target) == SUMS or (node.target is GRADIENT and not target.is_gpu)]
+    sums = [
+        node
+        for node in graph.nodes
+        if str(node.target) == SUMS or (node.target is GRADIENT and target.language == "c++")
+    ]
     return [decision for node in sums if (decision := _added(node, name)) is not None]
 
 

@@ -32,7 +32,10 @@ RESHAPES = ("view", "_unsafe_view")
 
 def place_biases(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
-    _add_in_products(graph) if target.is_gpu else _add_in_kernels(graph)
+    if target.is_gpu:
+        _add_in_products(graph)
+    elif target.language == "c++":
+        _add_in_kernels(graph)
     drop_unread(graph)
 
 
