@@ -11,7 +11,7 @@ db = _embedding_bag_backward(dy, indices, …)    →   dw = embedding_dense_bac
 The second and the third rewrite, in the backward graph, are for a table that is also the weight of the output layer:
 only the rows that were looked up are read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: 49 µs for the
 sums, 138 for the addition that it saves). The third is for a CPU (30,522 × 128 in fp32, 128 positions: 0.1 ms; the
-zeros and the addition took 17).
+zeros and the addition took 17; one thread, machine busy).
 
 PyTorch sorts too, but its sums reach only 0.08 of a copy's bandwidth (H200, bf16, 65536 positions in 50257 × 4096;
 tilewright's 0.75, with the sort). Up to 3072 positions PyTorch adds without sorting: 2048 in 32000 × 512 took 75 µs and
