@@ -25,6 +25,7 @@ from benchmarks.model_zoo import (
     of_pixels,
     token_ids,
 )
+from benchmarks.written_zoo import WRITTEN
 
 Sizes = Any
 """Fields of a configuration; a pair is the full and the tiny value."""
@@ -153,6 +154,30 @@ def _layers(n: Size) -> Workload:
     return Workload(_Layers(width, n(12, 4)), inputs, f"B{batch}")
 
 
+class _Speech(nn.Module):
+    """Classes of whole recordings."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, input_values: Tensor, labels: Tensor) -> Scored:
+        found = self.body(input_values=input_values, labels=labels)
+        return Scored(found.loss, found.logits)
+
+
+def _wav2vec(n: Size) -> Workload:
+    """Convolutions over raw sound, positions by a convolution of 128 taps, an encoder."""
+    sizes = {
+        "hidden_size": (768, 64), "num_hidden_layers": (4, 1), "num_attention_heads": (12, 4),
+        "intermediate_size": (3072, 128), "apply_spec_augment": False, "layerdrop": 0.0, "num_labels": 12,
+    }  # fmt: skip
+    model = installed("transformers").Wav2Vec2ForSequenceClassification(_config(n, "Wav2Vec2Config", sizes))
+    batch = n(8, 2)
+    inputs = {"input_values": torch.randn(batch, n(160_000, 8000)), "labels": torch.randint(0, 12, (batch,))}
+    return Workload(_Speech(model), inputs, f"B{batch} 10 s")
+
+
 _WINDOW = {
     "sliding_window": (512, 16),
     "head_dim": (128, 16),
@@ -170,6 +195,12 @@ _LATENT = {
 }  # fmt: skip
 
 WIDER: Mapping[str, Build] = {
+    **WRITTEN,
+    "wav2vec": _wav2vec,
+    "densenet": classified("torchvision.models", lambda models, _: models.densenet121()),
+    "olmo2": _language(
+        "Olmo2ForCausalLM", "Olmo2Config", num_key_value_heads=(4, 2), vocab_size=(50304, 512), pad_token_id=0
+    ),
     "gemma2": _language("Gemma2ForCausalLM", "Gemma2Config", num_key_value_heads=(8, 2), **_WINDOW),
     "gemma3": _language("Gemma3ForCausalLM", "Gemma3TextConfig", num_key_value_heads=(4, 2), **_WINDOW),
     "phi3": _language(
