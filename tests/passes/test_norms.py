@@ -102,12 +102,16 @@ FEW_LONG_ROWS: dict[str, Callable[..., Any]] = {
         g, x, w, None, None, b, w, True, 1e-5, [True, True, True]
     ),
     "group norm": lambda x, w, b, g: ops.native_group_norm(x, w, b, 2, 4, 200 * 200, 2, 1e-5),
+    "weight norm of columns": lambda x, w, b, g: ops._weight_norm_interface(x.view(-1, 4), w.view(1, 4), 1),
+    "gradient of a weight norm": lambda x, w, b, g: ops._weight_norm_interface_backward(
+        g.view(-1, 4), x.view(-1, 4), w.view(1, 4), b.view(1, 4), 1
+    ),
     "group norm without weights": lambda x, w, b, g: ops.native_group_norm(x, None, None, 2, 4, 200 * 200, 1, 1e-5),
 }
 
 
 @pytest.mark.parametrize("name", FEW_LONG_ROWS)
-def test_few_long_rows_are_summed_apart_on_a_gpu(name: str) -> None:
+def test_few_long_rows_and_weights_columns_are_summed_apart_on_a_gpu(name: str) -> None:
     generator = torch.Generator().manual_seed(3)
     x, g = (torch.randn(2, 4, 200, 200, generator=generator) * 2 + 1 for _ in range(2))
     w, b = (torch.rand(4, generator=generator) + 0.5 for _ in range(2))

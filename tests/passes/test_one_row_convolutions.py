@@ -85,18 +85,21 @@ def test_volumes(norm: str, of_one_row: list[Decision]) -> None:
     takes_the_layout(record)
 
 
-@pytest.mark.parametrize("places", [1, 3])
-def test_what_a_convolution_of_one_channel_gives_is_laid_out_once(places: int, of_one_row: list[Decision]) -> None:
+@pytest.mark.parametrize(("places", "norm"), [(1, nn.Identity()), (1, nn.GroupNorm(32, 32)), (3, nn.Identity())])
+def test_what_a_convolution_of_one_channel_gives_is_laid_out_once(
+    places: int, norm: nn.Module, of_one_row: list[Decision]
+) -> None:
     """Among tensors of its shape, only its own result and copies of gradients are contiguous."""
     torch.manual_seed(1)
     of = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[places - 1]
-    layers = [of(1, 32, 3, padding=1), nn.ReLU(), of(32, 32, 3, padding=1), nn.ReLU(), of(32, 2, 1)]
+    layers = [of(1, 32, 3, padding=1), norm, nn.ReLU(), of(32, 32, 3, padding=1), nn.ReLU(), of(32, 2, 1)]
     record = trains_as_eager(nn.Sequential(*layers).bfloat16(), torch.randn(2, 1, *(8, 6, 4)[:places]).bfloat16())
     first, *others = convolutions(record)
     assert first.is_contiguous() and len(others) == 2 and all(lies_channels_last(y) for y in others)
     lying = [y for graph in record.graphs for node in stored(graph) for y in calls.outputs(node) if y is not None]
     contiguous = [y for y in lying if y.shape == first.shape and y.is_contiguous()]
     assert len(contiguous) == 1, "only copies of it, and of its gradient, lie otherwise"
+    assert not [target for target in targets(record) if "group_norm" in target]
 
 
 def test_depthwise_ones_and_single_sequences_stay(of_one_row: list[Decision]) -> None:

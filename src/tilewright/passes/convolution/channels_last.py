@@ -211,7 +211,8 @@ def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
     """Transitive readers of `convolutions` whose second dimension is still the channels; for images of one row, also
     those after the row is squeezed out."""
-    rows = [user for node in convolutions for user in node.users if spelled(user) == "squeeze" and _rank(user) == 3]
+    copies = [u for node in convolutions for u in node.users if u.target is relayout or spelled(u) == "contiguous"]
+    rows = [u for node in (*convolutions, *copies) for u in node.users if spelled(u) == "squeeze" and _rank(u) == 3]
 
     def readers(node: fx.Node) -> Iterator[fx.Node]:
         others = MOVES if _rank(node) > 3 else (*MOVES, *VIEWS)

@@ -34,6 +34,7 @@ from tilewright.passes.simplify import drop_unread
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 WITHOUT_RUNNING, GROUP = aten._native_batch_norm_legit.no_stats, aten.native_group_norm.default
+WEIGHT, WEIGHT_BACKWARD = aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default
 SPREADS = {aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction}
 
 
@@ -49,6 +50,9 @@ def split_norms(graph: fx.Graph, target: Target) -> None:
             replace_results(node, insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0]))
         elif node.target is GROUP and _starves(args[0], args[3] * args[6], target):
             replace_results(node, insert_formula(node, _group_norm, *args[:3], *args[6:]))
+        elif node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
+            formula = _weight_norm if node.target is WEIGHT else _weight_norm_backward
+            replace_results(node, insert_formula(node, formula, *args[:-1]))
         elif node.target in SPREADS and _starves(args[0], _rows(node), target):
             _replace_spread(node)
     drop_unread(graph)
@@ -82,6 +86,33 @@ def _spread(x: Tensor, dims: list[int], freedom: float, keepdim: bool, root: boo
     spread = (wide - mean).square().sum(dims, keepdim=keepdim) / freedom
     mean = mean if keepdim else mean.view(spread.shape)
     return (spread.sqrt() if root else spread).to(x.dtype), mean.to(x.dtype)
+
+
+def _is_of_columns(node: fx.Node, target: Target) -> bool:
+    """Whether a weight norm on a GPU is over all axes but the last."""
+    *operands, dim = node.args
+    rank = calls.tensor(operands[0]).dim()
+    return target.language == "triton" and isinstance(dim, int) and rank > 1 and dim in (-1, rank - 1)
+
+
+def _weight_norm(v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Each column of v scaled to the length g; the lengths before."""
+    wide = _wide(v)
+    norms = wide.square().sum(list(range(v.dim() - 1)), keepdim=True).sqrt()
+    return wide * (_wide(g) / norms), norms
+
+
+def _weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
+    """As `weight_norm_backward` in `operators/normalization.py`."""
+    wide, along = _wide(dw), _wide(v)
+    dg = (wide * along).sum(list(range(v.dim() - 1)), keepdim=True) / norms
+    scale = _wide(g) / norms
+    return scale * wide - (scale * dg / norms) * along, dg
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in the dtype of sums."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _is_split(operand: Any, target: Target) -> bool:
