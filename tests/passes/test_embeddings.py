@@ -1,5 +1,6 @@
 """Gradients of embeddings: which become tilewright's sums, and their numbers."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -7,12 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.backend.compiling import compiled
 from tests.passes.graphs import aten, calls, run
 from tests.passes.test_candidates import priced
+from tilewright.backend import recording
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_named
-from tilewright.passes.index import embeddings
+from tilewright.passes import pipeline
+from tilewright.passes.index import embedding_groups, embeddings
 from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
+from tilewright.passes.units import behind_views
+from tilewright.runtime.native import Native
 
 H200 = Target(profile_for("h200"), False)
 
@@ -111,6 +117,56 @@ def test_numbers_stay(padding: int, expanded: bool, monkeypatch: pytest.MonkeyPa
     rows = F.embedding(indices, wide, None if padding < 0 else padding)
     (exact,) = torch.autograd.grad(rows, wide, dout.double())
     torch.testing.assert_close(run(graph, dout, indices).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+class Tables(nn.Module):
+    """Tables of one width; a result has the rows of all, after another tensor's."""
+
+    def __init__(self, laid: str, padding: int | None = None) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(n, 8, padding) for n in (40, 7, 131))
+        self.laid = laid
+
+    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+        places = (indices % 7).unbind(2) if self.laid == "apart" else [indices[:, :, t] % 7 for t in range(3)]
+        rows = [x.sin(), *(table(i) for table, i in zip(self.tables, places, strict=True))]
+        match self.laid:
+            case "stacked":
+                return torch.stack(rows, 1).sin().sum()
+            case "stacked first":
+                return torch.stack(rows).sin().sum()
+            case "beside":
+                return torch.cat([*rows, x[..., :8]], 2).sin().sum()
+        return sum(((row * k).sin().sum() for k, row in enumerate(rows)), start=x.sum())
+
+
+@pytest.mark.parametrize("laid", ["stacked", "stacked first", "beside", "apart"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_tables_of_one_width_are_one_sum(laid: str, padding: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gradients are tensors of their own for autograd: backward adds to them, and users write to them."""
+    monkeypatch.setattr(pipeline, "sum_sorted", lambda graph, _: sum_sorted(graph, H200))
+    monkeypatch.setattr(embedding_groups, "UNSORTED_US", 28.0)
+    model = Tables(laid, padding)
+    with recording() as record:
+        mine = compiled(copy.deepcopy(model))
+        mine(torch.randn(5, 3, 8), torch.zeros(5, 3, 3, dtype=torch.int64))
+    (joined,) = [graph for graph in record.graphs if graph.plan.name == "backward"]
+    ran = [str(node.target) for node in joined.plan.graph.nodes]
+    assert ran.count("tilewright.embedding_sums.default") == ran.count("aten.sort.stable") == 1
+    (sums,) = [node for node in joined.plan.graph.nodes if str(node.target) == "tilewright.embedding_sums.default"]
+    assert (behind_views(sums.args[0]).target is torch.ops.aten.stack.default) == (laid == "apart")
+    exact, weights = copy.deepcopy(model).double(), list(mine.parameters())
+    for executor in (None, Native(torch.device("cpu"))):
+        joined.executable.native = executor
+        for _ in range(2):
+            x, indices = torch.randn(5, 3, 8), torch.randint(40, (5, 3, 3))
+            mine(x, indices).backward()
+            exact(x.double(), indices).backward()
+        for weight, true in zip(weights, exact.parameters(), strict=True):
+            torch.testing.assert_close(weight.grad, true.grad, check_dtype=False)
+        for found in torch.autograd.grad(mine(x, indices), weights):
+            assert not found._is_view() and found.data_ptr() % 16 == 0
+            found.add_(weights[0].sum())
 
 
 class Tied(nn.Module):

@@ -28,6 +28,7 @@ from tilewright.launch.builder import Operand
 from tilewright.launch.generated import kernel_of
 from tilewright.operators.collectives import WAIT
 from tilewright.passes.fusion import Region
+from tilewright.passes.index.embedding_groups import is_table
 from tilewright.passes.random.draws import draw_stream
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
@@ -150,13 +151,14 @@ class _Assembler:
 
     def _is_restrided(self, unit: fx.Node) -> bool:
         """Whether `as_strided` of its base can replace a view. A view that is returned or written to stays an operator,
-        since PyTorch counts its versions."""
+        since PyTorch counts its versions; not a table's gradient, which is to be no view, as eager's is none."""
         if unit not in self.restrided:
             if unit.target in PIECES:
                 found = all(map(self._is_restrided, unit.users))
             else:
                 is_written = any(unit in written(user) for user in unit.users)
-                found = not is_written and part_of(unit).base is not unit and unit not in self.results
+                is_shown = unit in self.results and not is_table(unit)
+                found = not is_written and part_of(unit).base is not unit and not is_shown
             self.restrided[unit] = found
         return self.restrided[unit]
 

@@ -217,7 +217,7 @@ class CallStep(OneResult):
 
 @dataclass
 class ViewStep(OneResult):
-    """A chain of views as one `as_strided` of its base."""
+    """A chain of views as one tensor over the memory of its base, which is no view of it for autograd."""
 
     base: int
     spec: Layout
@@ -230,7 +230,9 @@ class ViewStep(OneResult):
 
     def run(self, slots: Slots) -> None:
         base = slots[self.base]
-        slots[self.output] = base.as_strided(self.spec.shape, self.spec.strides, base.storage_offset() + self.offset)
+        fresh = torch.empty(0, dtype=base.dtype, device=base.device)
+        start = base.storage_offset() + self.offset
+        slots[self.output] = fresh.set_(base.untyped_storage(), start, self.spec.shape, self.spec.strides)
 
 
 @dataclass

@@ -27,12 +27,14 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, insert_results, replace
+from tilewright.graph.insert import insert_call, insert_formula, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES, NARROW
+from tilewright.passes.index.embedding_groups import join
 from tilewright.passes.index.narrow_sorts import narrowest
+from tilewright.passes.index.sorted_rows import sort_keys
 from tilewright.passes.units import behind_views, readers
 from tilewright.records.program import Decision, GraphName
 
@@ -53,8 +55,9 @@ def sum_sorted(graph: fx.Graph, target: Target) -> list[Decision]:
         return []
     for bags in graph.find_nodes(op="call_function", target=aten._embedding_bag_backward.default):
         _take_bags_apart(bags)
-    gradients = graph.find_nodes(op="call_function", target=GRADIENT)
-    return [_decide(node) for node in gradients]
+    found = graph.find_nodes(op="call_function", target=GRADIENT)
+    joined = join([node for node in found if not _refusal(node)], target.profile)
+    return joined + [_decide(node) for node in graph.find_nodes(op="call_function", target=GRADIENT)]
 
 
 def _take_bags_apart(bags: fx.Node) -> None:
@@ -76,15 +79,11 @@ def _take_bags_apart(bags: fx.Node) -> None:
 
 
 def _decide(node: fx.Node) -> Decision:
-    dout, indices, entries, padding, by_frequency = node.args
+    dout, indices, entries, padding, _ = node.args
     assert isinstance(dout, fx.Node) and isinstance(indices, fx.Node)
-    given, places = calls.tensor(dout), calls.tensor(indices)
-    producer, source, refusal = behind_views(dout).name, source_line(node), None
-    if by_frequency:
-        refusal = "it is scaled by the frequency of the indices"
-    elif given.dtype not in DTYPES:
-        refusal = f"its kernel is not for {given.dtype}"
-    elif (count := places.numel()) <= UNSORTED:
+    count, producer, source = calls.tensor(indices).numel(), behind_views(dout).name, source_line(node)
+    refusal = _refusal(node)
+    if not refusal and count <= UNSORTED:
         refusal = f"PyTorch adds up {count} positions without sorting them"
     if refusal:
         reason = f"tilewright.embedding_sums does not take embedding_dense_backward: {refusal}"
@@ -94,16 +93,20 @@ def _decide(node: fx.Node) -> Decision:
     return Decision("backward", producer, new.name, "taken", reason, source=source, passed_by="embeddings")
 
 
-def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding: Any) -> fx.Node:
-    from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+def _refusal(node: fx.Node) -> str | None:
+    """Why tilewright's kernel does not take a gradient."""
+    if node.args[4]:
+        return "it is scaled by the frequency of the indices"
+    dtype = calls.tensor(node.args[0]).dtype
+    return None if dtype in DTYPES else f"its kernel is not for {dtype}"
 
+
+def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding: Any) -> fx.Node:
     dtype = narrowest(entries) if isinstance(entries, int) else torch.int32
     keys = insert_call(node, aten._to_copy.default, indices, dtype=dtype, memory_format=torch.contiguous_format)
     keys = insert_call(node, aten.view.default, keys, [-1])
-    ranked = insert_call(node, aten.sort.stable, keys, stable=True)
-    parts = insert_results(node, ranked, 2)
-    bounds = insert_call(node, torch.ops.tilewright.sorted_bounds.default, parts[0], entries)
-    new = insert_call(node, torch.ops.tilewright.embedding_sums.default, dout, *parts, bounds, entries, padding)
+    ranked = sort_keys(node, keys, entries)
+    new = insert_call(node, torch.ops.tilewright.embedding_sums.default, dout, *ranked, entries, padding)
     replace(node, new)
     return new
 

@@ -120,14 +120,9 @@ class Orders:
         return _insert(before, formula, total, bounds)
 
     def _sort(self, before: fx.Node, to: RowTarget) -> list[fx.Node]:
-        from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
-
         if (known := self._sorted.get((to.index, to.extent))) is None:
             keys = _insert(before, lambda index: _keys(index, to), to.index)
-            ranked = insert_call(before, aten.sort.stable, keys, stable=True)
-            parts = insert_results(before, ranked, 2)
-            bounds = insert_call(before, torch.ops.tilewright.sorted_bounds.default, parts[0], to.extent)
-            known = self._sorted[to.index, to.extent] = [*parts, bounds]
+            known = self._sorted[to.index, to.extent] = sort_keys(before, keys, to.extent)
         return known
 
     def _rows(self, before: fx.Node, rows: Rows, order: fx.Node) -> fx.Node:
@@ -143,6 +138,15 @@ class Orders:
 
             known = self._taken[rows.index, order] = _insert(before, formula, rows.index, order)
         return known
+
+
+def sort_keys(before: fx.Node, keys: fx.Node, entries: Any) -> list[fx.Node]:
+    """Inserts the stable sort of a vector of keys in [0, entries): the keys, their order and bounds."""
+    from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+
+    ranked = insert_call(before, aten.sort.stable, keys, stable=True)
+    parts = insert_results(before, ranked, 2)
+    return [*parts, insert_call(before, torch.ops.tilewright.sorted_bounds.default, parts[0], entries)]
 
 
 def taken(values: fx.Node) -> Rows | None:
