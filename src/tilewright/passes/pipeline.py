@@ -23,6 +23,7 @@ from tilewright.passes.convolution.operands import lay_operands
 from tilewright.passes.convolution.padded_groups import pad_groups
 from tilewright.passes.convolution.patches import multiply_patches
 from tilewright.passes.copies import drop_copies
+from tilewright.passes.encoder_layers import write_layers_out
 from tilewright.passes.fold_constants import fold_constants
 from tilewright.passes.index.embeddings import sum_sorted
 from tilewright.passes.index.narrow_sorts import narrow_sorts
@@ -48,7 +49,8 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     decomposed, and layouts chosen. `price` predicts the time of an attention.
     """
     mark_pinned(module)
-    decisions = leave_weights_out(module, target) + call_for_bands(module, target)
+    decisions = write_layers_out(module, target)
+    decisions += leave_weights_out(module, target) + call_for_bands(module, target)
     decisions += recognise_attention(module, target, price) + prepare_calls(module, target)
     zero_shift_gradients(module)
     gather_gradients(module)

@@ -8,8 +8,9 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 
 from tilewright.passes.attention.spelling import Refusal, tensor_of
 
@@ -34,6 +35,20 @@ class Writer:
             node = self.graph.call_method(name, args, kwargs)
         return self._with_example(node, getattr(torch.Tensor, name))
 
+    def formula(self, formula: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        """The calls that `formula` makes on these arguments; its result."""
+        last, tracer = self.before.prev, GraphAppendingTracer(self.graph)
+
+        def proxy(node: Node) -> Any:
+            return Proxy(node, tracer)
+
+        given, named = map_arg((args, kwargs), proxy)
+        with self.graph.inserting_before(self.before):
+            result: Node = formula(*given, **named).node
+        while (last := last.next) is not self.before:
+            self._with_example(last)
+        return result
+
     def cast(self, x: Node, dtype: torch.dtype) -> Node:
         """`x` in `dtype`: itself if it has that."""
         return x if tensor_of(x).dtype == dtype else self.method("to", x, dtype)
@@ -42,7 +57,7 @@ class Writer:
         """The nodes reduced by the binary `function`, from left to right."""
         return reduce(lambda one, other: self.call(function, one, other), nodes)
 
-    def _with_example(self, node: Node, function: Callable[..., object]) -> Node:
+    def _with_example(self, node: Node, function: Callable[..., object] | None = None) -> Node:
         kept = ("stack_trace", "nn_module_stack", "custom")
         node.meta = {key: value for key, value in self.before.meta.items() if key in kept}
         node.meta["example_value"] = self.run(node, {}, function)

@@ -1,0 +1,57 @@
+"""PyTorch's transformer layer for inference, written out as for a GPU."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from tests.passes.attention.test_recognise import check_numbers
+from tilewright.hardware.target import target_named
+from tilewright.passes.pipeline import optimise_module
+
+B, S, E, HEADS = 3, 7, 32, 4
+PADDING = torch.arange(S) >= torch.tensor([[S], [5], [0]])
+"""The last sequence has no key: its results are NaN."""
+CAUSAL = torch.full((S, S), -torch.inf).triu(1)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {}, {"src_key_padding_mask": PADDING}, {"src_mask": CAUSAL},
+        {"src_mask": CAUSAL < 0, "src_key_padding_mask": PADDING},
+    ],
+    ids=["unmasked", "padding", "causal", "both"],
+)  # fmt: skip
+def test_a_layer_is_written_out(masks: dict[str, Tensor], norm_first: bool, activation: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(E, HEADS, 64, activation=activation, batch_first=True, norm_first=norm_first)
+    layer, x = layer.eval().requires_grad_(False), torch.randn(B, S, E)
+    verdicts: list[tuple[str, str]] = []
+
+    def backend(gm: GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+        verdicts.extend((d.passed_by, d.verdict) for d in optimise_module(gm, target_named("h200")))
+        return gm
+
+    actual = torch.compile(layer, backend=backend, fullgraph=True)(x, **masks)
+    assert verdicts[0] == ("encoder_layers", "taken")
+    assert verdicts[1] == ("attention", "taken")
+    eager = layer(x, **masks)
+    # On a GPU the call has the approximate GELU. A function of the user's own is not for PyTorch's call.
+    exact = deepcopy(layer).double()
+    exact.activation, exact.activation_relu_or_gelu = getattr(F, activation), 0
+    if activation == "gelu":
+        exact.activation = nn.GELU("tanh")
+    wide = {name: mask.double() if mask.is_floating_point() else mask for name, mask in masks.items()}
+    reference = exact(x.double(), **wide)
+    rows = slice(0, 2 if "src_key_padding_mask" in masks else B)
+    assert torch.equal(actual.isnan(), eager.isnan())
+    check_numbers([actual[rows]], [reference[rows].float() if activation == "gelu" else eager[rows]], [reference[rows]])
