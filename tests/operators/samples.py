@@ -481,6 +481,11 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], True, False, None),
         lambda o: call(*_pooled(o), _image(o), [2, 3], [2, 3], [1, 0], True, False, 5),
     ],
+    "adaptive_max_pool2d.default": [lambda o: call(_image(o), [1, 1]), lambda o: call(_image(o), [3, 4])],
+    "adaptive_max_pool2d_backward.default": [
+        lambda o: call(*_topped(_image(o), 1)),
+        lambda o: call(*_topped(_image(o), 2)),
+    ],
     "_adaptive_avg_pool2d.default": [lambda o: call(_image(o), [3, 4]), lambda o: call(_image(o), [1, 2])],
     "_adaptive_avg_pool2d_backward.default": [lambda o: call(_image(o)[..., ::2, ::2], _image(o))],
     "max_pool3d_with_indices.default": [
@@ -506,6 +511,8 @@ CALLS: dict[str, list[Maker]] = {
     "avg_pool3d_backward.default": [
         lambda o: call(*_pooled_volume(o), _volume(o), [2, 2, 3], [2, 2, 3], [1, 0, 0], True, False, None)
     ],
+    "adaptive_max_pool3d.default": [lambda o: call(_volume(o), [1, 1, 1]), lambda o: call(_volume(o), [3, 2, 2])],
+    "adaptive_max_pool3d_backward.default": [lambda o: call(*_topped(_volume(o), 1))],
     "_adaptive_avg_pool3d.default": [lambda o: call(_volume(o), [1, 3, 4]), lambda o: call(_volume(o), [1, 1, 1])],
     "_adaptive_avg_pool3d_backward.default": [lambda o: call(_volume(o)[..., ::2, ::2], _volume(o))],
     "upsample_nearest2d.default": [lambda o: call(_image(o), [12, 24]), lambda o: call(_image(o), [6, 24], None, 3.0)],
@@ -653,6 +660,13 @@ def _pooled(o: Operands, indices: bool = False) -> Any:
     """Results of windows of 2 × 3 with a row of padding."""
     found = torch.ops.aten.max_pool2d_with_indices(_image(o), [2, 3], [2, 3], [1, 0], 1, True)
     return found[1] if indices else (found[0],)
+
+
+def _topped(x: torch.Tensor, windows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A gradient of the largest elements of so many windows along each axis, the operand, and their places."""
+    axes = x.dim() - 2
+    found, places = getattr(torch.ops.aten, f"adaptive_max_pool{axes}d")(x, [windows] * axes)
+    return torch.ones_like(found), x, places
 
 
 def _volume(o: Operands) -> torch.Tensor:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import chain, product
+from itertools import product
 from operator import mul
 from typing import TypeVar, Unpack
 
@@ -44,7 +44,7 @@ def _each_window(places: int) -> Arithmetic:
     return Arithmetic(partial(_window_elements, places), nothing)
 
 
-def _pools(function: Callable[..., Value | tuple[Value, ...]], text: str, **says: Unpack[RowFields]) -> None:
+def pools(function: Callable[..., Value | tuple[Value, ...]], text: str, **says: Unpack[RowFields]) -> None:
     """Declare a row of images and one of volumes; the body's first argument is how many dimensions are places."""
     for places in (2, 3):
         fields: RowFields = {"promotion": "none", "arithmetic": _each_window(places), **says}
@@ -182,7 +182,7 @@ def _flat(axes: Sequence[_Axis], places: Iterable[N]) -> N:
     return reduce(lambda position, at: position * at[0].size + at[1], others, first[1])
 
 
-def _max_pool(
+def max_pool(
     places: int, c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
     padding: Sequence[int] | int = 0, dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
 ) -> tuple[Value, Value]:  # fmt: skip
@@ -204,8 +204,8 @@ def _max_pool(
     return best, begin + offset
 
 
-_pools(
-    _max_pool,
+pools(
+    max_pool,
     "max_poolNd_with_indices.default(self, kernel_size, stride, padding, dilation, ceil_mode)",
     shapes=pooled,
     dtypes=("self", "int64"),
@@ -230,7 +230,7 @@ def _around(
         yield tuple(window for window, _ in found), reduce(_both, inside)
 
 
-def _window(g: Value, windows: Sequence[Value], inside: Value | None) -> Value:
+def of_windows(g: Value, windows: Sequence[Value], inside: Value | None) -> Value:
     """The elements of `g` for these windows; the condition belongs to the last dimension."""
     for back, window in enumerate(windows):
         is_last = back == len(windows) - 1
@@ -251,14 +251,14 @@ def _max_pool_backward(
 
     def parts() -> Iterator[tuple[Value, Value]]:
         for windows, inside in _around(c, rank, axes, known=True):
-            hit = _window(indices, windows, inside).eq(own)
+            hit = of_windows(indices, windows, inside).eq(own)
             hit = hit if inside is None else hit & inside
-            yield _window(g, windows, inside), hit
+            yield of_windows(g, windows, inside), hit
 
     return summed(parts())
 
 
-_pools(
+pools(
     _max_pool_backward,
     "max_poolNd_with_indices_backward.default(grad_output, self, kernel_size, stride, padding, dilation, "
     "ceil_mode, indices)",
@@ -280,7 +280,7 @@ def _divisor(
     return reduce(mul, counts).to_compute(dtype)
 
 
-def _avg_pool(
+def avg_pool(
     places: int, c: Call, x: Value, kernel: Sequence[int], stride: Sequence[int] = (),
     padding: Sequence[int] | int = 0, ceil_mode: bool = False, count_include_pad: bool = True,
     divisor_override: int | None = None,
@@ -293,8 +293,8 @@ def _avg_pool(
     return total / _divisor(axes, windows, count_include_pad, divisor_override, x.dtype)
 
 
-_pools(
-    _avg_pool,
+pools(
+    avg_pool,
     "avg_poolNd.default(self, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)",
     shapes=pooled,
     dtypes=("self",),
@@ -313,59 +313,15 @@ def _avg_pool_backward(
     def parts() -> Iterator[tuple[Value, Value | None]]:
         for windows, inside in _around(c, len(c.shape), axes, known=False):
             divisor = _divisor(axes, windows, count_include_pad, divisor_override, g.dtype)
-            yield _window(g, windows, inside) / divisor, inside
+            yield of_windows(g, windows, inside) / divisor, inside
 
     return summed(parts())
 
 
-_pools(
+pools(
     _avg_pool_backward,
     "avg_poolNd_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
     "divisor_override)",
     shapes=like("self"),
-    dtypes=("self",),
-)
-
-
-def _equal_windows(places: int, full: Sequence[int], windows: Sequence[int]) -> tuple[int, ...]:
-    """The sizes of the windows of an adaptive pooling; raises `Unfusable` where they differ."""
-    sizes = list(zip(full[-places:], windows[-places:], strict=True))
-    if any(size % count for size, count in sizes):
-        raise Unfusable("windows of different sizes")
-    return tuple(size // count for size, count in sizes)
-
-
-def _adaptive_avg_pool(places: int, c: Call, x: Value, output_size: Sequence[int]) -> Value:
-    kernel = _equal_windows(places, x.shape, c.shape)
-    if math.prod(kernel) <= MOST_ELEMENTS:
-        return _avg_pool(places, c, x, kernel)
-    split = chain.from_iterable(zip(c.shape[-places:], kernel, strict=True))
-    parts = x.view([*x.shape[:-places], *split])
-    return (parts.sum(tuple(range(1 - 2 * places, 0, 2))) / math.prod(kernel)).view(c.shape)
-
-
-_pools(
-    _adaptive_avg_pool,
-    "_adaptive_avg_poolNd.default(self, output_size)",
-    shapes=pooled,
-    arithmetic=EACH_ELEMENT,
-    dtypes=("self",),
-)
-
-
-def _adaptive_avg_pool_backward(places: int, c: Call, g: Value, x: Value) -> Value:
-    kernel, rank = _equal_windows(places, c.shape, g.shape), len(c.shape)
-    windows = [
-        call("idiv", positions(c.trace, c.shape[dim], dim, rank), size)
-        for dim, size in zip(range(-places, 0), kernel, strict=True)
-    ]
-    return _window(g, windows, None) / math.prod(kernel)
-
-
-_pools(
-    _adaptive_avg_pool_backward,
-    "_adaptive_avg_poolNd_backward.default(grad_output, self)",
-    shapes=like("self"),
-    arithmetic=EACH_ELEMENT,
     dtypes=("self",),
 )

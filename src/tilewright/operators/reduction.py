@@ -52,7 +52,7 @@ def product(c: Call, x: Value, dim: Dims = None, keepdim: bool = False, dtype: o
     return x.reduce("prod", dim, keepdim)
 
 
-def _first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
+def first_at(x: Value, extreme: Value, dim: int, keepdim: bool) -> Value:
     """The first position along `dim` that holds `extreme`; NaN is the extreme where there is one."""
     hit = x.eq(extreme)
     if x.dtype in FLOATS:
@@ -72,13 +72,13 @@ def _extremes(kind: Literal["max", "min"]) -> None:
 
     @reduced(f"{kind}.dim(self, dim, keepdim)", **WITH_PLACE)
     def _(c: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-        return x.reduce(kind, dim, keepdim), _first_at(x, x.reduce(kind, dim), dim, keepdim)
+        return x.reduce(kind, dim, keepdim), first_at(x, x.reduce(kind, dim), dim, keepdim)
 
     @reduced(f"arg{kind}.default(self, dim, keepdim)", **PLACE)
     def _(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if dim is None:
             x, dim = x.view([prod(x.shape)]), 0
-        return _first_at(x, x.reduce(kind, dim), dim, keepdim)
+        return first_at(x, x.reduce(kind, dim), dim, keepdim)
 
 
 def _truth(kind: Literal["any", "all"]) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 
 from tilewright.operators import (  # noqa: F401, each declares its rows as it is imported
     activations,
+    adaptive_pooling,
     attention,
     channels,
     collectives,
