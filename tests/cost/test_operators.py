@@ -22,10 +22,11 @@ from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.dims import symbolic_shapes
 from tilewright.kernels.attention.registered import attend
+from tilewright.kernels.dropout_add import philox
 from tilewright.operators import table
 from tilewright.operators.counting import arithmetic_of
 from tilewright.passes.norm import group as group_norm
-from tilewright.passes.random import draws, philox
+from tilewright.passes.random import draws
 from tilewright.records.program import Cost
 
 # Closed formulas.

@@ -19,13 +19,13 @@ from tests.operators.samples import CALLS, VIEWS, combinations
 from tests.operators.test_table import Program as Table
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
+from tilewright.kernels.dropout_add.philox import keep_philox
 from tilewright.launch.blocking import Blocking
 from tilewright.launch.generated import TritonKernel, compile_together
 from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
-from tilewright.passes.random.philox import keep_philox
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 

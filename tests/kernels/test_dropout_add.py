@@ -72,19 +72,6 @@ def test_the_threshold_parts_kept_from_dropped(p: float) -> None:
     assert [word for word in words if philox.keeps(word, p) != (word < edge)] == []
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_every_element_is_dealt_once(itemsize: int) -> None:
-    for count in (1, 255, 256, 257, 4096, 4097, 4098, 4100, 10**6, 2**31 + 8):
-        dealt = generator.geometry(count, itemsize, 16, 1056)
-        reach = dealt.blocks * generator.LANES * (dealt.vector if dealt.vector > 1 else 4)
-        assert count % dealt.vector == 0
-        assert (dealt.steps - 1) * reach < count <= dealt.steps * reach
-        assert dealt.columns <= dealt.blocks
-        assert min(count, reach) <= dealt.columns * generator.LANES * (dealt.vector if dealt.vector > 1 else 4)
-        assert dealt.advance % 4 == 0
-        assert dealt.advance >= 4 * -(-count // (4 * dealt.blocks * generator.LANES))
-
-
 def test_formulas_name_every_activation() -> None:
     x = torch.randn(9)
     wanted = {"none": x, "gelu": F.gelu(x), "gelu_tanh": F.gelu(x, approximate="tanh"), "silu": F.silu(x)}

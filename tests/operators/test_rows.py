@@ -7,9 +7,10 @@ import torch._inductor.inductor_prims
 
 from tests.kernels.registered import all_operators
 from tilewright.backend import backend, recording
+from tilewright.kernels.dropout_add import philox
 from tilewright.operators.table import rows
 from tilewright.passes.norm import group as group_norm
-from tilewright.passes.random import draws, philox
+from tilewright.passes.random import draws
 
 
 def test_names_of_arguments_are_those_of_the_schemas() -> None:

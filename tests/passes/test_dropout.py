@@ -15,11 +15,11 @@ from torch.fx.node import Target
 from tests.kernels import philox
 from tests.passes.graphs import aten, calls, run
 from tilewright.hardware.target import target_named, target_of
+from tilewright.kernels.dropout_add.philox import draw_philox, keep_philox
 from tilewright.operators.random import STREAM, threshold
 from tilewright.passes.random import draws, dropout
 from tilewright.passes.random.draws import draw_stream, generator_is_known, keep
 from tilewright.passes.random.dropout import keep_mask, split_dropout
-from tilewright.passes.random.philox import draw_philox, keep_philox
 
 
 def seeded(seed: int, words: int) -> None:

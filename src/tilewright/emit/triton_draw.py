@@ -14,6 +14,12 @@ import triton.language as tl
 
 
 @triton.jit
+def low(x: tl.tensor) -> tl.tensor:
+    """The lower word."""
+    return (x & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
 def philox(
     key0: tl.tensor, key1: tl.tensor, c0: tl.tensor, c1: tl.tensor, c2: tl.tensor, c3: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
@@ -45,10 +51,8 @@ def _words(
     """The words of call number `call` of each thread; `state` points to seed and offset, which `skip` advances."""
     seed = tl.load(state).to(tl.uint64)
     counter = ((tl.load(state + 1) + skip).to(tl.uint64) >> 2) + call.to(tl.uint64)
-    key0, key1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
-    low, high = (counter & 0xFFFFFFFF).to(tl.uint32), (counter >> 32).to(tl.uint32)
     thread = thread.to(tl.uint32)
-    return philox(key0, key1, low, high, thread, thread ^ thread)  # type: ignore[no-any-return]
+    return philox(low(seed), low(seed >> 32), low(counter), low(counter >> 32), thread, thread ^ thread)  # type: ignore[no-any-return]
 
 
 @triton.jit

@@ -69,7 +69,7 @@ def performed(name: str, recipe: RecipeOf | None, *arguments: Any) -> tuple[torc
         return twin.perform(made, tensors)
 
 
-def perform_part(name: str, recipe: Callable[..., Recipe], *arguments: Any) -> tuple[torch.Tensor, ...]:
+def perform_part(name: str, recipe: RecipeOf, *arguments: Any) -> tuple[torch.Tensor, ...]:
     """The results of a recipe for the kernels of an operator that does other things too."""
     results = performed(name, recipe, *arguments)
     assert results is not None

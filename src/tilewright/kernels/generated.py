@@ -1,8 +1,10 @@
-"""Recipes of operators whose row has a body in the loop language: one generated kernel, as in a compiled graph."""
+"""Launches of kernels that are generated for a call, as in a compiled graph, and recipes of operators whose row has a
+body in the loop language.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from operator import getitem
 from typing import Any
 
@@ -14,7 +16,7 @@ from tilewright.emit.source import source_of
 from tilewright.kernels.device import runs_triton
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.generated import TritonKernel
-from tilewright.loops.lower import Lowered, lower
+from tilewright.loops.lower import lower
 from tilewright.operators.axes import Unfusable
 from tilewright.records.recipe import Recipe
 
@@ -24,45 +26,56 @@ def generated(operator: Any, fake: Callable[..., Any]) -> Callable[..., Recipe |
 
     A call has none where Triton's kernels do not run, for empty tensors, and where one nest cannot hold the body.
     """
+    name = str(operator).split(".")[1]
 
     def recipe(call: RecipeBuilder, *arguments: Any) -> Recipe | None:
         if not all(runs_triton(x) and x.numel() for x in call.inputs):
             return None
-        graph = fx.Graph()
-        nodes = {x: _placeholder(graph, x) for x in call.inputs}
-        given = [nodes[x] if isinstance(x, Operand) else x for x in arguments]
-        node = graph.call_function(operator, tuple(given))
-        node.meta["val"] = fake(*map_arg(given, lambda x: x.meta["val"]))
+        formula = Formula(call.inputs)
+        node = formula.call(operator, *arguments, fake=fake)
+        results = [node]
+        if isinstance(node.meta["val"], tuple):
+            results = [formula.call(getitem, node, place, fake=getitem) for place in range(len(node.meta["val"]))]
         try:
-            lowered, results = _lowered(graph, node)
+            return call.finish(*formula.launch(call, name, results))
         except Unfusable:
             return None
-        made = {result: call.empty(x.shape, x.dtype, x.stride()) for result in results for x in (result.meta["val"],)}
-        kernel = TritonKernel(lowered.nest, source_of(lowered))
-        chosen = kernel.plan(call.device)
-        scratch = [call.empty((size,), getattr(torch, dtype)) for size, dtype in chosen.scratch]
-        held = {node: x for x, node in nodes.items()} | made
-        tensors = [held[node] for node in (*lowered.inputs, *lowered.outputs)]
-        for function, programs, options in kernel.launches(chosen):
-            call.launch(function, (programs,), *tensors, *scratch, *kernel.numbers(), **options)
-        return call.finish(*made.values())
 
     return recipe
 
 
-def _placeholder(graph: fx.Graph, x: Operand) -> fx.Node:
-    node = graph.placeholder(f"x{x.index}")
-    node.meta["val"] = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta")
-    return node
+def _like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
-def _lowered(graph: fx.Graph, node: fx.Node) -> tuple[Lowered, list[fx.Node]]:
-    """The nest of one operator, and its results, of which a nest holds those that have elements."""
-    found, results = node.meta["val"], [node]
-    if isinstance(found, tuple):
-        results = [graph.call_function(getitem, (node, place)) for place in range(len(found))]
-        for result, value in zip(results, found, strict=True):
-            result.meta["val"] = value
-    outputs = [result for result in results if result.meta["val"].numel()]
-    name = str(node.target).split(".")[1]
-    return lower(list(dict.fromkeys([node, *outputs])), outputs, name, "triton"), results
+class Formula:
+    """Calls of operators on operands, which one generated kernel computes."""
+
+    def __init__(self, inputs: Iterable[Operand]) -> None:
+        self._graph = fx.Graph()
+        self._nodes = {x: self._graph.placeholder(f"x{x.index}") for x in inputs}
+        for x, node in self._nodes.items():
+            node.meta["val"] = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta")
+
+    def call(self, target: Any, *arguments: Any, fake: Callable[..., Any] = _like_first) -> fx.Node:
+        """A call with operands and earlier calls as arguments; `fake` gives its results without elements."""
+        given = [self._nodes[x] if isinstance(x, Operand) else x for x in arguments]
+        node = self._graph.call_function(target, tuple(given))
+        node.meta["val"] = fake(*map_arg(given, lambda x: x.meta["val"]))
+        return node
+
+    def launch(self, call: RecipeBuilder, name: str, results: Sequence[fx.Node]) -> list[Operand]:
+        """Launch the kernel `name` of these results, and return them. Raises Unfusable if one nest cannot hold them."""
+        outputs = [result for result in results if result.meta["val"].numel()]
+        members = [node for node in self._graph.nodes if node.op == "call_function"]
+        unread = set(results) - set(outputs)
+        lowered = lower([node for node in members if node not in unread], outputs, name, "triton")
+        made = {result: call.empty(x.shape, x.dtype, x.stride()) for result in results for x in (result.meta["val"],)}
+        kernel = TritonKernel(lowered.nest, source_of(lowered))
+        chosen = kernel.plan(call.device)
+        scratch = [call.empty((size,), getattr(torch, dtype)) for size, dtype in chosen.scratch]
+        held = {node: x for x, node in self._nodes.items()} | made
+        tensors = [held[node] for node in (*lowered.inputs, *lowered.outputs)]
+        for function, programs, options in kernel.launches(chosen):
+            call.launch(function, (programs,), *tensors, *scratch, *kernel.numbers(lowered.numbers), **options)
+        return list(made.values())

@@ -5,7 +5,7 @@
 
 The first moves the generator and is a call of its own; the second depends on nothing but the stream
 and the element's place, so that any kernel can compute it, and backward again. `passes/random/draws.py` defines both.
-On a GPU the state is seed and offset (`passes/random/philox.py`):
+On a GPU the state is seed and offset (`kernels/dropout_add/philox.py`):
 
     state = draw_philox(like, advance)       the offset moves on by `advance`
     mask = keep_philox(state, [N, M], order, p, …)

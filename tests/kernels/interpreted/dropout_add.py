@@ -1,4 +1,4 @@
-"""dropout_add's Triton kernels against the mask written out in Python, in Triton's interpreter."""
+"""dropout_add's generated kernels against the mask written out in Python, in Triton's interpreter."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +10,9 @@ from tests.kernels import philox
 from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tilewright.bench.suites.dropout_add import masked
+from tilewright.kernels import dropout_add
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.dropout_add import generator
-from tilewright.kernels.dropout_add import triton as kernels
 from tilewright.launch import twin
 from tilewright.launch.builder import RecipeBuilder, operands_of
 from tilewright.measure.truth.contract import compare
@@ -58,6 +58,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Generator]:
     made = Generator()
     monkeypatch.setattr(torch.cuda, "default_generators", [made])
     monkeypatch.setattr(generator, "geometry_on", lambda device, *sizes: generator.geometry(*sizes, BLOCKS))
+    monkeypatch.setattr(dropout_add, "_drawn_again", lambda x: True)
     yield made
 
 
@@ -71,11 +72,11 @@ def run(recipe: Any, *arguments: Any) -> list[torch.Tensor]:
 
 
 def forward(*arguments: Any) -> list[torch.Tensor]:
-    return run(kernels.forward_recipe, *arguments)
+    return run(dropout_add._recipe, *arguments)
 
 
 def backward(*arguments: Any) -> torch.Tensor:
-    return run(kernels.backward_recipe, *arguments)[0]
+    return run(dropout_add._backward_recipe, *arguments)[0]
 
 
 @pytest.mark.parametrize(("count", "dtype", "alignment"), CASES, ids=str)

@@ -18,6 +18,7 @@ from tilewright.kernels.attention.portable import launch as portable
 from tilewright.kernels.attention.portable.plan import BackwardStrides, backward_plan, forward_plan
 from tilewright.kernels.attention.request import Request, strides_of
 from tilewright.kernels.device import runs_triton
+from tilewright.kernels.dropout_add import philox
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 
@@ -68,9 +69,8 @@ def _results(
     out, lse = call.empty(shape, q.dtype, strides), call.empty(q.shape[:3], torch.float32)
     lse64 = call.empty(q.shape[:3] if full else (0,), torch.float64)
     if state is None:
-        state = call.empty((2,) if request.dropout else (0,), torch.int64)
-        if request.dropout:
-            _draw(call, state, dispatch.advance_of(request))
+        drops = request.dropout > 0.0
+        state = philox.draw(call, dispatch.advance_of(request)) if drops else call.empty((0,), torch.int64)
     inputs = _inputs(q, k, v, options, state if request.dropout else None)
     if module is portable:
         plan = forward_plan(request, limits, strides_of(out), strides_of(inputs.mask))
@@ -144,12 +144,6 @@ def _launches(*operands: Operand) -> bool:
 def _gradient(call: RecipeBuilder, x: Operand) -> Operand:
     made = dispatch.empty_gradient(torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device="meta"))
     return call.empty(made.shape, made.dtype, made.stride())
-
-
-def _draw(call: RecipeBuilder, state: Operand, advance: int) -> None:
-    from tilewright.kernels.dropout_add.triton import remember
-
-    call.launch(remember, (1,), state, *call.draw(advance), num_warps=1)
 
 
 def _hopper_forward(

@@ -1,7 +1,7 @@
 """dropout(act(x)) + residual in one pass, forward and backward, with eager's mask, which is not stored.
 
 Srivastava et al., JMLR 15 (2014). On a CUDA device the mask is a function of the generator's seed and offset
-(`generator.py`): forward saves these two integers, and backward draws the mask again.
+(`generator.py`): forward saves these two integers, and backward draws the mask again. Both kernels are generated.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from tilewright.graph.pytorch_state import lies_in_memory
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import DTYPES, runs_on_gpu
-from tilewright.kernels.dropout_add import generator, triton
+from tilewright.kernels.dropout_add import generator, philox
+from tilewright.kernels.generated import Formula
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.records.recipe import Recipe
+from tilewright.records.recipe import Recipe, dense_strides
 
 KINDS = ("none", "gelu", "gelu_tanh", "silu")
 ALIGNED = 16
@@ -114,12 +116,60 @@ def _drawn_again(x: torch.Tensor | Operand) -> bool:
     return x.is_cuda and x.dtype in DTYPES
 
 
-def _recipe(call: RecipeBuilder, x: Operand, *arguments: Any) -> Recipe | None:
-    return triton.forward_recipe(call, x, *arguments) if _drawn_again(x) else None
+def _recipe(
+    call: RecipeBuilder, x: Operand, residual: Operand, p: float, kind: str, alignment: int,
+    captured: Operand | None = None,
+) -> Recipe | None:  # fmt: skip
+    """dropout(act(x)) + residual, and seed and offset; the former alone where `captured` has the latter."""
+    if not _drawn_again(x):
+        return None
+    x, residual = _dense(call, x), _dense(call, residual)
+    if captured is None and 0.0 < p < 1.0 and x.numel():
+        state = philox.draw(call, _geometry(x, alignment).advance)
+    else:
+        state = captured or call.empty((2,), torch.int64)
+    if not x.numel():
+        call.fill(state, 0)
+        return call.finish(call.empty(x.shape, x.dtype), state)
+    made = Formula((x, residual, state))
+    value = x if kind == "none" else made.call(torch.ops.tilewright.activation.default, x, kind)
+    value = made.call(torch.ops.aten.add.Tensor, _dropped(made, value, x, state, p, alignment), residual)
+    (out,) = made.launch(call, "dropout_add", [value])
+    return call.finish(out) if captured else call.finish(out, state)
 
 
-def _backward_recipe(call: RecipeBuilder, dout: Operand, *arguments: Any) -> Recipe | None:
-    return triton.backward_recipe(call, dout, *arguments) if _drawn_again(dout) else None
+def _backward_recipe(
+    call: RecipeBuilder, dout: Operand, x: Operand | None, state: Operand, p: float, kind: str, alignment: int
+) -> Recipe | None:
+    """dx; x is None where the activation is "none"."""
+    if not _drawn_again(dout):
+        return None
+    if not dout.numel():
+        return call.finish(call.empty(dout.shape, dout.dtype))
+    dout, x = _dense(call, dout), None if x is None else _dense(call, x)
+    made = Formula((dout, state) if x is None else (dout, x, state))
+    value = _dropped(made, dout, dout, state, p, alignment)
+    if x is not None:
+        value = made.call(torch.ops.tilewright.activation_backward.default, value, x, kind)
+    return call.finish(*made.launch(call, "dropout_add_backward", [value]))
+
+
+def _dense(call: RecipeBuilder, x: Operand) -> Operand:
+    return call.contiguous(x).as_strided(x.shape, dense_strides(x.shape))
+
+
+def _dropped(made: Formula, value: Operand | Node, x: Operand, state: Operand, p: float, alignment: int) -> Node:
+    """`value` times the factor of each element, 0 where dropped; x is a tensor for which PyTorch would draw."""
+    if not 0.0 < p < 1.0:
+        return made.call(torch.ops.aten.mul.Tensor, value, 1.0 - p)
+    found, order = _geometry(x, alignment), list(range(x.dim()))
+    drawn = state, list(x.shape), order, 1.0 - p, found.vector, found.threads, 0
+    mask = made.call(philox.keep_philox, *drawn, fake=philox.mask_like)
+    return made.call(torch.ops.aten.native_dropout_backward.default, value, mask, generator.scale(p))
+
+
+def _geometry(x: torch.Tensor | Operand, alignment: int) -> generator.Geometry:
+    return generator.geometry_on(x.device, x.numel(), x.element_size(), alignment)
 
 
 def _forward(
@@ -130,9 +180,8 @@ def _forward(
         mask = drawn_by_pytorch(x, p)
         return formula(x, kind) * _factor(mask, x.dtype, p) + residual, mask
     # A CUDA graph is being captured; else the recipe runs.
-    advance = generator.geometry_on(x.device, x.numel(), x.element_size(), alignment).advance
-    state = generator.take_captured(x.device, advance)
-    (out,) = perform_part("tilewright::dropout_add", triton.forward_recipe, x, residual, p, kind, alignment, state)
+    state = generator.take_captured(x.device, _geometry(x, alignment).advance)
+    (out,) = perform_part("tilewright::dropout_add", _recipe, x, residual, p, kind, alignment, state)
     return out, state
 
 

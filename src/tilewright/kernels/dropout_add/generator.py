@@ -32,16 +32,12 @@ WORD = 2**32 - 1
 
 @dataclass(frozen=True)
 class Geometry:
-    """How PyTorch's kernel assigns n elements to threads and steps."""
+    """How PyTorch's kernel numbers n elements, and how far it advances the generator."""
 
     vector: int
     """Neighbouring elements of a thread."""
-    blocks: int
-    """Blocks of 256 threads (`LANES`)."""
-    columns: int
-    """Blocks with at least one element."""
-    steps: int
-    """Iterations of the grid-stride loop."""
+    threads: int
+    """Threads for the largest tensors. Where fewer run, each has one vector, whose numbers are the same by the most."""
     advance: int
     """Advance of the generator's offset."""
 
@@ -56,11 +52,8 @@ def vector_of(count: int, itemsize: int, alignment: int) -> int:
 
 def geometry(count: int, itemsize: int, alignment: int, most_blocks: int) -> Geometry:
     """The geometry for `count` > 0 elements of `itemsize` bytes, the first at a multiple of `alignment` bytes."""
-    vector = vector_of(count, itemsize, alignment)
-    blocks = min(-(-count // LANES), most_blocks)
-    a_step = blocks * LANES * (vector if vector > 1 else 4)
-    columns = min(blocks, -(-count // (LANES * vector)))
-    return Geometry(vector, blocks, columns, -(-count // a_step), 4 * ((count - 1) // (4 * LANES * blocks) + 1))
+    threads = most_blocks * LANES
+    return Geometry(vector_of(count, itemsize, alignment), threads, 4 * ((count - 1) // (4 * threads) + 1))
 
 
 def most_blocks(limits: DeviceLimits) -> int:

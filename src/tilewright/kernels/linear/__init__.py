@@ -213,10 +213,9 @@ def dropout_add_recipe(
         factors = cuda.factors(generator.scale(p), x.dtype)
         assert factors is not None
         geometry = _geometry(x, weight)
-        threads = geometry.blocks * generator.LANES
-        row_turn, row_thread = divmod(weight.shape[0] // cuda.VECTOR, threads)
+        row_turn, row_thread = divmod(weight.shape[0] // cuda.VECTOR, geometry.threads)
         limit = generator.threshold(p) - 1
-        draw = cuda.Draw(0, 0, None, is_captured, limit, *factors, threads, row_turn, row_thread)
+        draw = cuda.Draw(0, 0, None, is_captured, limit, *factors, geometry.threads, row_turn, row_thread)
         if not is_captured:
             call.draw(geometry.advance)
         y, _ = cuda.product(call, x, weight, bias, "dropout_add", residual=residual, draw=draw, state=state)

@@ -9,8 +9,8 @@ generator's state before the draw is kept, and the kernel that applies the mask 
 
     stream = draw_stream(x.shape);  mask = keep(stream, x.shape, order, 1 - p)
 
-On a GPU seed and offset are kept, and the numbers are Philox's (`passes/random/philox.py`). Consecutive draws share one
-state, which advances by the sum of their advances:
+On a GPU seed and offset are kept, and the numbers are Philox's (`kernels/dropout_add/philox.py`). Consecutive draws
+share one state, which advances by the sum of their advances:
 
     state = draw_philox(like, advance);  mask = keep_philox(state, x.shape, order, 1 - p, …)
 
@@ -34,9 +34,9 @@ from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.dropout_add import generator
+from tilewright.kernels.dropout_add.philox import draw_philox, keep_philox
 from tilewright.measure.truth.contract import ulp
 from tilewright.passes.random.draws import SHAPE, draw_stream, generator_is_known, keep
-from tilewright.passes.random.philox import draw_philox, keep_philox
 from tilewright.passes.simplify import is_pure
 
 FEWEST = 32768
@@ -112,8 +112,7 @@ class _PhiloxDraws:
         like, skip = self._state.args
         assert isinstance(skip, int)
         self._state.args = (like, skip + geometry.advance)
-        # Where fewer threads run, each has one vector: its numbers are the same by the most, and sizes share a kernel.
-        numbering = geometry.vector, self._most_blocks * generator.LANES, skip
+        numbering = geometry.vector, geometry.threads, skip
         return node.graph.call_function(keep_philox, (self._state, list(mask.shape), order, 1 - p, *numbering))
 
     @staticmethod

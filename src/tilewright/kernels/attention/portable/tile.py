@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from tilewright.emit.triton_arithmetic import INTERPRETED, rounded
-from tilewright.emit.triton_draw import philox
-from tilewright.kernels.dropout_add.triton import low
+from tilewright.emit.triton_draw import low, philox
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
