@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.cost.convolutions import convolution_kind
 from tilewright.cost.nests import nest_bytes
-from tilewright.cost.products import is_attention, products_of, shape_of
+from tilewright.cost.products import alignment_of, is_attention, products_of, shape_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
@@ -207,6 +207,7 @@ def call_work(node: Node, cost: Cost) -> Work:
         dtype,
         programs,
         products_of(node, cost),
+        alignment_of(node),
         combined=combined,
         draws=cost.transcendentals if is_attention(node) and _drops(node) else 0,
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from tilewright.cost.convolutions import convolution_products
+from tilewright.cost.tiles import ALIGNED
 from tilewright.cost.work import Product
 from tilewright.graph import calls
 from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.fx import Node
 
 FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2)}
@@ -43,6 +45,25 @@ def products_of(node: Node, cost: Cost) -> tuple[Product, ...]:
         return ()
     left, right = (shape_of(node.args[place]) for place in places)
     return ((prod(left[:-2]), left[-2], right[-1], left[-1]),)
+
+
+def alignment_of(node: Node) -> int:
+    """The least `rows_alignment` of a matrix product's operands and result; `ALIGNED` for other calls."""
+    places = FACTORS.get(calls.operator_name(node.target), ())
+    tensors = [calls.tensor(x) for x in (*(node.args[place] for place in places), node)] if places else []
+    return min((rows_alignment(x) for x in tensors), default=ALIGNED)
+
+
+def rows_alignment(x: Tensor) -> int:
+    """The largest power of two of 16-bit elements, at most `ALIGNED`, at whose multiples all rows of x begin.
+
+    It was measured of 16-bit floats alone; `ALIGNED` for others.
+    """
+    if x.dtype.itemsize != 2:
+        return ALIGNED
+    offset, *strides = (calls.number(d) if calls.is_known(d) else ALIGNED for d in (x.storage_offset(), *x.stride()))
+    rows = [stride for size, stride in zip(calls.shape_of(x), strides, strict=True) if size > 1 and stride != 1]
+    return gcd(ALIGNED, offset, *rows)
 
 
 def is_attention(node: Node) -> bool:

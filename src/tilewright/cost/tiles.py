@@ -22,13 +22,20 @@ FILL = 96
 """Of K, but no more than there is: while so much passes, a tile waits for its first operands and writes its result."""
 SUMMING_US = 1.5
 """To sum the parts of tiles that several programs share."""
+ALIGNED = 8
+"""16-bit elements in 16 bytes, which the copies of tiles and their swizzles move at once."""
+UNALIGNED = {1: 4.9, 2: 2.9, 4: 2.8, ALIGNED: 1.0}
+"""cuBLAS's least slowdown where rows begin at multiples of so many elements (H200, bf16). 8192 × 50257 × 768 took 6,682
+µs forward, 4,528 and 4,296 backward, and 880 aligned; 4096 × 30522 × 768 took 815, and 281 aligned; 4096 × 128100 × 768
+took 3,373 and 1,197; 8192 products of 27 × 27 × 64 took 51 to 58, which this predicts as 83, 42 and 42."""
 
 
 @lru_cache(maxsize=4096)
-def product_us(batch: int, m: int, n: int, k: int, TFLOPs: float, sms: int) -> float:
+def product_us(batch: int, m: int, n: int, k: int, TFLOPs: float, sms: int, alignment: int = ALIGNED) -> float:
     """Microseconds of `batch` products [m, k] × [k, n] at a rate of `TFLOPs` of all SMs, by the best of `TILES`.
 
-    Every wave takes as long as a full one (wave quantisation, NVIDIA, "Matrix Multiplication Background").
+    `alignment` is a key of `UNALIGNED`. Every wave takes as long as a full one (wave quantisation, NVIDIA, "Matrix
+    Multiplication Background").
     """
     best = float("inf")
     for rows, columns in TILES:
@@ -41,7 +48,7 @@ def product_us(batch: int, m: int, n: int, k: int, TFLOPs: float, sms: int) -> f
             waves = -(-tiles * split // sms)
             us = waves * 2 * rows * columns * (depth + min(depth, FILL)) * sms / (TFLOPs * 1e6 * share)
             best = min(best, us + SUMMING_US * (split > 1))
-    return best
+    return best * UNALIGNED[alignment]
 
 
 def attention_share(product: tuple[int, int, int, int], flops: int, sms: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.cost.tiles import attention_share, product_us
+from tilewright.cost.tiles import ALIGNED, attention_share, product_us
 from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
 from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
@@ -54,6 +54,8 @@ class Work:
     """Independent parts; None where they are many."""
     products: tuple[Product, ...] = ()
     """The matrix products that it is, as a convolution's gradients are two."""
+    alignment: int = ALIGNED
+    """Where their rows begin, as `cost/products.py` counts it."""
     doubles: int = 0
     """Operations in float64 among those of a generated kernel, sums that accumulate in it included."""
     draws: int = 0
@@ -129,7 +131,7 @@ def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
         # A pair's exponential waits for its products.
         return (simple + special) * (attention_share(work.products[0], work.flops, profile.sms) if has_tiles else 1.0)
     if has_tiles:
-        return sum(product_us(*product, rate, profile.sms) for product in work.products)
+        return sum(product_us(*product, rate, profile.sms, work.alignment) for product in work.products)
     return max(simple, special)
 
 

@@ -4,30 +4,34 @@
     dx = mm(dy, w)        dy [M, 50257]   →   dx = mm(pad(dy), pad(w))
     dw = mm(t(dy), x)                     →   dw = slice(mm(t(pad(dy)), x), 0, 0, 50257)
 
-The contiguous axes are padded with zeros. Cross entropy's kernel writes the logits' gradient with its padding; any
-other operand is copied. A caller gets the result with gaps between its rows, as from Inductor: its strides have eager's
-order, but are larger. The result is copied without gaps if a view or a write needs that, if it is a gradient (autograd
-would copy it), or if the caller gets two tensors of its memory (AOTAutograd makes one of the other by eager's strides).
+So are products of batches, as of [8192, 27, 64] and its transpose. The contiguous axes are padded with zeros. Cross
+entropy's kernel writes the logits' gradient with its padding; any other operand is copied. A caller gets the result
+with gaps between its rows, as from Inductor: its strides have eager's order, but are larger. The result is copied
+without gaps if a view or a write needs that, if it is a gradient (autograd would copy it), or if the caller gets two
+tensors of its memory (AOTAutograd makes one of the other by eager's strides).
 A product is rewritten only if the whole, with its copies, is predicted to be clearly faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from tilewright.cost.products import alignment_of
+from tilewright.cost.tiles import ALIGNED
+from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, retrace_views
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
 from tilewright.hardware.architectures import known
-from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import drop_unread
@@ -35,16 +39,10 @@ from tilewright.passes.units import behind_views, gradients, readers
 from tilewright.records.program import Decision, Verdict
 
 aten = torch.ops.aten
-ALIGNED = 8
-"""16-bit elements in 16 bytes, which the copies of tiles and their swizzles move at once."""
-SLOWER = {1: 4.9, 2: 2.9, 4: 2.8}
-"""cuBLAS's least slowdown without alignment, by the largest power of two that divides the extent (H200, bf16).
-8192 × 50257 × 768 took 6,682 µs forward, 4,528 and 4,296 backward, and 880 aligned; 4096 × 30522 × 768 took 815, and
-281 aligned; 4096 × 128100 × 768 took 3,373 and 1,197."""
-CLEAR = 0.8
-"""Padding pays if it takes less than this share of the unaligned product's time."""
-OPERATORS: dict[object, int] = {aten.mm.default: 0, aten.addmm.default: 1}
-"""By operator, the index of the argument that is the left operand."""
+CLEAR, LEAST_US = 0.8, 5.0
+"""Padding pays if it takes less than this share of the unaligned product's time and saves so much: the host takes about
+as long to launch a copy."""
+OPERATORS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
 
 
@@ -55,25 +53,24 @@ def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
         # Unaligned products were measured on Hopper alone.
         return []
     padder = _Padder(target.profile, gradients(graph))
-    products = [node for node in graph.nodes if node.target in OPERATORS]
-    return [padder.decide(product) for node in products if (product := _unaligned(node)) is not None]
+    # Known before the first is padded, whose padding others read.
+    found = [(node, alignment_of(node)) for node in graph.nodes if node.target in OPERATORS]
+    unaligned = [(node, alignment) for node, alignment in found if alignment < ALIGNED]
+    products = (_product(node, alignment) for node, alignment in unaligned)
+    return [padder.decide(product) for product in products if product is not None]
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A product [m, k] · [k, n], and the padding of each of its extents."""
+    """A product [m, k] · [k, n], or a batch of them, and the padding of each of its extents."""
 
     node: fx.Node
     left: fx.Node
     right: fx.Node
+    batch: int
     extents: tuple[int, int, int]
     padding: tuple[int, int, int]
-
-    @property
-    def slower(self) -> float:
-        """How many times as long the product takes without padding."""
-        odd = [extent & -extent for extent, padding in zip(self.extents, self.padding, strict=True) if padding]
-        return SLOWER[min(odd)]
+    alignment: int
 
     def operands(self) -> list[tuple[fx.Node, tuple[int, int]]]:
         """The operands that are padded, each with the padding of its two axes."""
@@ -81,9 +78,8 @@ class _Product:
         return [(x, by) for x, by in ((self.left, (m, k)), (self.right, (k, n))) if any(by)]
 
 
-def _unaligned(node: fx.Node) -> _Product | None:
-    first = OPERATORS[node.target]
-    left, right = node.args[first], node.args[first + 1]
+def _product(node: fx.Node, alignment: int) -> _Product | None:
+    *added, left, right = node.args
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or node.kwargs:
         return None
     x, y = calls.output(left), calls.output(right)
@@ -91,16 +87,15 @@ def _unaligned(node: fx.Node) -> _Product | None:
         return None
     if has_symbols(x) or has_symbols(y) or not (x.numel() and y.numel()):
         return None
-    extents = (x.shape[0], x.shape[1], y.shape[1])
+    *batch, m, k, n = *x.shape, y.shape[-1]
+    extents = m, k, n
     # The contiguous axes of the operands and of the result, as indices into (m, k, n).
-    beside = {1 if x.stride(1) == 1 else 0, 2 if y.stride(1) == 1 else 1, 2}
-    odd = {axis for axis in beside if extents[axis] % ALIGNED}
-    if not odd or any((extents[axis] & -extents[axis]) not in SLOWER for axis in odd):
-        return None
+    beside = {1 if x.stride(-1) == 1 else 0, 2 if y.stride(-1) == 1 else 1, 2}
+    odd = {axis for axis in beside if extents[axis] > 1 and extents[axis] % ALIGNED}
     m, k, n = (-extent % ALIGNED if axis in odd else 0 for axis, extent in enumerate(extents))
-    if (m and k) or (k and n) or (m and first):
+    if not odd or (m and k) or (k and n) or (m and added):
         return None
-    return _Product(node, left, right, extents, (m, k, n))
+    return _Product(node, left, right, prod(batch), extents, (m, k, n), alignment)
 
 
 @dataclass
@@ -114,17 +109,16 @@ class _Padder:
 
     def decide(self, product: _Product) -> Decision:
         node, (m, k, n) = product.node, product.extents
-        dtype = calls.dtype_name(calls.output(product.left).dtype)  # type: ignore[union-attr]
-        # The launch's own time does not depend on the alignment.
-        work, _ = floor_us(0, 2 * m * k * n, 0, dtype, 0, replace(self.profile, launch_us=0.0), "compute")
-        aligned, plain = (max(us, self.profile.launch_us) for us in (work, work * product.slower))
+        aligned, plain = (self._product_us(product, where) for where in (ALIGNED, product.alignment))
         copies = sum(self._copy_us(*operand) for operand in product.operands())
-        result = product.padding[2] > 0 and self._needs_no_gaps(node)
-        copies += self._moved_us(2 * m * n * 2, m * n * 2) if result else 0.0
+        if added := self._added(product):
+            copies += self._moved_us(added)
+        if (product.padding[2] or (product.padding[0] and product.batch > 1)) and self._needs_no_gaps(node):
+            copies += self._moved_us(node)
         shape = f"{m} × {k} times {k} × {n}"
         reason = f"{shape} is not aligned to 16 bytes: {plain:.0f} µs predicted as it is, {aligned:.0f} µs on operands "
         reason += f"padded to multiples of {ALIGNED} and {copies:.0f} µs for their copies"
-        verdict: Verdict = "taken" if aligned + copies < CLEAR * plain else "refused"
+        verdict: Verdict = "taken" if aligned + copies < min(CLEAR * plain, plain - LEAST_US) else "refused"
         source, producer = source_line(node), behind_views(product.left).name
         consumer = self._apply(product).name if verdict == "taken" else node.name
         return Decision(
@@ -133,27 +127,42 @@ class _Padder:
         )  # fmt: skip
 
     def _copy_us(self, operand: fx.Node, padding: tuple[int, int]) -> float:
-        """Predicted time to pad an operand: zeros are written, and the operand is copied over them."""
+        """Predicted time to pad an operand."""
         base, axis, _ = _base(operand, padding)
         if (base, axis) in self.padded or (axis == 1 and _is_own_gradient(base)):
             return 0.0
-        nbytes = calls.output(base).numel() * 2  # type: ignore[union-attr]
-        return self._moved_us(3 * nbytes, 2 * nbytes)
+        return self._moved_us(base)
 
-    def _moved_us(self, nbytes: int, bytes_written: int) -> float:
-        return floor_us(nbytes, 0, 0, "", nbytes, self.profile, "pointwise", bytes_written=bytes_written)[0]
+    def _moved_us(self, x: fx.Node) -> float:
+        return predicted_us(Work("pointwise", calls.nbytes(x), calls.nbytes(x)), self.profile)
+
+    def _product_us(self, product: _Product, alignment: int) -> float:
+        node, (m, k, n) = product.node, product.extents
+        sizes = product.batch, m, n, k
+        read, written = calls.nbytes(product.left) + calls.nbytes(product.right), calls.nbytes(node)
+        dtype = calls.dtype_name(calls.tensor(node).dtype)
+        work = Work("product", read, written, 2 * prod(sizes), dtype=dtype, products=(sizes,), alignment=alignment)
+        return predicted_us(work, self.profile)
+
+    @staticmethod
+    def _added(product: _Product) -> fx.Node | None:
+        """What is added to the product, if it must be padded like it."""
+        added: Any = product.node.args[0] if len(product.node.args) > 2 else None
+        columns = product.extents[2]
+        return added if added and product.padding[2] and calls.shape_of(calls.tensor(added))[-1] == columns else None
 
     def _apply(self, product: _Product) -> fx.Node:
-        node, (_, _, n) = product.node, product.extents
+        node, (m, _, n) = product.node, product.extents
         below, inner, right = product.padding
         operands = (self._pad(node, product.left, (below, inner)), self._pad(node, product.right, (inner, right)))
         target: Any = node.target
-        added = list(node.args[: OPERATORS[target]])
-        if added and right:
-            added = [insert_call(node, aten.constant_pad_nd.default, added[0], [0, right])]
+        added = list(node.args[:-2])
+        if padded := self._added(product):
+            added = [insert_call(node, aten.constant_pad_nd.default, padded, [0, right])]
         new = insert_call(node, target, *added, *operands)
         cut = new
-        for axis, padding, extent in ((0, below, product.extents[0]), (1, right, n)):
+        rank = len(calls.tensor(node).shape)
+        for axis, padding, extent in ((rank - 2, below, m), (rank - 1, right, n)):
             if padding:
                 cut = insert_call(node, aten.slice.Tensor, cut, axis, 0, extent)
         self._put(node, cut)
@@ -188,7 +197,7 @@ class _Padder:
             else:
                 found = insert_call(base.next, aten.constant_pad_nd.default, base, _padding_argument(axis, by))
             self.padded[base, axis] = found
-        return found if axis == _axis(padding) else insert_call(before, aten.t.default, found)
+        return found if axis == _axis(padding) else insert_call(before, aten.transpose.int, found, -2, -1)
 
 
 def write_padded(graph: fx.Graph) -> None:
@@ -218,14 +227,14 @@ def _axis(padding: tuple[int, int]) -> int:
 
 
 def _base(operand: fx.Node, padding: tuple[int, int]) -> tuple[fx.Node, int, int]:
-    """The tensor behind an operand's transposition and reshapes, its axis to pad, and the padding."""
+    """The tensor behind an operand's transposition and reshapes, which of its last two axes to pad, and by how much."""
     axis, by = _axis(padding), max(padding)
     node = operand
     while calls.is_view(node):
         below = node.all_input_nodes[0]
-        if str(node.target) == "aten.t.default":
+        if _layout(node) == tuple((*x[:-2], *reversed(x[-2:])) for x in _layout(below)):
             axis = 1 - axis
-        elif not _same_rows(node, below):
+        elif _layout(node) != _layout(below):
             through = _undone(node)
             if through is None:
                 break
@@ -234,16 +243,16 @@ def _base(operand: fx.Node, padding: tuple[int, int]) -> tuple[fx.Node, int, int
     return node, axis, by
 
 
-def _same_rows(view: fx.Node, below: fx.Node) -> bool:
-    first, second = calls.output(view), calls.output(below)
-    return first is not None and second is not None and calls.shape_of(first) == calls.shape_of(second)
+def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides."""
+    return calls.shape_of(calls.tensor(node)), calls.strides_of(calls.tensor(node))
 
 
 def _undone(view: fx.Node) -> fx.Node | None:
     """The tensor whose reshape this view undoes, as in [512, N] → [8, 64, N] → [512, N]; else None."""
     below = view.all_input_nodes[0]
     plain = all(str(node.target) in ("aten.view.default", "aten._unsafe_view.default") for node in (view, below))
-    return below.all_input_nodes[0] if plain and _same_rows(view, below.all_input_nodes[0]) else None
+    return below.all_input_nodes[0] if plain and _layout(view)[0] == _layout(below.all_input_nodes[0])[0] else None
 
 
 def _is_own_gradient(node: fx.Node) -> bool:
