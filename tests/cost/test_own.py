@@ -78,7 +78,7 @@ COUNTS = {
     ),
     "softmax": Counts(functional.softmax, (MATRIX,), "N·M", "N·M", "4·N·M", transcendentals="N·M"),
     "softmax_backward": Counts(
-        lambda y, dy: own.softmax_backward(y, dy, False, "auto"), (MATRIX, MATRIX), "2·N·M", "N·M", "4·N·M"
+        lambda y, dy: own.softmax_backward(y, dy, False), (MATRIX, MATRIX), "2·N·M", "N·M", "4·N·M"
     ),
     "norm": Counts(
         functional.layer_norm, (MATRIX, VECTOR, VECTOR), "N·M + 2·M", "N·M", "7·N·M", "2·N", transcendentals="N"

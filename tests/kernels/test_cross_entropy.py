@@ -8,7 +8,7 @@ import torch
 from tests.kernels.losses import OPTIONS, wrong_losses
 from tests.kernels.rows import layout
 from tilewright.bench.suites.cross_entropy import SUITES
-from tilewright.kernels.cross_entropy import cross_entropy
+from tilewright.kernels.cross_entropy import by_impl, cross_entropy
 
 CPU = torch.device("cpu")
 
@@ -46,6 +46,11 @@ def test_nothing_counted() -> None:
     assert cross_entropy(logits, target, reduction="sum") == 0
     (gradient,) = torch.autograd.grad(cross_entropy(logits, target, reduction="sum"), logits)
     assert gradient.eq(0).all()
+
+
+def test_an_unknown_way_is_said() -> None:
+    with pytest.raises(ValueError, match="auto, torch, triton, cuda, not 'metal'"):
+        by_impl(torch.randn(3, 5), torch.tensor([0, 1, 2]), impl="metal")
 
 
 def test_a_class_that_is_none_is_an_index_error() -> None:

@@ -14,6 +14,7 @@ from tilewright.records.errors import UsageError
 TAUGHT = (
     ("softmax", "eager"),
     ("softmax", "online-loop"),
+    ("softmax", "tilewright-triton"),
     ("gelu", "tilewright-cuda"),
     ("weighted_sum", "tilewright-16x64"),
 )

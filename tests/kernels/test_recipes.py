@@ -125,8 +125,11 @@ IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
         (((1, 512), BF16), ((512,), BF16), 1e-6, *PROJECTIONS, None, None, None, None, "none", None),
         (((32, 2048), BF16), None, 0.0, *[((5632, 2048), BF16)] * 2, *[None] * 5, "swiglu", ((4096,), INT32)),
     ],
-    "softmax": [(((7, 1000), BF16, (1008, 1)), True, "triton")],
-    "softmax_backward": [(*[((7, 70000), BF16)] * 2, True, "triton")],
+    "softmax": [(((7, 1000), BF16, (1008, 1)), True), (((20, 30), FP32, (1, 20)), False)],
+    "softmax_backward": [
+        (*[((7, 700000), BF16)] * 2, True),
+        (((50, 1000), BF16, (2000, 1)), ((50, 1000), BF16), False),
+    ],
     "weighted_sum": [(((100, 1000), BF16, (1008, 1)), ((1000,), BF16))],
     "weighted_sum_backward": [(((100,), BF16, (0,)), ((100, 1000), BF16, (1008, 1)), ((1000,), BF16), False, True)],
     "write_cache_": [
@@ -139,8 +142,8 @@ NORMED = ((50, 1000), BF16), ((1000,), BF16)
 SQUARE, EACH = ((50, 384), BF16), ((50,), FP32)
 LOGITS, LINEAR = (((100, 5000), BF16), ((100,), INT64)), (((300, 64), BF16), ((520, 64), BF16))
 IN_CUDA: dict[str, list[tuple[Any, ...]]] = {
-    "softmax": [(((2, 25, 1000), BF16), True, "auto"), (((20, 30), FP32, (1, 20)), False, "auto")],
-    "softmax_backward": [(((50, 1000), BF16, (2000, 1)), ((50, 1000), BF16), False, "auto")],
+    "softmax": [(((2, 25, 9000), BF16), True), (((20, 5000), FP32, (1, 20)), False)],
+    "softmax_backward": [(((50, 9000), BF16, (18000, 1)), ((50, 9000), BF16), False)],
     "cross_entropy": [(*LOGITS, -100, 0.1, 1e-4, how, how != "none", "auto") for how in ("mean", "none")],
     "cross_entropy_backward": [
         (((100,), FP32, (0,)), *LOGITS, ((2, 100), FP32), ((), FP32), -100, 0.1, 1e-4, 8, "auto")

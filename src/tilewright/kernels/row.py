@@ -39,11 +39,13 @@ def rows_of(call: RecipeBuilder, x: Operand) -> Operand:
     A dense copy if no view has this form.
     """
     columns = x.shape[-1] if x.dim() else 1
-    rows = x.numel() // columns
-    stride = _row_stride(x)
-    if stride is None:
-        x, stride = call.copy(x), columns
-    return x.as_strided((rows, columns), (stride, 1))
+    x = with_rows(call, x)
+    return x.as_strided((x.numel() // columns, columns), (_row_stride(x) or 0, 1))
+
+
+def with_rows(call: RecipeBuilder, x: Operand) -> Operand:
+    """`x`, or a dense copy of it if `rows_of` has no view of it."""
+    return call.copy(x) if _row_stride(x) is None else x
 
 
 def _row_stride(x: Operand) -> int | None:

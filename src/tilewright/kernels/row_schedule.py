@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -78,21 +77,17 @@ def no_kernel(device: torch.device) -> str | None:
     return None if nvrtc.available(device.index) else "the package cuda-bindings is missing"
 
 
-def kernels_for(package: str, x: Operand, impl: str, longest: float = math.inf) -> ModuleType | None:
+def kernels_for(package: str, x: Operand, impl: str) -> ModuleType | None:
     """The module of `package` with the kernels for rows like those of x; None if PyTorch's operators compute them.
 
-    `longest`: the most bytes of a row that the CUDA C++ kernels support. Raises ValueError if `impl` is not in `IMPLS`,
-    NotImplementedError if it is `cuda` and rows are longer.
+    Raises ValueError if `impl` is not in `IMPLS`.
     """
     if impl not in IMPLS:
         raise ValueError(f"{package.rpartition('.')[2]}: impl must be one of {', '.join(IMPLS)}, not {impl!r}")
     if x.numel() == 0 or impl == "torch" or (impl == "auto" and not runs_triton(x)):
         return None
-    holds = x.shape[-1] * x.itemsize <= longest
-    if impl == "cuda" and not holds:
-        raise NotImplementedError(f"the CUDA C++ kernels take rows of up to {longest} bytes")
     if impl == "auto":
-        impl = "cuda" if holds and x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
+        impl = "cuda" if x.is_cuda and not interpreted() and no_kernel(x.device) is None else "triton"
     # Import late, since Triton exists only on Linux.
     return importlib.import_module(f"{package}.{impl}")
 

@@ -10,11 +10,10 @@ from tests.kernels.interpreter import install
 from tests.kernels.losses import OPTIONS, targets, wrong_losses
 from tests.kernels.row_operators import CALLS, NORMS, wrong
 from tests.kernels.rows import layout
-from tilewright.kernels import by_recipe, norm, softmax
+from tilewright.kernels import by_recipe, norm
 from tilewright.kernels.cross_entropy import by_impl
 from tilewright.kernels.cross_entropy import triton as cross_entropy
 from tilewright.kernels.norm import triton as norms
-from tilewright.kernels.softmax import triton as softmaxes
 from tilewright.kernels.weighted_sum import weighted_sum
 
 install()
@@ -26,10 +25,8 @@ INTERPRETED = [(name, case) for name, case in CALLS if name != "dropout_add"]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several programs for few rows, and rows that no program holds, at lengths that the interpreter can take."""
-    for module, name, size in (
-        (norms, "TILE", 128), (softmaxes, "BLOCK", 1024), (softmaxes, "STEP", 256), (cross_entropy, "TILE", 256),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, size)
+    monkeypatch.setattr(norms, "TILE", 128)
+    monkeypatch.setattr(cross_entropy, "TILE", 256)
     by_recipe._built.cache_clear()
     yield
     by_recipe._built.cache_clear()
@@ -96,11 +93,6 @@ def test_the_gradient_of_a_smoothed_label_among_many(monkeypatch: pytest.MonkeyP
         found.append(torch.autograd.grad(loss, logits)[0].double())
     torch.testing.assert_close(found[0][0, 7], found[1][0, 7], rtol=2e-6, atol=0)
     assert (found[0] - found[1]).norm() <= 3e-7 * found[1].norm()
-
-
-def test_softmax_by_default_is_that_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmaxes, "forward", lambda call, x, y, log: call.fill(y, 7))
-    assert softmax.softmax(torch.randn(3, 5)).eq(7).all()
 
 
 def test_only_the_gradient_that_is_wanted_is_computed() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import torch
 
-from tilewright.bench.peers import example, generated, inductor, library, no_cuda_cpp
+from tilewright.bench.peers import example, generated, inductor, library
 from tilewright.bench.workloads import Draw, workloads
-from tilewright.hardware.architectures import limits_of
-from tilewright.kernels.softmax import by_impl, cuda, log_softmax, softmax
+from tilewright.kernels.softmax import log_softmax, softmax
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -19,6 +15,8 @@ ELEMENTS = 2**28
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
 LONGEST_LOOP = 512 * 1024
 """Elements up to which a loop over columns in Python is measured."""
+LONGEST_IN_TRITON = 16384
+"""Columns of a row that the Triton example takes."""
 
 
 def _operands(draw: Draw, rows: int, columns: int) -> tuple[torch.Tensor]:
@@ -49,29 +47,8 @@ def _small(workload: Workload) -> str | None:
     return None if rows * columns <= LONGEST_LOOP else f"{7 * columns + 5} kernel launches a call"
 
 
-def _too_long(workload: Workload) -> str | None:
-    limits = limits_of(torch.device("cuda", torch.cuda.current_device()))
-    nbytes = workload.sizes[1] * getattr(torch, workload.dtype).itemsize
-    return None if nbytes <= cuda.longest("backward", limits) else "no cluster holds such a row"
-
-
-def _ours(log: bool, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Variant, ...]:
-    return (
-        Variant("tilewright", "cuda", function, note="one trip through HBM: bandwidth"),
-        Variant(
-            "tilewright-triton",
-            "triton",
-            functools.partial(by_impl, log=log, impl="triton"),
-            note="one trip while a program holds the row; longer or ragged rows lose vectors, then a second read",
-        ),
-        Variant(
-            "tilewright-cuda",
-            "cuda",
-            functools.partial(by_impl, log=log, impl="cuda"),
-            note="one trip; a long row lies in the registers of a cluster",
-            refuses=lambda workload: no_cuda_cpp(workload) or _too_long(workload),
-        ),
-    )
+def _long(workload: Workload) -> str | None:
+    return None if workload.sizes[1] <= LONGEST_IN_TRITON else f"a program holds up to {LONGEST_IN_TRITON} columns"
 
 
 _SIZES = tuple((ELEMENTS // columns, columns) for columns in COLUMNS)
@@ -86,9 +63,17 @@ SUITES = {
         reference=_torch,
         workload=workloads(_operands, _work),
         variants=(
-            *_ours(False, softmax),
+            Variant("tilewright", "cuda", softmax, note="one trip through HBM: bandwidth"),
             Variant("torch", "torch", _torch, note="reads long rows twice"),
             example("eager", "torch", "kernels/softmax.py:steps", "five kernels: 8NM + 4N values through memory"),
+            example(
+                "tilewright-triton",
+                "triton",
+                "claims/triton_kernels.py:softmax",
+                "a program a row",
+                directions=("fwd",),
+                refuses=_long,
+            ),
             example(
                 "online-loop",
                 "torch",
@@ -118,7 +103,7 @@ SUITES = {
         reference=_torch_log,
         workload=workloads(_operands, _work),
         variants=(
-            *_ours(True, log_softmax),
+            Variant("tilewright", "cuda", log_softmax, note="one trip through HBM: bandwidth"),
             Variant("torch", "torch", _torch_log, note="reads long rows twice"),
             Variant("eager", "torch", _log_in_steps, note="six kernels: 8NM + 6N values through memory"),
             generated(_torch_log, note="the row is read again where a program does not hold it"),

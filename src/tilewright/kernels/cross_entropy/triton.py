@@ -8,13 +8,14 @@ import triton
 import triton.language as tl
 
 from tilewright.emit.triton_arithmetic import rounded
-from tilewright.kernels.softmax.triton import LOWEST
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 TILE = 4096
 """Elements of a program's tile."""
 SUM_BLOCK = 1024
 """Partial sums that `finish` adds at once."""
+LOWEST = tl.constexpr(-3.402823466e38)
+"""Finite, so that -inf minus it is no NaN."""
 
 
 @triton.jit

@@ -1,14 +1,16 @@
-"""Softmax and log-softmax, forward and backward."""
+"""Softmax and log-softmax, forward and backward: generated kernels, and CUDA C++ where rows are long."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.arguments import expect_tensors, expect_whole_numbers
+from tilewright.kernels.device import runs_triton
+from tilewright.kernels.generated import Formula
 from tilewright.kernels.registration import define
-from tilewright.kernels.row import rows_of
-from tilewright.kernels.row_schedule import kernels_for
+from tilewright.kernels.row import rows_of, with_rows
 from tilewright.kernels.softmax import cuda
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
@@ -35,7 +37,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     "Online normalizer calculation for softmax", 2018); any other dtype and the CPU run PyTorch's.
     The gradient is y · (dy - Σ y · dy), in one pass over y and dy.
     """
-    return by_impl(x, dim, log=False)
+    return _along(x, dim, False)
 
 
 def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -43,11 +45,10 @@ def log_softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     The gradient is dy - exp(y) · Σ dy.
     """
-    return by_impl(x, dim, log=True)
+    return _along(x, dim, True)
 
 
-def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") -> torch.Tensor:
-    """Softmax or log-softmax by one of `row_schedule.IMPLS`, forward and backward; one that cannot take x raises."""
+def _along(x: torch.Tensor, dim: int, log: bool) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         expect_tensors("log_softmax" if log else "softmax", x=x)
     if not isinstance(dim, int):
@@ -55,51 +56,62 @@ def by_impl(x: torch.Tensor, dim: int = -1, *, log: bool, impl: str = "auto") ->
     if not x.is_floating_point():
         raise RuntimeError(f"softmax takes floating point, not {x.dtype}")
     last = dim in (-1, max(x.dim(), 1) - 1)
-    result: torch.Tensor = _forward(x if last else x.movedim(dim, -1), log, impl)
+    result: torch.Tensor = _forward(x if last else x.movedim(dim, -1), log)
     return result if last else result.movedim(-1, dim)
 
 
-def _recipe(call: RecipeBuilder, x: Operand, log: bool, impl: str) -> Recipe | None:
-    kernels = kernels_for(__name__, x, impl, cuda.longest("forward", limits_of(x.device)))
-    if kernels is None:
+def _recipe(call: RecipeBuilder, x: Operand, log: bool) -> Recipe | None:
+    if cuda.takes("forward", x):
+        y = call.empty(x.shape, x.dtype)
+        cuda.forward(call, rows_of(call, x), rows_of(call, y), log)
+        return call.finish(y)
+    aten = torch.ops.aten
+    return _generated(call, (aten._log_softmax if log else aten._softmax).default, (x,), -1, False)
+
+
+def _backward_recipe(call: RecipeBuilder, y: Operand, dy: Operand, log: bool) -> Recipe | None:
+    if cuda.takes("backward", y) and dy.dtype == y.dtype:
+        dx = call.empty(y.shape, y.dtype)
+        cuda.backward(call, rows_of(call, y), rows_of(call, dy), rows_of(call, dx), log)
+        return call.finish(dx)
+    return _generated(call, _gradient(log), (dy, y), -1, y.dtype)
+
+
+def _generated(call: RecipeBuilder, operator: Any, tensors: tuple[Operand, ...], *options: Any) -> Recipe | None:
+    if not all(x.dim() and x.numel() and runs_triton(x) and x.dtype == tensors[0].dtype for x in tensors):
         return None
-    y = call.empty(x.shape, x.dtype)
-    kernels.forward(call, rows_of(call, x), rows_of(call, y), log)
-    return call.finish(y)
+    dense = [with_rows(call, x) for x in tensors]
+    formula = Formula(dense)
+    result = formula.call(operator, *dense, *options, fake=lambda x, *_: x.new_empty(x.shape))
+    return call.finish(*formula.launch(call, "softmax", [result]))
 
 
-def _backward_recipe(call: RecipeBuilder, y: Operand, dy: Operand, log: bool, impl: str) -> Recipe | None:
-    kernels = kernels_for(__name__, y, impl, cuda.longest("backward", limits_of(y.device)))
-    if kernels is None:
-        return None
-    dx = call.empty(y.shape, y.dtype)
-    kernels.backward(call, rows_of(call, y), rows_of(call, dy), rows_of(call, dx), log)
-    return call.finish(dx)
-
-
-def _by_torch(x: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+def _by_torch(x: torch.Tensor, log: bool) -> torch.Tensor:
     y = torch.log_softmax(x, -1) if log else torch.softmax(x, -1)
     return y.contiguous()
 
 
-def _backward_by_torch(y: torch.Tensor, dy: torch.Tensor, log: bool, impl: str) -> torch.Tensor:
+def _gradient(log: bool) -> Any:
     aten = torch.ops.aten
-    gradient = aten._log_softmax_backward_data if log else aten._softmax_backward_data
-    dx: torch.Tensor = gradient(dy, y, -1, y.dtype)
+    return (aten._log_softmax_backward_data if log else aten._softmax_backward_data).default
+
+
+def _backward_by_torch(y: torch.Tensor, dy: torch.Tensor, log: bool) -> torch.Tensor:
+    dx: torch.Tensor = _gradient(log)(dy, y, -1, y.dtype)
     return dx.contiguous()
 
 
 _backward = define(
     "softmax_backward",
     _backward_by_torch,
-    lambda y, dy, log, impl: y.new_empty(y.shape),
+    lambda y, dy, log: y.new_empty(y.shape),
     recipe=_backward_recipe,
 )
 _forward = define(
     "softmax",
     _by_torch,
-    lambda x, log, impl: x.new_empty(x.shape),
-    gradient=Gradient(_backward, (Kept(0), Grad(0), Given(1), Given(2)), (0, None, None)),
+    lambda x, log: x.new_empty(x.shape),
+    gradient=Gradient(_backward, (Kept(0), Grad(0), Given(1)), (0, None)),
     recipe=_recipe,
 )
 __all__ = ["log_softmax", "softmax"]

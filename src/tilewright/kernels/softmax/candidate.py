@@ -1,10 +1,10 @@
 """Softmax and log-softmax over rows in a compiled program, forward and backward, each for itself.
 
-    y = _softmax(x, -1, False)                                   →   y = softmax(x, False, "auto")
-    dx = _softmax_backward_data(dy, y, -1, dtype)                →   dx = softmax_backward(y, dy, False, "auto")
+    y = _softmax(x, -1, False)                                   →   y = softmax(x, False)
+    dx = _softmax_backward_data(dy, y, -1, dtype)                →   dx = softmax_backward(y, dy, False)
 
-Generated kernels pass over rows beyond 16384 columns three times, and compute the same otherwise: these win where
-nothing beside a softmax fuses with it.
+Generated kernels pass over rows beyond 16384 columns three times, and compute the same otherwise: these win on rows
+beyond `LONGEST_GENERATED` where nothing beside a softmax fuses with it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS
+from tilewright.kernels.softmax import cuda
 
 FORWARD = ("_softmax", "_log_softmax")
 BACKWARD = ("_softmax_backward_data", "_log_softmax_backward_data")
@@ -50,8 +51,8 @@ def _refusal(tensors: list[torch.Tensor], target: Target) -> str | None:
         return "its kernels were measured on Hopper alone"
     if tensors[0].dtype not in ELEMENTS or len({tensor.dtype for tensor in tensors}) > 1:
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}, and give what they take"
-    if 0 in calls.shape_of(tensors[0]):
-        return "there are no rows"
+    if 0 in (shape := calls.shape_of(tensors[0])) or shape[-1] * tensors[0].element_size() <= cuda.LONGEST_GENERATED:
+        return "a generated kernel is as fast on short rows"
     if not all(tensor.is_contiguous() for tensor in tensors):
         return "its rows do not lie side by side"
     return None
@@ -65,16 +66,14 @@ def _work(node: Node, result: torch.Tensor, operands: int) -> Work:
 
 
 def _apply(node: Node) -> Node:
-    from tilewright.kernels import softmax as _defines_the_operators  # noqa: F401
-
     ours: Any = torch.ops.tilewright
     name = calls.operator_name(node.target)
     log = name.startswith("_log")
     if name in BACKWARD:
         gradient, y = node.args[:2]
-        new = insert_call(node, ours.softmax_backward.default, y, gradient, log, "auto")
+        new = insert_call(node, ours.softmax_backward.default, y, gradient, log)
     else:
-        new = insert_call(node, ours.softmax.default, node.args[0], log, "auto")
+        new = insert_call(node, ours.softmax.default, node.args[0], log)
     node.replace_all_uses_with(new)
     return new
 

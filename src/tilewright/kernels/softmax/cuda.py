@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
+from tilewright.kernels.device import interpreted
 from tilewright.kernels.row import (
     ELEMENTS,
     VECTOR,
@@ -20,17 +21,17 @@ from tilewright.kernels.row import (
     line_of,
     vectors_of,
 )
-from tilewright.kernels.row_schedule import Schedule, blocks_for, short_rows
+from tilewright.kernels.row_schedule import Schedule, blocks_for, no_kernel
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]
 SOURCE = Path(__file__).parent / "registers.cu"
 SIGNATURES = {"forward": "PPqiqq", "backward": "PPPqiqqq"}
+LONGEST_GENERATED = 16 * 1024
+"""Bytes of a row up to which generated kernels are as fast."""
 STEPS = {
     "forward": (
-        (128, 64, 1),
-        (256, 128, 1),
         (2048, 256, 1),
         (4096, 512, 1),
         (8192, 256, 4),
@@ -39,9 +40,6 @@ STEPS = {
         (131072, 1024, 16),
     ),
     "backward": (
-        (128, 64, 1),
-        (512, 128, 1),
-        (1024, 256, 1),
         (2048, 512, 1),
         (4096, 512, 2),
         (8192, 512, 4),
@@ -69,8 +67,16 @@ def schedule_of(
 
 
 def longest(direction: Direction, limits: DeviceLimits) -> int:
-    """Bytes of the longest row that a cluster holds; longer ones are Triton's."""
+    """Bytes of the longest row that a cluster holds; longer ones are generated."""
     return _steps(direction, limits)[-1][0] * VECTOR
+
+
+def takes(direction: Direction, x: Operand) -> bool:
+    """Whether these kernels compute rows like those of x."""
+    if not x.numel() or not x.is_cuda or interpreted() or x.dtype not in ELEMENTS or no_kernel(x.device):
+        return False
+    nbytes = x.shape[-1] * x.itemsize if x.dim() else 0
+    return LONGEST_GENERATED < nbytes <= longest(direction, limits_of(x.device))
 
 
 def _steps(direction: Direction, limits: DeviceLimits) -> list[tuple[int, int, int]]:
@@ -79,12 +85,9 @@ def _steps(direction: Direction, limits: DeviceLimits) -> list[tuple[int, int, i
 
 def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimits) -> Schedule:
     """For rows of so many 16-byte vectors; the longest may begin anywhere and take a few more than its step says."""
-    if vectors <= 64:
-        found = short_rows(vectors, 2)
-    else:
-        steps = _steps(direction, limits)
-        _, threads, cluster = next((step for step in steps if vectors <= step[0]), steps[-1])
-        found = Schedule(threads, threads, -(-vectors // (threads * cluster)), cluster)
+    steps = _steps(direction, limits)
+    _, threads, cluster = next((step for step in steps if vectors <= step[0]), steps[-1])
+    found = Schedule(threads, threads, -(-vectors // (threads * cluster)), cluster)
     return replace(found, blocks=_blocks(found, 1 if direction == "forward" else 2, log))
 
 

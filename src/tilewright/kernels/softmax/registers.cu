@@ -1,7 +1,7 @@
 // Softmax and log-softmax over rows, forward and backward, one trip through DRAM.
 //
-// A row lies in the registers of ROW_THREADS threads (several rows a block), of a block, or of a cluster, VECTORS
-// vectors of 16 bytes a thread; all loads are issued before the first is used.
+// A row lies in the registers of a block or of a cluster, VECTORS vectors of 16 bytes a thread; all loads are issued
+// before the first is used. Shorter rows are generated (cuda.py: LONGEST_GENERATED).
 //
 // Macros: those of a schedule (row_schedule.py), ELEMENT (float, bf16, fp16), LOG (1: log-softmax).
 //
@@ -24,14 +24,6 @@ __device__ __forceinline__ long long row_number() {
 // This thread's i-th vector: dealt to the blocks of a cluster in turn, so that their loads balance.
 __device__ __forceinline__ int vector_number(int i) {
     return (i * CLUSTER + (CLUSTER > 1 ? cluster_rank() : 0)) * ROW_THREADS + threadIdx.x % ROW_THREADS;
-}
-
-template <class State>
-__device__ __forceinline__ State across_row(State state, RowReduce<THREADS, CLUSTER, State> &row_reduce) {
-    if constexpr (ROW_THREADS <= 32)
-        return reduce_lanes<ROW_THREADS>(state);
-    else
-        return row_reduce(state, 0);
 }
 
 // Vectors outside of the row are `fill`. `Once`: they are not read again.
@@ -110,7 +102,7 @@ forward(const ELEMENT *x, ELEMENT *y, long long rows, int columns, long long x_s
     drop_unpacked(loaded);
     const float thread_max = state.max;
     row_reduce.ready();
-    write(out, loaded, across_row(state, row_reduce), thread_max);
+    write(out, loaded, row_reduce(state, 0), thread_max);
 }
 
 // sum y dy, or sum dy.
@@ -162,5 +154,5 @@ backward(const ELEMENT *y, const ELEMENT *dy, ELEMENT *dx, long long rows, int c
     accumulate(result, results, gradients, state);
     drop_unpacked(results), drop_unpacked(gradients);
     row_reduce.ready();
-    write(out, results, gradients, across_row(state, row_reduce));
+    write(out, results, gradients, row_reduce(state, 0));
 }

@@ -16,14 +16,14 @@ def _backward_exponentials(sizes: CallSizes) -> Count:
 
 
 own(
-    "softmax(Tensor x, bool log, str impl) -> Tensor",
+    "softmax(Tensor x, bool log) -> Tensor",
     "reduction",
     arithmetic=per_operand(4, 1),
     shapes=same,
     dtypes=("x",),
 )
 own(
-    "softmax_backward(Tensor y, Tensor dy, bool log, str impl) -> Tensor",
+    "softmax_backward(Tensor y, Tensor dy, bool log) -> Tensor",
     "reduction",
     arithmetic=Arithmetic(_backward_flops, _backward_exponentials),
     shapes=pointwise,
