@@ -72,7 +72,7 @@ def test_a_result_may_be_written_to() -> None:
 
 
 COLUMNS = (
-    1, 2, 31, 256, 257, 1000, 1024, 4096, 4097, 5000, 8192, 16384, 32768, 32769, 50257, 65536, 100003, 131072, 200000,
+    1, 1000, 1024, 2056, 4096, 4097, 5000, 8192, 16384, 32768, 32769, 50257, 65536, 100003, 131072, 200000,
     262144,
 )  # fmt: skip
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -87,7 +87,8 @@ def call(
 
 def scheduled(made: NormCall) -> Schedule | None:
     found = schedule_of(made, H200)
-    assert isinstance(found, Schedule) or "no kernel holds rows" in found or "not whole vectors" in found
+    refused = ("no kernel holds rows", "not whole vectors", "short rows")
+    assert isinstance(found, Schedule) or any(why in found for why in refused)
     return found if isinstance(found, Schedule) else None
 
 
@@ -97,23 +98,20 @@ def scheduled(made: NormCall) -> Schedule | None:
 def test_a_schedule_holds_its_rows_and_fits_the_device(
     direction: Direction, dtype: torch.dtype, residual: bool
 ) -> None:
-    lanes, inputs = VECTOR // dtype.itemsize, (1 if direction == "forward" else 2) + residual
+    lanes = VECTOR // dtype.itemsize
     for columns in COLUMNS:
         made = call(direction, columns, dtype, residual)
         found = scheduled(made)
         if found is None:
-            held = 2**17
+            is_held = cuda.LONGEST_GENERATED < columns * dtype.itemsize <= 2**17
             is_whole = direction == "forward" or columns % lanes == 0
-            assert columns * dtype.itemsize > held or not is_whole, "rows of models are held"
+            assert not (is_held and is_whole), "long rows of models are held"
             continue
         # Of a row at the worst place where it can begin, every vector has a thread.
         before = found.line // dtype.itemsize - 1 if found.alignment == "PEELED" else 0
         assert found.row_threads * found.cluster * found.vectors * lanes >= columns + before
         assert found.row_threads == found.threads or (32 % found.row_threads == 0 and found.cluster == 1)
         assert found.threads * found.blocks <= 2048 and found.shared_bytes <= H200.shared_bytes_per_block
-        if found.storage == "ring":
-            # Sums of a block's rows meet where the ring was, in fp32.
-            assert found.rows_per_block == 1 or found.stages * inputs * VECTOR >= found.vectors * lanes * 4
         if found.storage == "tma":
             assert found.block_vectors * found.cluster * lanes >= columns and found.stages >= 3
             assert found.alignment == "ALIGNED"

@@ -99,6 +99,7 @@ HALVES = ((4, 25, 96), BF16, (4800, 192, 1))
 CACHE, TOKENS, ANGLES = ((2, 2, 1024, 64), BF16), ((2, 2, 3, 64), BF16), ((2, 1, 3, 32), BF16)
 Q = ((2, 8, 3, 64), BF16)
 PROJECTIONS = [((n, 512), BF16) for n in (512, 128, 128)]
+SQUARE, EACH, NONE = ((50, 384), BF16), ((50,), FP32), ((0,), FP32)
 IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
     "activation": [(HALVES, "gelu"), (((100, 96), FP32, (1, 100)), "silu")],
     "activation_backward": [(((100, 96), FP32), ((100, 96), FP32, (1, 100)), "gelu")],
@@ -116,7 +117,12 @@ IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
         (*[((50, 96), BF16)] * 2, rows, ((4000,), INT32), ((4000,), INT64), ((51,), INT64))
         for rows in (None, ((50, 96), BF16))
     ],
-    "norm": [(((50, 32), BF16, (40, 1)), ((32,), BF16), None, 1e-6, False)],
+    "norm": [(((2, 25, 1000), BF16), ((1000,), FP32), ((1000,), FP32), 1e-6, True), (HALVES, None, None, 1e-6, False)],
+    "add_norm": [(((9, 384), BF16, (400, 1)), ((9, 384), BF16), ((384,), BF16), None, 1e-6, False)],
+    "norm_backward": [
+        (SQUARE, SQUARE, SQUARE, ((384,), FP32), True, EACH, EACH, True),
+        (*[((50, 5001), BF16)] * 2, None, None, False, NONE, EACH, False),
+    ],
     "row_extremes": [
         (((4000, 96), BF16), ((4000,), INT32), ((4000,), INT64), ((51,), INT64), 50, largest, 0.0, largest)
         for largest in (True, False)
@@ -138,8 +144,8 @@ IN_TRITON: dict[str, list[tuple[Any, ...]]] = {
     ],
 }
 """Calls whose recipes launch Triton's kernels; what those compute is seen in Triton's interpreter."""
-NORMED = ((50, 1000), BF16), ((1000,), BF16)
-SQUARE, EACH = ((50, 384), BF16), ((50,), FP32)
+NORMED = ((50, 2000), BF16), ((2000,), BF16)
+WIDE = ((50, 1536), BF16)
 LOGITS, LINEAR = (((100, 5000), BF16), ((100,), INT64)), (((300, 64), BF16), ((520, 64), BF16))
 IN_CUDA: dict[str, list[tuple[Any, ...]]] = {
     "softmax": [(((2, 25, 9000), BF16), True), (((20, 5000), FP32, (1, 20)), False)],
@@ -153,7 +159,7 @@ IN_CUDA: dict[str, list[tuple[Any, ...]]] = {
     "norm": [(*NORMED, NORMED[1], 1e-5, True)],
     "add_norm": [(((3, 5000), BF16, (6000, 1)), ((3, 5000), BF16), None, None, 1e-6, False)],
     "norm_backward": [
-        (SQUARE, SQUARE, SQUARE, ((384,), FP32), True, EACH, EACH, True),
+        (WIDE, WIDE, WIDE, ((1536,), FP32), True, EACH, EACH, True),
         (*[((50, 5000), BF16)] * 2, None, None, False, EACH, EACH, False),
     ],
     "scale_gradient_": [(((100, 50), BF16), ((), FP32))],

@@ -64,13 +64,19 @@ class Formula:
         node.meta["val"] = fake(*map_arg(given, lambda x: x.meta["val"]))
         return node
 
-    def launch(self, call: RecipeBuilder, name: str, results: Sequence[fx.Node]) -> list[Operand]:
-        """Launch the kernel `name` of these results, and return them. Raises Unfusable if one nest cannot hold them."""
+    def launch(
+        self, call: RecipeBuilder, name: str, results: Sequence[fx.Node], into: Sequence[Operand] = ()
+    ) -> list[Operand]:
+        """Launch the kernel `name` of these results, and return them; they are written to `into` if that is given.
+
+        Raises Unfusable if one nest cannot hold them.
+        """
         outputs = [result for result in results if result.meta["val"].numel()]
         members = [node for node in self._graph.nodes if node.op == "call_function"]
         unread = set(results) - set(outputs)
         lowered = lower([node for node in members if node not in unread], outputs, name, "triton")
-        made = {result: call.empty(x.shape, x.dtype, x.stride()) for result in results for x in (result.meta["val"],)}
+        given = into or [call.empty(x.shape, x.dtype, x.stride()) for x in (result.meta["val"] for result in results)]
+        made = dict(zip(results, given, strict=True))
         kernel = TritonKernel(lowered.nest, source_of(lowered))
         chosen = kernel.plan(call.device)
         scratch = [call.empty((size,), getattr(torch, dtype)) for size, dtype in chosen.scratch]

@@ -15,7 +15,7 @@ from tilewright.kernels.row import VECTOR, Alignment
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand
 
-Storage = Literal["registers", "ring", "tma", "stream"]
+Storage = Literal["registers", "tma", "stream"]
 CLUSTERS = (1, 2, 4, 8, 16)
 """Blocks that may share a row."""
 IMPLS = ("auto", "torch", "triton", "cuda")
@@ -37,8 +37,8 @@ class Schedule:
     blocks: int = 1
     """Blocks that must fit a multiprocessor at once, which bounds the registers of a thread."""
     storage: Storage = "registers"
-    """Where a row is kept between its passes: in `registers`; in a `ring` of `stages` vectors per thread; in slots for
-    `stages` rows, filled by `tma`; or nowhere: a `stream` of `vectors` at a time, read again for a second pass."""
+    """Where a row is kept between its passes: in `registers`; in slots for `stages` rows, filled by `tma`; or nowhere:
+    a `stream` of `vectors` at a time, read again for a second pass."""
     stages: int = 0
     block_vectors: int = 0
     """With `tma`: the most vectors of a row that a block holds."""

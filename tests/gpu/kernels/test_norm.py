@@ -1,7 +1,5 @@
 """The norms on a GPU, beside `test_rows.py`: values that hurt, weights of any kind, rows of others, runs again."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,6 @@ from tilewright.records.measurement import Verified
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
-IMPLS = ("tilewright", "tilewright-triton", "tilewright-cuda")
 
 
 def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
@@ -26,8 +23,8 @@ def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ..
     return inputs
 
 
-def wrong(name: str, inputs: tuple[Tensor, ...], impls: Sequence[str] = IMPLS[:1]) -> list[Verified]:
-    return broken(suite(name), inputs, *(suite(name).variant(impl).function for impl in impls))
+def wrong(name: str, inputs: tuple[Tensor, ...]) -> list[Verified]:
+    return broken(suite(name), inputs, suite(name).variant("tilewright").function)
 
 
 @pytest.mark.parametrize("columns", [64, 512, 4096, 50257, 65536])
@@ -59,8 +56,6 @@ def test_a_mean_far_from_zero_costs_no_more_than_eager(columns: int, dtype: str,
 @pytest.mark.parametrize("name", ["layer_norm", "add_layer_norm"])
 def test_rows_of_one_value(name: str, columns: int, dtype: str) -> None:
     """All rows, where the true result and the weight's gradient are 0 and so is what the contract leaves, and one."""
-    workload = suite(name).workload((7, columns), dtype)
-    impls = [impl for impl in IMPLS if suite(name).variant(impl).refuses(workload) is None]
     *drawn, weight, _ = inputs_of(name, (7, columns), dtype)
     bias = torch.zeros_like(weight, requires_grad=True)
     for value in (3.7, 1000.0, 1e-3):
@@ -69,13 +64,12 @@ def test_rows_of_one_value(name: str, columns: int, dtype: str) -> None:
             for number, matrix in enumerate(matrices):
                 matrix[rows] = value / (1 + number)
             inputs = (*(matrix.requires_grad_() for matrix in matrices), weight, bias)
-            assert wrong(name, inputs, impls) == [], (value, rows)
+            assert wrong(name, inputs) == [], (value, rows)
         whole = [torch.full_like(matrix, value / (1 + number)) for number, matrix in enumerate(drawn)]
-        for impl in impls:
-            leaves = [matrix.detach().requires_grad_() for matrix in whole]
-            y = tensors_of(suite(name).variant(impl).function(*leaves, weight, bias))[0]
-            (d_weight,) = torch.autograd.grad(y, weight, torch.randn_like(y))
-            assert not y.any() and not d_weight.any(), (value, impl)
+        leaves = [matrix.detach().requires_grad_() for matrix in whole]
+        y = tensors_of(suite(name).variant("tilewright").function(*leaves, weight, bias))[0]
+        (d_weight,) = torch.autograd.grad(y, weight, torch.randn_like(y))
+        assert not y.any() and not d_weight.any(), value
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -139,13 +133,13 @@ def test_many_rows_that_begin_anywhere(columns: int, dtype: str, name: str) -> N
 
 
 def test_cuda_runs_where_it_can() -> None:
-    """On a device with clusters: rows of up to 128 KiB forward, and backward those of whole vectors up to 512 KiB."""
+    """With clusters: rows from 2 to 128 KiB forward, and backward those of whole vectors to 512 KiB."""
     for columns in (256, 5000, 16384, 50257, 262144):
         for dtype in (torch.bfloat16, torch.float32):
             refusal = cuda.refusal(cuda.contiguous("forward", 2, columns, dtype, 1, 2, True), GPU)
-            assert (refusal is None) == (columns * dtype.itemsize <= 2**17)
+            assert (refusal is None) == (2**11 < columns * dtype.itemsize <= 2**17)
             refusal = cuda.refusal(cuda.contiguous("backward", 2, columns, dtype, 2, 1, True), GPU)
-            assert (refusal is None) == (columns != 50257 and columns * dtype.itemsize <= 2**19)
+            assert (refusal is None) == (columns != 50257 and 2**11 < columns * dtype.itemsize <= 2**19)
 
 
 @pytest.mark.parametrize("columns", [257, 4096, 5000, 32768, 65536])
@@ -156,19 +150,18 @@ def test_gradients_are_the_same_at_every_run(columns: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("impl", ["cuda", "triton"])
-@pytest.mark.parametrize("columns", [1024, 32768])
-def test_past_32_bits(columns: int, impl: str) -> None:
+@pytest.mark.parametrize("columns", [1024, 32761, 32768])
+def test_past_32_bits(columns: int) -> None:
     """More than 2³¹ elements: the last rows, and a gradient that sums over all rows."""
     rows = 2**31 // columns + 3
     x = torch.randn(rows, columns, device=GPU, dtype=torch.bfloat16)
     weight = torch.randn(columns, device=GPU, dtype=torch.bfloat16)
-    found = performed("add_norm", norm.add_norm_recipe, x, None, weight, None, 1e-6, False, impl)
+    found = performed("add_norm", norm.add_norm_recipe, x, None, weight, None, 1e-6, False)
     assert found is not None
     y, mean, rstd = found
     true = F.rms_norm(x[-5:].double(), (columns,), weight.double(), 1e-6)
     torch.testing.assert_close(y[-5:].double(), true, rtol=2**-8, atol=2**-8)
-    found = performed("norm_backward", norm.backward_recipe, x, x, None, weight, False, mean, rstd, False, impl)
+    found = performed("norm_backward", norm.backward_recipe, x, x, None, weight, False, mean, rstd, False)
     assert found is not None
     dx, d_weight, _ = found
     tail = x[-5:].double().requires_grad_()

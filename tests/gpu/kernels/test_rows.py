@@ -35,7 +35,7 @@ VALUES = [(name, case, dtype) for name, case in CALLS if case in SPECIALS and na
 def impls(name: str, rows: int, columns: int, dtype: torch.dtype) -> Iterator[str]:
     """The implementations that support contiguous rows of this many columns."""
     workload = suite(name).workload((rows, columns), str(dtype).removeprefix("torch."))
-    for impl in ("tilewright", *(BOTH if name in (*NORMS, *IMPLS) else ())):
+    for impl in ("tilewright", *IMPLS.get(name, ())):
         if suite(name).variant(impl).refuses(workload) is None:
             yield impl
 

@@ -13,7 +13,6 @@ from tests.kernels.rows import layout
 from tilewright.kernels import by_recipe, norm
 from tilewright.kernels.cross_entropy import by_impl
 from tilewright.kernels.cross_entropy import triton as cross_entropy
-from tilewright.kernels.norm import triton as norms
 from tilewright.kernels.weighted_sum import weighted_sum
 
 install()
@@ -25,7 +24,6 @@ INTERPRETED = [(name, case) for name, case in CALLS if name != "dropout_add"]
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several programs for few rows, and rows that no program holds, at lengths that the interpreter can take."""
-    monkeypatch.setattr(norms, "TILE", 128)
     monkeypatch.setattr(cross_entropy, "TILE", 256)
     by_recipe._built.cache_clear()
     yield

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.bench.peers import generated, inductor, library
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels import norm
-from tilewright.kernels.by_recipe import performed
-from tilewright.kernels.norm import add_norm_recipe, backward_recipe, by_torch, cuda
+from tilewright.kernels.norm import by_torch
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
@@ -25,42 +23,6 @@ ELEMENTS = 2**28
 LAYER_EPS, RMS_EPS = 1e-5, 1e-6
 """That of every way. Beside the default of RMS norms, the machine epsilon, the gradient of a row of one column is
 rounding alone, eager's too."""
-
-
-class _Implementation(torch.autograd.Function):
-    """One module's kernels under autograd, whatever the operators would pick."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, impl: str, centered: bool, eps: float, x: Tensor, residual: Any, weight: Tensor, bias: Any
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        found = performed("add_norm", add_norm_recipe, x, residual, weight, bias, eps, centered, impl)
-        assert found is not None
-        y, *total, mean, rstd = found
-        ctx.save_for_backward(total[0] if total else x, weight, mean, rstd)
-        ctx.impl, ctx.centered, ctx.has_bias, ctx.added = impl, centered, bias is not None, bool(total)
-        return (y, *total) if total else y  # type: ignore[return-value]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dsum: Tensor | None = None) -> tuple[Any, ...]:
-        x, weight, mean, rstd = ctx.saved_tensors
-        arguments = dy, x, dsum, weight, ctx.has_bias, mean, rstd, ctx.centered, ctx.impl
-        found = performed("norm_backward", backward_recipe, *arguments)
-        assert found is not None
-        dx, d_weight, d_bias = found
-        return None, None, None, dx, dx if ctx.added else None, d_weight, d_bias if ctx.has_bias else None
-
-
-def _by(impl: str, name: str) -> Callable[..., Any]:
-    """The operator `name` by the kernels of cuda.py or triton.py alone."""
-    centered, added = "layer" in name, name.startswith("add")
-
-    def call(x: Tensor, *others: Tensor) -> Any:
-        residual, rest = (others[0], others[1:]) if added else (None, others)
-        bias = rest[1] if centered else None
-        return _Implementation.apply(impl, centered, LAYER_EPS if centered else RMS_EPS, x, residual, rest[0], bias)  # type: ignore[no-untyped-call]
-
-    return call
 
 
 def _in_steps(name: str) -> Callable[..., Any]:
@@ -112,31 +74,6 @@ def _workload(name: str) -> Callable[[tuple[int, ...], str], Workload]:
     return workloads(operands, work)
 
 
-def _no_clusters(name: str) -> Callable[[Workload], str | None]:
-    """Why the CUDA C++ kernels cannot take a workload, or None."""
-
-    def refuses(workload: Workload) -> str | None:
-        if not torch.cuda.is_available():
-            return "needs a CUDA device"
-        kind: torch.dtype = getattr(torch, workload.dtype)
-        device = torch.device("cuda", torch.cuda.current_device())
-        added, centered = name.startswith("add"), "layer" in name
-        kinds: tuple[tuple[cuda.Direction, int], ...] = (("forward", 1), ("backward", 2))
-        rows, columns = workload.sizes
-        calls = (
-            cuda.contiguous(direction, rows, columns, kind, inputs + added, 1 + centered, centered)
-            for direction, inputs in kinds
-        )
-        return next(filter(None, (cuda.refusal(call, device) for call in calls)), None)
-
-    return refuses
-
-
-def _too_long(workload: Workload) -> str | None:
-    longer = workload.sizes[1] > norm.LONGEST
-    return f"rows of more than {norm.LONGEST} columns are PyTorch's" if longer else None
-
-
 def _suite(
     name: str, summary: str, function: Callable[..., Any], torch_way: Callable[..., Any], *peers: Variant
 ) -> Suite:
@@ -149,20 +86,6 @@ def _suite(
         workload=_workload(name),
         variants=(
             Variant("tilewright", "cuda", function, note="each element moved once; DRAM bandwidth"),
-            Variant(
-                "tilewright-triton",
-                "triton",
-                _by("triton", name),
-                note="rows in the registers of a program",
-                refuses=_too_long,
-            ),
-            Variant(
-                "tilewright-cuda",
-                "cuda",
-                _by("cuda", name),
-                note="rows in the registers of a block; of up to 128 KiB",
-                refuses=_no_clusters(name),
-            ),
             # Before `eager`: PyTorch's own kernels are what errors are compared with.
             Variant("torch", "torch", torch_way, note="long rows and the weights' gradients are read twice"),
             Variant("eager", "torch", _in_steps(name), note="every step through memory"),

@@ -3,14 +3,13 @@
 Ba, Kiros and Hinton, "Layer Normalization", 2016; Zhang and Sennrich, "Root Mean Square Layer
 Normalization", 2019. Gradients as in `backward_tma.cu`.
 
-On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`cuda.py`), except for the
-forward of short rows; elsewhere Triton's, to `LONGEST` columns; on a CPU, of longer rows, and in float64, PyTorch's
-operators (`by_torch`), which compute 16 bits in fp32 and round once.
+On a GPU with thread-block clusters the CUDA C++ kernels run where they take the tensors (`cuda.py`), else generated
+ones (`generated.py`); on a CPU, and in float64, PyTorch's operators (`by_torch`), which compute 16 bits in fp32 and
+round once.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.device import runs_triton
-from tilewright.kernels.norm import cuda
+from tilewright.kernels.norm import cuda, generated
 from tilewright.kernels.norm.cuda import Direction
 from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
@@ -33,10 +32,6 @@ from tilewright.records.recipe import Recipe
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
 
 FLOAT_EPSILON, DOUBLE_EPSILON = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
-SHORT = 128
-"""Bytes of a row up to which Triton's forward is faster: a program reads the weights once for several rows."""
-LONGEST = 32768
-"""Columns of a row that Triton's kernels take: a program holds all of them."""
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -128,22 +123,14 @@ def _check(name: str, x: Tensor, residual: Tensor | None, weight: Tensor | None,
 
 def _chosen(
     direction: Direction, matrices: Sequence[Operand], weights: Sequence[Operand | None], has_bias: bool, centered: bool
-) -> str:
-    """The module whose kernels take these inputs, or `torch`."""
+) -> ModuleType | None:
+    """The module whose kernels take these inputs; None where PyTorch's operators do."""
     x = matrices[0]
     if not x.numel() or not runs_triton(x) or any(w is not None and w.dtype not in ELEMENTS for w in weights):
-        return "torch"
-    short = direction == "forward" and x.shape[1] * x.itemsize <= SHORT and x.shape[1] % 16 == 0
-    if x.is_cuda and not short:
-        call = cuda.call_of(direction, matrices, weights, has_bias, centered)
-        if cuda.refusal(call, x.device) is None:
-            return "cuda"
-    return "triton" if x.shape[1] <= LONGEST else "torch"
-
-
-def _kernels(impl: str) -> ModuleType:
-    """The module that has forward() and backward(); imported here, since Triton exists on Linux alone."""
-    return importlib.import_module(f"{__name__}.{impl}")
+        return None
+    if x.is_cuda and cuda.refusal(cuda.call_of(direction, matrices, weights, has_bias, centered), x.device) is None:
+        return cuda
+    return generated if centered or not has_bias else None
 
 
 def add_norm_recipe(
@@ -154,22 +141,20 @@ def add_norm_recipe(
     bias: Operand | None,
     eps: float,
     centered: bool,
-    impl: str = "auto",
 ) -> Recipe | None:
-    """y, x + residual (if there is one), mean (empty unless `centered`) and rstd; `impl`: auto, cuda or triton."""
+    """y, x + residual (if there is one), mean (empty unless `centered`) and rstd."""
     if not x.numel():
         return None
     rows, other = rows_of(call, x), None if residual is None else rows_of(call, residual)
     weight, bias = (None if vector is None else call.contiguous(vector) for vector in (weight, bias))
     matrices = (rows,) if other is None else (rows, other)
-    if impl == "auto":
-        impl = _chosen("forward", matrices, (weight, bias), bias is not None, centered)
-    if impl == "torch":
+    kernels = _chosen("forward", matrices, (weight, bias), bias is not None, centered)
+    if kernels is None:
         return None
     y, total = call.empty(x.shape, x.dtype), None if residual is None else call.empty(x.shape, x.dtype)
     mean = call.empty((rows.shape[0] if centered else 0,), torch.float32)
     rstd = call.empty(rows.shape[:1], torch.float32)
-    _kernels(impl).forward(call, rows, other, weight, bias, y, total, mean, rstd, eps, centered)
+    kernels.forward(call, rows, other, weight, bias, y, total, mean, rstd, eps, centered)
     return call.finish(y, *(() if total is None else (total,)), mean, rstd)
 
 
@@ -183,23 +168,21 @@ def backward_recipe(
     mean: Operand,
     rstd: Operand,
     centered: bool,
-    impl: str = "auto",
 ) -> Recipe | None:
-    """dx (plus `dsum`), dweight and dbias, empty where there is no weight, no bias; `impl`: auto, cuda, triton."""
+    """dx (plus `dsum`), dweight and dbias, empty where there is no weight, no bias."""
     if not x.numel():
         return None
     rows, incoming = rows_of(call, x), rows_of(call, dy)
     through = None if dsum is None else rows_of(call, dsum)
     weight = None if weight is None else call.contiguous(weight)
     matrices = (rows, incoming) if through is None else (rows, incoming, through)
-    if impl == "auto":
-        impl = _chosen("backward", matrices, (weight,), has_bias, centered)
-    if impl == "torch":
+    kernels = _chosen("backward", matrices, (weight,), has_bias, centered)
+    if kernels is None:
         return None
     dtype, columns = x.dtype if weight is None else weight.dtype, rows.shape[1]
     dx = call.empty(x.shape, x.dtype)
     d_weight, d_bias = (call.empty((columns if has else 0,), dtype) for has in (weight is not None, has_bias))
-    _kernels(impl).backward(call, incoming, rows, through, weight, mean, rstd, dx, d_weight, d_bias, centered)
+    kernels.backward(call, incoming, rows, through, weight, mean, rstd, dx, d_weight, d_bias, centered)
     return call.finish(dx, d_weight, d_bias)
 
 

@@ -27,6 +27,7 @@ from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.late import hand_late, is_late, readers
+from tilewright.kernels.norm import cuda
 from tilewright.kernels.row import ELEMENTS
 
 LONGEST_ROW = 64 * 1024
@@ -129,6 +130,8 @@ def _refusal(match: _Match, axes: int, target: Target) -> str | None:
     sizes = calls.shape_of(x)
     if 0 in sizes or sizes[-1] * x.element_size() > LONGEST_ROW:
         return f"its rows are empty or longer than {LONGEST_ROW // 1024} KiB"
+    if sizes[-1] * x.element_size() <= cuda.LONGEST_GENERATED and not _lies_across(x):
+        return "a generated kernel is as fast on short rows"
     made = [calls.outputs(match.node)[0], None if match.backward is None else calls.outputs(match.backward)[0]]
     if any(value is not None and (not value.is_contiguous() or value.dtype != x.dtype) for value in made):
         return "its results lie otherwise in memory"
@@ -223,8 +226,6 @@ def _is_needed_late(match: _Match, waiting: Container[Node]) -> bool:
 
 
 def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
-    from tilewright.kernels import norm as _defines_the_operators  # noqa: F401
-
     ours: Any = torch.ops.tilewright
     options = (match.weight, match.bias, match.eps, match.centered)
     if with_sum:

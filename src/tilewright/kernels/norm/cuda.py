@@ -21,17 +21,16 @@ from tilewright.kernels.row import (
     line_of,
     vectors_of,
 )
-from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, no_kernel, room_of, short_rows
+from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, no_kernel, room_of
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
 
 Direction = Literal["forward", "backward"]
 HERE = Path(__file__).parent
-SHORT_ROW = 64 * VECTOR
-"""Bytes of a row up to which backward takes several of them at a time."""
+LONGEST_GENERATED = 2 * 1024
+"""Bytes of a row up to which generated kernels are as fast."""
 SOURCES = {
     ("forward", "registers"): ("registers.cu", "norm_registers", "PPPPPPPPqiqqf"),
-    ("backward", "ring"): ("backward_short.cu", "norm_backward_short", "PPPPPPPPqiqqq"),
     ("backward", "tma"): ("backward_tma.cu", "norm_backward_tma", "PPPPPPPPqiqqq"),
 }
 """By direction and storage: file, entry point, types of its parameters."""
@@ -88,6 +87,8 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
     if call.dtype not in ELEMENTS:
         return f"{call.dtype} has no CUDA C++ kernel"
     size, (first, *_) = call.dtype.itemsize, call.inputs
+    if call.columns * size <= LONGEST_GENERATED:
+        return "a generated kernel is as fast on short rows"
     result = RowLayout(0, first.rows, call.columns)
     line = line_of(call.columns, size) if call.direction == "forward" else VECTOR
     alignment = alignment_of(call.columns, size, (result, *call.inputs), line)
@@ -101,7 +102,7 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
         # The multiply-add of 16 bits needs `rstd_of` of `registers.cu`.
         found = None
     else:
-        found = _short(call, limits) if call.columns * size <= SHORT_ROW else _tma(call, limits)
+        found = _tma(call, limits)
     if found is None:
         return f"no kernel holds rows of {call.columns} columns"
     return replace(found, alignment=alignment, line=max(line, found.line))
@@ -116,35 +117,12 @@ multiprocessor hide each other's barriers, two do not."""
 
 def _registers(vectors: int, residual: bool) -> Schedule | None:
     """For rows of so many vectors; None if no block holds such a row in registers."""
-    if vectors <= 64:
-        found = short_rows(vectors, 4)
-    elif vectors > _MOST_VECTORS * _MOST_THREADS:
+    if vectors > _MOST_VECTORS * _MOST_THREADS:
         return None
-    else:
-        each = _MOST_PAIRS if residual and vectors <= _MOST_PAIRS * _PAIRED_THREADS else _MOST_VECTORS
-        row_threads = max(32, 1 << (-(-vectors // each) - 1).bit_length())
-        found = Schedule(128 if row_threads == 32 else row_threads, row_threads, -(-vectors // row_threads))
+    each = _MOST_PAIRS if residual and vectors <= _MOST_PAIRS * _PAIRED_THREADS else _MOST_VECTORS
+    row_threads = max(32, 1 << (-(-vectors // each) - 1).bit_length())
+    found = Schedule(128 if row_threads == 32 else row_threads, row_threads, -(-vectors // row_threads))
     return replace(found, blocks=blocks_for(found.threads, found.vectors * 4))
-
-
-_SHORT_THREADS, _SHORT_STAGES = 256, 24
-"""`backward_short.cu`: of a block; vectors of its ring at most."""
-
-
-def _short(call: NormCall, limits: DeviceLimits) -> Schedule | None:
-    """Backward, each row within a warp; with two blocks a multiprocessor if their rings can read ahead."""
-    vectors = 2 if call.columns % 256 == 0 else 4
-    row_threads = 1 << (-(-call.columns * call.dtype.itemsize // (vectors * VECTOR)) - 1).bit_length()
-    weights = vectors * _SHORT_THREADS * call.weight_vector_bytes
-    stage_bytes = len(call.inputs) * _SHORT_THREADS * VECTOR
-    for blocks in (2, 1):
-        stages = min(_SHORT_STAGES, (room_of(blocks, limits) - weights) // stage_bytes)
-        if stages > vectors:
-            return Schedule(
-                _SHORT_THREADS, row_threads, vectors, 1, blocks, "ring", stages,
-                shared_bytes=stages * stage_bytes + weights,
-            )  # fmt: skip
-    return None
 
 
 _ALONE, _TOGETHER = (4, 16), ((2, 28), (5, 16))
