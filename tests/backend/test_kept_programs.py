@@ -403,7 +403,12 @@ def writes_shifted(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torc
     return x.t(), w * 2
 
 
-@pytest.mark.parametrize("function", [mixes, shows_product])
+def enlarged(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    # Sizes take part as floats.
+    return F.interpolate((x @ w)[None, None], scale_factor=1.5, mode="bilinear") * x.shape[0] ** 0.5
+
+
+@pytest.mark.parametrize("function", [mixes, shows_product, enlarged])
 def test_training_finds_the_program_and_the_plans_of_its_sizes(function: Callable[..., Any]) -> None:
     w = with_grad(12, 12)
     first = run_sizes(function, [5, 8], w, backward=True)

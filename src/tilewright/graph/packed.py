@@ -108,7 +108,7 @@ def _metadata(node: fx.Node, texts: dict[str, str], symbolic: bool) -> dict[str,
     meta = {key: value for key, value in node.meta.items() if key not in _ORIGIN and _is_plain(value)}
     if "val" in node.meta:
         value = node.meta["val"]
-        meta["val"] = SymbolicValue() if symbolic and any(map(has_symbols, tree_leaves(value))) else value
+        meta["val"] = SymbolicValue() if symbolic and any(map(_is_symbolic, tree_leaves(value))) else value
     if isinstance(trace := node.meta.get("stack_trace"), str):
         # One text for all nodes of a line: a text is written once.
         meta["stack_trace"] = texts.setdefault(trace, trace)
@@ -119,6 +119,11 @@ def _metadata(node: fx.Node, texts: dict[str, str], symbolic: bool) -> dict[str,
                 name: (str(path), getattr(kind, "__name__", str(kind))) for name, (path, kind) in stack.items()
             }
     return meta
+
+
+def _is_symbolic(value: object) -> bool:
+    # A size may be used as a float, such as a scale of an interpolation, or in a comparison.
+    return has_symbols(value) or isinstance(value, (torch.SymFloat, torch.SymBool))
 
 
 def _is_plain(value: object) -> bool:
