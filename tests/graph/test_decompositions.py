@@ -16,3 +16,10 @@ def test_distances_are_a_product_and_kernels(shapes: tuple[tuple[int, ...], tupl
     record = keeps_contract(near, [torch.randn(shape, generator=generator) for shape in shapes])
     assert not [target for target in targets(record) if "_euclidean_dist" in target]
     assert "kernel" in launched(record)
+
+
+@pytest.mark.parametrize("exponent", [True, False])
+def test_a_power_of_booleans_is_boolean(exponent: bool) -> None:
+    x = torch.tensor([True, False])
+    record = keeps_contract(lambda x: ~(x**exponent), [x])
+    assert "kernel" in launched(record)

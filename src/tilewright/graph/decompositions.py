@@ -3,6 +3,10 @@
     y = _euclidean_dist(a, b)   →   y = sqrt(clamp_min(matmul(a', b'), 0))    a', b': with squares of their rows beside
 
 PyTorch runs such a formula as so many kernels; here what is around the product is fused. `cdist` of many rows calls it.
+
+    y = pow(mask, True)         →   y = clone(mask)                           ones_like for False
+
+PyTorch's fake tensors take this power of booleans for integers; its kernels give booleans.
 """
 
 from __future__ import annotations
@@ -21,4 +25,11 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """By operator, as AOTAutograd takes them; list operators among them."""
     from torch._decomp import get_decompositions
 
-    return foreach.by_tensor() | dict(get_decompositions([torch.ops.aten._euclidean_dist]))
+    distances = dict(get_decompositions([torch.ops.aten._euclidean_dist]))
+    return foreach.by_tensor() | distances | {torch.ops.aten.pow.Tensor_Scalar: _power}
+
+
+def _power(x: torch.Tensor, exponent: complex) -> torch.Tensor:
+    if x.dtype is not torch.bool or not isinstance(exponent, bool):
+        return NotImplemented
+    return x.clone() if exponent else torch.ones_like(x)
