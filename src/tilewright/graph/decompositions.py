@@ -29,7 +29,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     return foreach.by_tensor() | distances | {torch.ops.aten.pow.Tensor_Scalar: _power}
 
 
-def _power(x: torch.Tensor, exponent: complex) -> torch.Tensor:
+def _power(x: torch.Tensor, exponent: complex) -> Any:
     if x.dtype is not torch.bool or not isinstance(exponent, bool):
         return NotImplemented
     return x.clone() if exponent else torch.ones_like(x)
