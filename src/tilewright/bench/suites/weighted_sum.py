@@ -34,7 +34,7 @@ SUITES = {
         reference=_in_steps,
         workload=workloads(_operands, _work),
         variants=(
-            Variant("tilewright", "triton", weighted_sum, "memory; at 1000x512 the latency of two dependent reads"),
+            Variant("tilewright", "triton", weighted_sum, "memory; at 1000x512 latency"),
             example(
                 "tilewright-16x64",
                 "triton",

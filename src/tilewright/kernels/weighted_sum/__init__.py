@@ -4,7 +4,7 @@
     dx    = dy ⊗ w                  one write of dx
     dw[d] = Σ_n dy[n]·x[n, d]       one read of x, in the same pass
 
-On a CUDA device fp32, bf16 and fp16 run in Triton with sums in fp32; fp64, and every dtype on a CPU, is
+On a CUDA device kernels are generated for fp32, bf16 and fp16, with sums in fp32; fp64, and every dtype on a CPU, is
 computed by PyTorch's operators.
 """
 
@@ -15,10 +15,8 @@ from typing import Any
 import torch
 
 from tilewright.kernels.arguments import expect_tensors
-from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.registration import define
-from tilewright.kernels.weighted_sum import triton
 
 
 def weighted_sum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -69,14 +67,11 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.T
     return dx if want_dx else None, dw if want_dw else None
 
 
-_weighted_sum_backward = define(
-    "weighted_sum_backward", _backward, _backward_fake, recipe=by_triton(triton.backward_recipe)
-)
+_weighted_sum_backward = define("weighted_sum_backward", _backward, _backward_fake)
 _weighted_sum = define(
     "weighted_sum",
     _forward,
     lambda x, w: x.new_empty(x.shape[:1]),
     backward=_gradients,
     save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    recipe=by_triton(triton.forward_recipe),
 )

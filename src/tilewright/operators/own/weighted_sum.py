@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
-from tilewright.operators.row import own
+from tilewright.operators.language import Value
+from tilewright.operators.row import Call, own
 from tilewright.operators.shapes import CallAxes, Result
 
 
@@ -25,9 +26,17 @@ def _backward(call: CallAxes) -> Result:
     return [x if call.arguments.get("want_dx") else None, w if call.arguments.get("want_dw") else None]
 
 
+def _gradients(
+    c: Call, dy: Value, x: Value, w: Value, want_dx: bool, want_dw: bool
+) -> tuple[Value | None, Value | None]:
+    dy = dy.unsqueeze(1)
+    return dy * w if want_dx else None, (dy * x).sum(0, keepdim=False) if want_dw else None
+
+
 own(
     "weighted_sum(Tensor x, Tensor w) -> Tensor",
     "reduction",
+    lambda c, x, w: (x * w).sum(1, keepdim=False),
     arithmetic=each(of_argument("x"), 2),
     shapes=_forward,
     dtypes=("x",),
@@ -35,6 +44,7 @@ own(
 own(
     "weighted_sum_backward(Tensor dy, Tensor x, Tensor w, bool want_dx, bool want_dw) -> (Tensor, Tensor)",
     "reduction",
+    _gradients,
     arithmetic=Arithmetic(_backward_flops, nothing),
     shapes=_backward,
     dtypes=("x", "w"),
