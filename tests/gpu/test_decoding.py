@@ -108,11 +108,11 @@ def test_each_token_keeps_the_contract(batch: int, mode: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64])
-@pytest.mark.parametrize(("columns", "outputs", "gated"), [
-    (2048, (2048, 512, 512), False), (8192, (2048,), False), (2048, (5632, 5632), True), (768, (50257,), False),
-    (264, (9, 9), True),
+@pytest.mark.parametrize(("columns", "outputs", "activation"), [
+    (2048, (2048, 512, 512), "none"), (8192, (2048,), "gelu_tanh"), (2048, (5632, 5632), "swiglu"),
+    (768, (50257,), "gelu"), (264, (9, 9), "swiglu"),
 ])  # fmt: skip
 def test_products_of_few_rows(
-    rows: int, columns: int, outputs: tuple[int, ...], gated: bool, dtype: torch.dtype
+    rows: int, columns: int, outputs: tuple[int, ...], activation: str, dtype: torch.dtype
 ) -> None:
-    keeps_contract(rows, columns, outputs, gated, dtype, GPU)
+    keeps_contract(rows, columns, outputs, activation, dtype, GPU)

@@ -5,15 +5,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tilewright.kernels import skinny_linear
+from tilewright.kernels.activation import formula
 from tilewright.measure.truth.contract import compare
 
 EPS = 1e-6
 
 
 def keeps_contract(
-    rows: int, columns: int, outputs: tuple[int, ...], gated: bool, dtype: torch.dtype, device: str
+    rows: int, columns: int, outputs: tuple[int, ...], activation: str, dtype: torch.dtype, device: str
 ) -> None:
-    """One product or several of the same rows, with a bias and a residual, of one row with a norm, twice."""
+    """Products of the same rows, with a bias, an activation and a residual, of one row with a norm, twice."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)
@@ -29,14 +30,17 @@ def keeps_contract(
             x = F.rms_norm(x, x.shape[1:], gain.to(x.dtype), EPS)
         results = [F.linear(x, w) for w in weights]
         results[0] = results[0] + bias.to(x.dtype)
-        results = [F.silu(results[0]) * results[1]] if gated else results
+        if activation == "swiglu":
+            results = [F.silu(results[0]) * results[1]]
+        else:
+            results[0] = formula(results[0], activation)
         return [results[0] + residual.to(x.dtype), *results[1:]]
 
     assert skinny_linear.refusal(x, weights) is None
     eager, exact = product(x, *weights), product(x.double(), *(w.double() for w in weights))
     padded = [*weights, *[None] * (3 - len(weights))]
     for _ in range(2):
-        options = (bias, None, None, residual, "swiglu" if gated else "none", zeros)
+        options = (bias, None, None, residual, activation, zeros)
         found = [y for y in skinny_linear.skinny_linear(x, gain, EPS, *padded, *options) if y.numel()]
         for mine, theirs, true in zip(found, eager, exact, strict=True):
             assert compare(mine, theirs, true).ok

@@ -9,24 +9,24 @@ from tilewright.kernels import skinny_linear as kernels
 
 install()
 CASES = [
-    # rows, columns, outputs, gated
-    (1, 256, (24, 16, 8), False),
-    (1, 2056, (13,), False),
-    (1, 264, (9, 9), True),
-    (1, 8, (1,), False),
-    (2, 512, (40, 24, 16), False),
-    (16, 1032, (40, 40), True),
-    (33, 2048, (72,), False),
-    (64, 136, (17, 1), False),
+    # rows, columns, outputs, activation
+    (1, 256, (24, 16, 8), "none"),
+    (1, 2056, (13,), "gelu"),
+    (1, 264, (9, 9), "swiglu"),
+    (1, 8, (1,), "silu"),
+    (2, 512, (40, 24, 16), "none"),
+    (16, 1032, (40, 40), "swiglu"),
+    (33, 2048, (72,), "gelu_tanh"),
+    (64, 136, (17, 1), "none"),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("rows", "columns", "outputs", "gated"), CASES, ids=str)
+@pytest.mark.parametrize(("rows", "columns", "outputs", "activation"), CASES, ids=str)
 def test_the_contract_is_kept(
-    rows: int, columns: int, outputs: tuple[int, ...], gated: bool, dtype: torch.dtype
+    rows: int, columns: int, outputs: tuple[int, ...], activation: str, dtype: torch.dtype
 ) -> None:
-    keeps_contract(rows, columns, outputs, gated, dtype, "cpu")
+    keeps_contract(rows, columns, outputs, activation, dtype, "cpu")
 
 
 def test_what_the_kernel_does_not_take() -> None:

@@ -8,14 +8,14 @@ with a gain, x (one row) is first multiplied by gain / √(mean(x²) + eps): an 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from tilewright.hardware.architectures import limits_of
+from tilewright.kernels.activation import formula
 from tilewright.kernels.device import NARROW, runs_triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -34,15 +34,6 @@ LEAST_STEPS, MOST_SPLITS = 4, 8
 """The fewest tiles of a split, and the most splits of a block."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
 """A call splits its columns to have at least this many programs per multiprocessor."""
-
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-}
-"""Activations of the first product and its bias, beside "swiglu"."""
 
 
 class Tiling(NamedTuple):
@@ -106,7 +97,7 @@ def _forward(
     if activation == "swiglu":
         results[:2] = [F.silu(results[0]) * results[1], x.new_empty(0)]
     else:
-        results[0] = ACTIVATIONS[activation](results[0])
+        results[0] = formula(results[0], activation)
     if residual is not None:
         results[0] = results[0] + residual
     return results[0], results[1], results[2]

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from tilewright.emit.triton_arithmetic import INTERPRETED, rounded
-from tilewright.kernels.activation.formulas import activate
+from tilewright.emit.triton_math import erf_absolute, sigmoid_approximate
 
 
 @triton.jit
@@ -74,6 +74,20 @@ def _summed(
 
 
 @triton.jit
+def _activated(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """The activation KIND of x, for results of 16 bits; those of `operators/activations.py`."""
+    if KIND == "gelu":
+        return x * 0.5 * (erf_absolute(x * 0.7071067811865476) + 1.0)
+    elif KIND == "gelu_tanh":
+        # ½(1 + tanh u) is the sigmoid of 2u.
+        return x * sigmoid_approximate(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif KIND == "silu":
+        return x * sigmoid_approximate(x)
+    else:
+        return x
+
+
+@triton.jit
 def _finish(
     acc: tl.tensor, other: tl.tensor, bias: tl.tensor, up_bias: tl.tensor, residual: tl.tensor, y: tl.tensor,
     n: tl.tensor, rows: tl.tensor, m: tl.tensor, count: tl.tensor, residual_stride: tl.tensor, BIAS: tl.constexpr,
@@ -85,9 +99,9 @@ def _finish(
     if KIND == "swiglu":
         if UP_BIAS:
             other += tl.load(up_bias + n, mask=n < rows, other=0.0).to(tl.float32)[:, None]
-        acc = activate(acc, "silu", True) * other
+        acc = _activated(acc, "silu") * other
     else:
-        acc = activate(acc, KIND, True)
+        acc = _activated(acc, KIND)
     inside = (n[:, None] < rows) & (m[None, :] < count)
     if RESIDUAL:
         acc += tl.load(residual + m[None, :] * residual_stride + n[:, None], mask=inside, other=0.0).to(tl.float32)
