@@ -1,5 +1,7 @@
 """Inputs that hurt: not a number, empty, without dimensions, very many, complex, sparse; unknown operators."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -248,3 +250,27 @@ def test_a_number_that_an_integer_dtype_cannot_hold(dtype: torch.dtype, number: 
         for run in (raises, compiled(raises)):
             with pytest.raises(RuntimeError, match="without overflow"):
                 run(x)
+
+
+REFUSED: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda i: torch.lerp(i, i + 2, 0.5) * 2,
+    lambda i: (i > 1) - i.to(torch.uint8) - 0.001,
+    lambda i: (i * 0.5) - True,
+    lambda i: (i > 1).argmax() + 1,
+    lambda i: (i > 1).floor(),
+    lambda i: (i * 0.5) & (i + 0.5),
+    lambda i: torch.softmax(i, 0),
+    lambda i: i.var(),
+    lambda i: F.gelu(i) + 1,
+    lambda i: i**-1,
+]
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_dtypes_that_eager_refuses(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    messages = []
+    for run in (function, compiled(function)):
+        with pytest.raises(RuntimeError) as raised:
+            run(torch.arange(64))
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,11 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import class_of, dtype_name, results, through
+from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.target import Language
 from tilewright.operators.language import COMPUTE_DTYPE, FLOATS, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
+from tilewright.operators.shapes import pointwise, reduction, same
 from tilewright.operators.table import row_of, rows
 
 aten = torch.ops.aten
@@ -80,6 +83,7 @@ class _Tracer:
         first = results(node)[0]
         if row.operator_class == "pointwise":
             _refuse_overflow(node, first.dtype)
+        _refuse_dtypes(node, row)
         args = fx.node.map_arg(node.args, self._operand)
         kwargs = fx.node.map_arg(node.kwargs, self._operand)
         dtype = dtype_name(first.dtype)
@@ -162,6 +166,29 @@ def _refuse_overflow(node: fx.Node, dtype: torch.dtype) -> None:
             and not limits.min <= number <= limits.max
         ):
             raise Unfusable(f"{dtype_name(dtype)} cannot hold {number}")
+
+
+def _refuse_dtypes(node: fx.Node, row: Row) -> None:
+    """Dtypes that PyTorch's kernels refuse and its fake tensors accept, such as integers of `lerp`."""
+    is_float = all(operand.meta["val"].is_floating_point() for operand in node.all_input_nodes)
+    if row.operator_class == "reduction":
+        takes_one_element = row.shapes in (reduction, same)
+    else:
+        takes_one_element = row.shapes is pointwise and row.promotion != "none"
+        is_float = is_float and bool not in map(type, node.args)
+    if is_float or not takes_one_element:
+        return
+    with in_real_tensors(), warnings.catch_warnings(action="ignore"):
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), _one_element)
+        try:
+            node.target(*args, **kwargs)  # type: ignore[operator]
+        except RuntimeError as error:
+            raise Unfusable(f"PyTorch refuses it: {error}") from error
+
+
+def _one_element(operand: fx.Node) -> torch.Tensor:
+    value: torch.Tensor = operand.meta["val"]
+    return torch.ones([1] * value.dim(), dtype=value.dtype)
 
 
 def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:

@@ -53,8 +53,15 @@ formulas(
 )
 formulas({"logical_not.default(self)": lambda c, x: x.eq(0)}, **LOGIC)
 formulas(
-    {"bitwise_not.default(self)": lambda c, x: x.eq(0) if c.dtype == "bool" else call("bitnot", x)}, arithmetic=NOTHING
+    {"bitwise_not.default(self)": lambda c, x: x.eq(0) if c.dtype == "bool" else call("bitnot", _bits(c, x))},
+    arithmetic=NOTHING,
 )
+
+
+def _bits(c: Call, x: Value) -> Value:
+    if c.dtype in FLOATS:
+        raise Unfusable("bits of a float, which PyTorch refuses")
+    return x
 
 
 def _equals(c: Call, x: Value, number: float) -> Value:
@@ -185,7 +192,7 @@ def _logical(name: str, symbol: str) -> None:
 
     @body(f"bitwise_{name}.Tensor(self, other)", f"bitwise_{name}.Scalar(self, other)")
     def _(c: Call, x: Value, y: Value | Scalar) -> Value:
-        return x._call(symbol, y)
+        return _bits(c, x)._call(symbol, y)
 
 
 for _name in ("and", "or", "xor"):
