@@ -74,7 +74,7 @@ def with_all_iterations(
         for stage, places in stages.items():
             rows = [op for op in program.operators if (op.graph, op.stage) == (graph, stage)]
             points = [p for p in program.memory if (p.graph, p.stage) == (graph, stage)]
-            launches = {op.name for op in rows if not _is_view(op)}
+            launches = {op.name for op in rows if not op.is_view}
             points = [point for point in points if point.name in launches]
             rows = _all_operators(rows, places[graph], part.left_out)
             whole.operators += rows
@@ -133,19 +133,15 @@ def _iterations_of_one(places: Sequence[int | None], stop: int, length: int) -> 
     return covered.pop() if len(covered) == 1 else 0
 
 
-def _is_view(op: Operator) -> bool:
-    return op.operator_class == "layout" and not op.cost.bytes
-
-
 def _all_operators(rows: Sequence[Operator], known: Iterations, left_out: int) -> list[Operator]:
     def repeats_of(rows: Sequence[Operator]) -> list[_Repeat]:
         kinds = [(op.target, op.operator_class, op.shape, op.dtype, op.cost) for op in rows]
         return _repeats(kinds, [known.get(op.name) for op in rows], left_out)
 
     repeats = repeats_of(rows)
-    if all(_is_view(op) for repeat in repeats for op in rows[repeat.start : repeat.end]):
+    if all(op.is_view for repeat in repeats for op in rows[repeat.start : repeat.end]):
         # The views of all iterations are made together, as those of the columns of one tensor are.
-        rows = [op for op in rows if not _is_view(op)]
+        rows = [op for op in rows if not op.is_view]
         repeats = repeats_of(rows)
     if not repeats:
         raise Irregular("the kept iterations show no cycle")

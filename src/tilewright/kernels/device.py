@@ -35,6 +35,11 @@ def traced_for_gpu(stands_for_gpu: bool) -> Iterator[None]:
         _traced_for_gpu.reset(token)
 
 
+def at_least_fp32(x: torch.Tensor) -> torch.Tensor:
+    """A floating x in the dtype of its sums."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def runs_on_gpu(device: torch.device) -> bool:
     """Whether `device` is a GPU, or its tensors are traced as if it were."""
     return device.type == "cuda" or _traced_for_gpu.get()

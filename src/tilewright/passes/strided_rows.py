@@ -23,6 +23,7 @@ from torch import Tensor, fx
 from tilewright.graph.calls import arguments, class_of
 from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import at_least_fp32
 from tilewright.passes.fusion import STRIDED_BYTES
 
 aten = torch.ops.aten
@@ -64,30 +65,26 @@ def _is_strided(node: fx.Node) -> bool:
     return prod(x.shape[max(axis % x.dim() for axis in axes) + 1 :]) >= LEAST_BESIDE
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    wide = _wide(x)
+    wide = at_least_fp32(x)
     e = (wide - wide.amax(dim, True)).exp()
     return (e / e.sum(dim, True)).to(torch.float32 if half_to_float else x.dtype)
 
 
 def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    wide = _wide(x)
+    wide = at_least_fp32(x)
     top = wide.amax(dim, True)
     e = (wide - top).exp()
     return torch.where(top == -torch.inf, 0, e / e.sum(dim, True)).to(dtype or x.dtype)
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    shifted = _wide(x) - _wide(x).amax(dim, True)
+    shifted = at_least_fp32(x) - at_least_fp32(x).amax(dim, True)
     return (shifted - shifted.exp().sum(dim, True).log()).to(torch.float32 if half_to_float else x.dtype)
 
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    wide = _wide(x)
+    wide = at_least_fp32(x)
     top = wide.amax(dim, True)
     shift = torch.where(top.isinf(), 0, top)
     total = (wide - shift).exp().sum(dim, True).log() + shift
@@ -95,19 +92,19 @@ def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
 
 
 def _softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    wide = _wide(y)
-    return (wide * (_wide(g) - (_wide(g) * wide).sum(dim, True))).to(dtype)
+    wide = at_least_fp32(y)
+    return (wide * (at_least_fp32(g) - (at_least_fp32(g) * wide).sum(dim, True))).to(dtype)
 
 
 def _log_softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    return (_wide(g) - _wide(y).exp() * _wide(g).sum(dim, True)).to(dtype)
+    return (at_least_fp32(g) - at_least_fp32(y).exp() * at_least_fp32(g).sum(dim, True)).to(dtype)
 
 
 def _moments(
     x: Tensor, dim: list[int], *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Variance and mean."""
-    wide = _wide(x)
+    wide = at_least_fp32(x)
     count = prod(x.shape[axis] for axis in dim)
     centred = wide - wide.sum(dim, True) / count
     freedom = max(count - (1 if correction is None else correction), 0)
@@ -119,7 +116,7 @@ def _variance(x: Tensor, dim: list[int], **options: Any) -> Tensor:
 
 
 def _deviation(x: Tensor, dim: list[int], **options: Any) -> Tensor:
-    return _wide(_moments(x, dim, **options)[0]).sqrt().to(x.dtype)
+    return at_least_fp32(_moments(x, dim, **options)[0]).sqrt().to(x.dtype)
 
 
 def _place(x: Tensor, extreme: Tensor, dim: int, keepdim: bool) -> Tensor:

@@ -76,6 +76,11 @@ class Operator:
     """By the model of times fitted to the device, which is above the floor; None where the cost is unknown."""
     measured_us: float | None = None
 
+    @property
+    def is_view(self) -> bool:
+        """Whether it moves no elements."""
+        return self.operator_class == "layout" and not self.cost.bytes
+
 
 @dataclass(frozen=True)
 class Region:

@@ -14,7 +14,7 @@ _FAR_OFF = 2
 
 def findings(program: Program) -> list[str]:
     """Sentences on the launches of the plan, whose times were measured; none where none was."""
-    launches = [op for op in program.operators if op.stage == "after" and op.measured_us and not _is_view(op)]
+    launches = [op for op in program.operators if op.stage == "after" and op.measured_us and not op.is_view]
     if not launches:
         return []
     whole = sum(map(_time, launches))
@@ -31,10 +31,6 @@ def findings(program: Program) -> list[str]:
         )
         sentences.append(" ".join([_advice(worst), *_refused(program)]))
     return [*sentences, *_mispredicted(launches)]
-
-
-def _is_view(op: Operator) -> bool:
-    return op.operator_class == "layout" and not op.cost.bytes
 
 
 def _time(op: Operator) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch._C._dynamo.guards import compute_overlapping_tensors
 
 from tilewright.launch.executor import EXTENSION
+from tilewright.records.recipe import is_expanded
 
 
 class UnlessOverlapping:
@@ -43,7 +44,7 @@ def overlapping(args: Sequence[Any], written: Sequence[bool]) -> bool:
     ]
     ranges.sort(key=lambda found: found[0])
     for place, (_, end, is_written, x) in enumerate(ranges):
-        if is_written and (overlaps(x) or _is_expanded(x)):
+        if is_written and (overlaps(x) or is_expanded(x.shape, x.stride())):
             return True
         for following in range(place + 1, len(ranges)):
             begin, _, is_written_too, y = ranges[following]
@@ -62,10 +63,6 @@ def overlaps(x: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
-
-
-def _is_expanded(x: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
 
 
 def _range(x: torch.Tensor) -> tuple[int, int]:

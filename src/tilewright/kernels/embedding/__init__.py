@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.by_recipe import by_triton
-from tilewright.kernels.device import interpreted, runs_triton
+from tilewright.kernels.device import at_least_fp32, interpreted, runs_triton
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -50,7 +50,7 @@ def _sums(
 
 def _summed(rows: torch.Tensor, keys: torch.Tensor, entries: int) -> torch.Tensor:
     # PyTorch on a CPU accumulates in the table's dtype, which is inaccurate in 16 bits.
-    wide = rows if rows.dtype == torch.float64 else rows.float()
+    wide = at_least_fp32(rows)
     return wide.new_zeros(entries, rows.shape[-1]).index_add_(0, keys.int(), wide).to(rows.dtype)
 
 

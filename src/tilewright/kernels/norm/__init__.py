@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
-from tilewright.kernels.device import runs_triton
+from tilewright.kernels.device import at_least_fp32, runs_triton
 from tilewright.kernels.norm import cuda, generated
 from tilewright.kernels.norm.cuda import Direction
 from tilewright.kernels.registration import define
@@ -193,7 +193,7 @@ def _norm_recipe(call: RecipeBuilder, x: Operand, *options: Any) -> Recipe | Non
 def _matrix(x: Tensor) -> Tensor:
     """x [..., columns] as a matrix, in the dtype of sums."""
     matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    return matrix if x.dtype == torch.float64 else matrix.float()
+    return at_least_fp32(matrix)
 
 
 def _shaped(matrix: Tensor, like: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilewright.kernels.device import DTYPES
+from tilewright.kernels.device import DTYPES, at_least_fp32
 from tilewright.kernels.registration import define
 from tilewright.kernels.scatter_sums import cuda
 from tilewright.launch import nvrtc
@@ -27,7 +27,7 @@ def scatter_sums(source: torch.Tensor, index: torch.Tensor, extent: int) -> torc
 
 
 def _by_torch(source: torch.Tensor, index: torch.Tensor, extent: int) -> torch.Tensor:
-    wide = source if source.dtype == torch.float64 else source.float()
+    wide = at_least_fp32(source)
     total = wide.new_zeros((*source.shape[:-1], extent))
     return total.scatter_add_(-1, index.long(), wide).to(source.dtype)
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from tilewright.kernels.device import at_least_fp32
 from tilewright.operators.upsampling import MOST_READERS, Axis
 from tilewright.passes.attention.spelling import argument, example, spelled
 
@@ -89,7 +90,7 @@ class _Resampled(torch.autograd.Function):
             return g.clone(), None, None
         if ctx.mode not in LINEAR or any(axis.readers[-1] > MOST_READERS for axis in ctx.axes):
             return _by_pytorch(g, ctx.mode, ctx.shape, ctx.axes), None, None
-        total = g if g.dtype == torch.float64 else g.float()
+        total = at_least_fp32(g)
         for number, axis in enumerate(ctx.axes):
             if axis.changes:
                 total = _along(total, number + 2, axis)

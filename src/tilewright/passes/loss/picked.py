@@ -24,7 +24,7 @@ from tilewright.graph.insert import insert_call, insert_formula, replace, replac
 from tilewright.graph.layouts import before_widening
 from tilewright.hardware.target import Target
 from tilewright.kernels.cross_entropy.candidate import Match, lies_across, matched
-from tilewright.kernels.device import NARROW
+from tilewright.kernels.device import NARROW, at_least_fp32
 from tilewright.passes.simplify import drop_unread
 
 aten = torch.ops.aten
@@ -142,7 +142,7 @@ def _loss(
     x: torch.Tensor, narrow: torch.Tensor, target: torch.Tensor, reduction: int, ignored: int
 ) -> tuple[torch.Tensor, ...]:
     """The loss, the two numbers of each row, and how many rows count; `narrow` holds the values of `x`."""
-    x = _wide(x)
+    x = at_least_fp32(x)
     top = x.amax(1, keepdim=True)
     total = (x - top).exp().sum(1, keepdim=True).log()
     counts = target != ignored
@@ -159,12 +159,8 @@ def _gradient(
     count: torch.Tensor, reduction: int, ignored: int,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the logits, 0 for ignored rows."""
-    dtype, x = x.dtype, _wide(x)
+    dtype, x = x.dtype, at_least_fp32(x)
     share = torch.where(target != ignored, g / count if reduction == MEAN else g, 0).unsqueeze(1)
     classes = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.dim() - 2))
     here = classes == target.unsqueeze(1)
     return ((((x - top) - total).exp() - here.to(x.dtype)) * share).to(dtype)
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in NARROW else x

@@ -26,6 +26,7 @@ from torch import Tensor, fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.hardware.target import Target
+from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.fusion import STRIDED_BYTES
@@ -97,22 +98,17 @@ def _is_of_columns(node: fx.Node, target: Target) -> bool:
 
 def _weight_norm(v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Each column of v scaled to the length g; the lengths before."""
-    wide = _wide(v)
+    wide = at_least_fp32(v)
     norms = wide.square().sum(list(range(v.dim() - 1)), keepdim=True).sqrt()
-    return wide * (_wide(g) / norms), norms
+    return wide * (at_least_fp32(g) / norms), norms
 
 
 def _weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
     """As `weight_norm_backward` in `operators/normalization.py`."""
-    wide, along = _wide(dw), _wide(v)
+    wide, along = at_least_fp32(dw), at_least_fp32(v)
     dg = (wide * along).sum(list(range(v.dim() - 1)), keepdim=True) / norms
-    scale = _wide(g) / norms
+    scale = at_least_fp32(g) / norms
     return scale * wide - (scale * dg / norms) * along, dg
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in the dtype of sums."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _is_split(operand: Any, target: Target) -> bool:
