@@ -48,8 +48,8 @@ def twin(value: Any) -> Any:
 
 
 def assert_same(ours: Any, eager: Any) -> None:
-    """The same structure, numbers within rounding, NaN and Inf in the same places."""
-    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5, equal_nan=True)
+    """The same structure and strides, numbers within rounding, NaN and Inf in the same places."""
+    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5, equal_nan=True, check_stride=True)
 
 
 Step = Callable[..., Any]

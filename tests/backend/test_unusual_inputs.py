@@ -274,3 +274,11 @@ def test_dtypes_that_eager_refuses(function: Callable[[torch.Tensor], torch.Tens
             run(torch.arange(64))
         messages.append(str(raised.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.channels_last_3d])
+def test_padding_keeps_channels_last(mode: str, layout: torch.memory_format) -> None:
+    axes = 2 if layout is torch.channels_last else 3
+    x = with_grad(2, 3, *range(4, 4 + axes)).detach().contiguous(memory_format=layout).requires_grad_()
+    agrees(lambda x: F.pad(x, [1, 2] * axes, mode=mode), [x], backward=True)
