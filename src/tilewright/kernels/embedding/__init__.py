@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from tilewright.kernels.by_recipe import by_triton
-from tilewright.kernels.device import at_least_fp32, interpreted, runs_triton
+from tilewright.kernels.device import at_least_fp32, interpreted
 from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -75,20 +75,6 @@ def _bounds_recipe(call: RecipeBuilder, keys: Operand, entries: int) -> Recipe |
     return triton.bounds_recipe(call, keys, entries) if keys.is_cuda or interpreted() else None
 
 
-def _matching_recipe(
-    call: RecipeBuilder, other: Operand, own: Operand, rows: Operand | None, keys: Operand, order: Operand,
-    bounds: Operand,
-) -> Recipe | None:  # fmt: skip
-    return triton.matching_recipe(call, other, own, rows, keys, order, bounds) if runs_triton(other) else None
-
-
-def _added_recipe(
-    call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, bounds: Operand, padding: int
-) -> Recipe | None:
-    dense = table.is_contiguous() and table.dtype == dout.dtype
-    return triton.added_recipe(call, table, dout, keys, order, bounds, padding) if runs_triton(dout) and dense else None
-
-
 def _add_sums(
     table: torch.Tensor, dout: torch.Tensor, keys: torch.Tensor, order: torch.Tensor, bounds: torch.Tensor, padding: int
 ) -> torch.Tensor:
@@ -109,6 +95,13 @@ define(
     recipe=_bounds_recipe,
 )
 define("embedding_sums", _sums, _fake, recipe=by_triton(triton.sums_recipe))
-define("add_embedding_sums_", _add_sums, lambda table, dout, *_: dout.new_empty(0), recipe=_added_recipe)
+define(
+    "add_embedding_sums_", _add_sums, lambda table, dout, *_: dout.new_empty(0), recipe=by_triton(triton.added_recipe)
+)
 define("row_extremes", _extremes, _fake, recipe=by_triton(triton.extremes_recipe))
-define("matching_sums", _matching, lambda other, own, *_: own.new_empty(own.shape), recipe=_matching_recipe)
+define(
+    "matching_sums",
+    _matching,
+    lambda other, own, *_: own.new_empty(own.shape),
+    recipe=by_triton(triton.matching_recipe),
+)

@@ -306,8 +306,10 @@ def sums_recipe(
 
 def added_recipe(
     call: RecipeBuilder, table: Operand, dout: Operand, keys: Operand, order: Operand, bounds: Operand, padding: int
-) -> Recipe:
-    """`sums_recipe`, added to the dense table[entries, D] in place."""
+) -> Recipe | None:
+    """`sums_recipe`, added to table[entries, D] in place; None unless it is dense and of dout's dtype."""
+    if not table.is_contiguous() or table.dtype != dout.dtype:
+        return None
     _launch_sums(call, dout, keys, order, bounds, table, padding, ADD=True)
     return call.finish(call.empty((0,), dout.dtype))
 
