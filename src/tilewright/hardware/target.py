@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from tilewright.hardware.architectures import known
 from tilewright.hardware.profiles import DeviceProfile, kept_profile, profile_for
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ class Target:
     def language(self) -> Language:
         """The language of its generated kernels; `TILEWRIGHT_TARGET=triton` forces Triton, for its interpreter."""
         return _language(self.is_gpu)
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether it is a GPU with the matrix instructions of a warpgroup (Hopper)."""
+        found = known(self.profile.capability)
+        return found is not None and found.wgmma
 
     @property
     def is_planned_gpu(self) -> bool:

@@ -21,7 +21,6 @@ from torch.fx import Node
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.late import hand_late, is_late, readers
@@ -65,7 +64,7 @@ def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node |
     x, weight, result, gelu = values
     if target.language != "triton" or not target.is_gpu:
         return "its kernel is for GPUs"
-    if not ((found := known(target.profile.capability or "")) and found.wgmma):
+    if not target.has_wgmma:
         return "its kernel is for Hopper"
     if target.is_present and not bindings_installed():
         return "the package cuda-bindings, which builds it, is not installed"

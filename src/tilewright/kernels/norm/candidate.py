@@ -23,7 +23,6 @@ from torch.fx import Node
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.late import hand_late, is_late, readers
@@ -119,7 +118,7 @@ def _refusal(match: _Match, axes: int, target: Target) -> str | None:
     ]
     if target.language != "triton":
         return "its kernels are for GPUs"
-    if target.is_gpu and not ((found := known(target.profile.capability or "")) and found.wgmma):
+    if target.is_gpu and not target.has_wgmma:
         return "its kernels were measured on Hopper alone"
     if x.dtype not in ELEMENTS or any(vector.dtype not in ELEMENTS for vector in vectors):
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}"

@@ -19,7 +19,6 @@ from torch.fx import Node
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS
@@ -47,7 +46,7 @@ def _refusal(tensors: list[torch.Tensor], target: Target) -> str | None:
     """Why the kernels do not take these rows here; None where they do."""
     if target.language != "triton":
         return "its kernels are for GPUs"
-    if target.is_gpu and not ((found := known(target.profile.capability or "")) and found.wgmma):
+    if target.is_gpu and not target.has_wgmma:
         return "its kernels were measured on Hopper alone"
     if tensors[0].dtype not in ELEMENTS or len({tensor.dtype for tensor in tensors}) > 1:
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}, and give what they take"

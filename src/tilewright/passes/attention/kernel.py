@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from tilewright.graph.source import source_line
-from tilewright.hardware.architectures import known, limits_of
+from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAttention
@@ -150,8 +150,7 @@ def _planned_implementations(request: Request, training: bool, target: Target) -
     from tilewright.kernels.attention.decode import triton as decode
     from tilewright.kernels.attention.hopper import backward, forward
 
-    planned = known(target.profile.capability)
-    if planned is None or not planned.wgmma:
+    if not target.has_wgmma:
         raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
     if not training and _splits_masked(request):
         return [SPLIT]

@@ -27,7 +27,6 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, replace, replace_results
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.architectures import known
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
@@ -44,8 +43,7 @@ LEAST_BYTES = 2**20
 
 def pad_groups(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each convolution."""
-    architecture = known(target.profile.capability or "")
-    if architecture is None or not architecture.wgmma:
+    if not target.has_wgmma:
         return []
     padder, behind, decisions = _Padder(), gradients(graph), []
     for node in list(graph.nodes):

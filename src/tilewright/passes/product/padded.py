@@ -31,7 +31,6 @@ from tilewright.graph.insert import insert_call, retrace_views
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
-from tilewright.hardware.architectures import known
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import drop_unread
@@ -48,8 +47,7 @@ OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
 
 def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint or inference graph of ATen operators, in place; a decision for each unaligned one."""
-    architecture = known(target.profile.capability or "")
-    if architecture is None or not architecture.wgmma:
+    if not target.has_wgmma:
         # Unaligned products were measured on Hopper alone.
         return []
     padder = _Padder(target.profile, gradients(graph))

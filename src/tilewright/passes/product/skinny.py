@@ -25,7 +25,6 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.architectures import known
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.kernels.skinny_linear import ALIGNED, MOST_ROWS, plan
@@ -81,9 +80,7 @@ class _Match:
 
 def skinny_products(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite an inference graph of ATen operators in place; returns a decision for each possible launch."""
-    architecture = known(target.profile.capability or "")
-    measured = not target.is_gpu or (architecture is not None and architecture.wgmma)
-    if target.language != "triton" or not measured or gradients(graph):
+    if target.language != "triton" or (target.is_gpu and not target.has_wgmma) or gradients(graph):
         return []
     decisions = [_decide(match, target.profile) for match in _matches(graph)]
     if any(decision.verdict == "taken" for decision in decisions):
