@@ -212,7 +212,7 @@ def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
     """Members whose results a discontinuous operator reads, in any kernel: round these to 16 bits as eager does."""
     needed = set[fx.Node]()
     for node in reversed(members):
-        users = {u for user in node.users for u in _through_views(user)}
+        users = {u for user in node.users for u in _through_moves(user)}
         if any(u in needed or _is_discontinuous(u) for u in users):
             needed.add(node)
     return needed
@@ -264,6 +264,14 @@ def _is_discontinuous(node: fx.Node) -> bool:
     if row is None or not row.discontinuous:
         return False
     return row.body is not CONVERSION or not all(value.is_floating_point() for value in results(node))
+
+
+def _through_moves(node: fx.Node) -> set[fx.Node]:
+    """The node; if it only moves values, as views and gathers do, also its readers through such operators."""
+    found, row = {node}, row_of(node.target)
+    if class_of(node) == "layout" or (row is not None and "self" in row.traffic.gathered):
+        found.update(*map(_through_moves, node.users))
+    return found
 
 
 def _through_views(node: fx.Node) -> list[fx.Node]:

@@ -47,6 +47,13 @@ at_places(
     traffic=Traffic(gathered={"self": of_argument("source")}, written=of_argument("source")),
 )
 at_places("scatter_add.default(self, dim, index, src)", arithmetic=each(of_argument("src"), 1))
+# The gradients of extremes compare the operands with the result.
+at_places(
+    "scatter_reduce.two(self, dim, index, src, reduce, include_self)\n"
+    "index_reduce.default(self, dim, index, source, reduce, include_self)",
+    arithmetic=per_operand(1),
+    discontinuous=True,
+)
 one_slice = partial(body, promotion="none", shapes=same, dtypes=("self",), priced=False)
 
 
@@ -85,8 +92,10 @@ calls(
     arithmetic=per_operand(1),
     shapes=same,
 )
-calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("self", "int64"))
-calls("topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"))
+calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("self", "int64"), discontinuous=True)
+calls(
+    "topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"), discontinuous=True
+)
 
 
 # The loss that picks one element of each row, and its gradient.

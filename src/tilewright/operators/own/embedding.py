@@ -49,6 +49,7 @@ own(
     traffic=Traffic(gathered={"rows": _taken("rows")}),
     shapes=partial(table_gradient, "entries", "rows"),
     dtypes=("rows",),
+    discontinuous=True,
 )
 own(
     "matching_sums(Tensor other, Tensor own, Tensor? rows, Tensor keys, Tensor order, Tensor bounds) -> Tensor",
@@ -57,6 +58,7 @@ own(
     traffic=Traffic(gathered={"other": _taken("other"), "rows": _taken("rows")}),
     shapes=like("own"),
     dtypes=("own",),
+    discontinuous=True,
 )
 # It reads and writes the rows of the table that the keys name; the result is empty.
 own(
