@@ -170,7 +170,7 @@ def _refuse_overflow(node: fx.Node, dtype: torch.dtype) -> None:
 
 def _refuse_dtypes(node: fx.Node, row: Row) -> None:
     """Dtypes that PyTorch's kernels refuse and its fake tensors accept, such as integers of `lerp`."""
-    is_float = all(operand.meta["val"].is_floating_point() for operand in node.all_input_nodes)
+    is_float = all(operand.meta["val"].is_floating_point() for operand in node.all_input_nodes) and not row.integral
     if row.operator_class == "reduction":
         takes_one_element = row.shapes in (reduction, same)
     else:

@@ -53,15 +53,10 @@ formulas(
 )
 formulas({"logical_not.default(self)": lambda c, x: x.eq(0)}, **LOGIC)
 formulas(
-    {"bitwise_not.default(self)": lambda c, x: x.eq(0) if c.dtype == "bool" else call("bitnot", _bits(c, x))},
+    {"bitwise_not.default(self)": lambda c, x: x.eq(0) if c.dtype == "bool" else call("bitnot", x)},
     arithmetic=NOTHING,
+    integral=True,
 )
-
-
-def _bits(c: Call, x: Value) -> Value:
-    if c.dtype in FLOATS:
-        raise Unfusable("bits of a float, which PyTorch refuses")
-    return x
 
 
 def _equals(c: Call, x: Value, number: float) -> Value:
@@ -190,9 +185,9 @@ def _logical(name: str, symbol: str) -> None:
     def _(c: Call, x: Value, y: Value) -> Value:
         return x.ne(0)._call(symbol, y.ne(0))
 
-    @body(f"bitwise_{name}.Tensor(self, other)", f"bitwise_{name}.Scalar(self, other)")
+    @body(f"bitwise_{name}.Tensor(self, other)", f"bitwise_{name}.Scalar(self, other)", integral=True)
     def _(c: Call, x: Value, y: Value | Scalar) -> Value:
-        return _bits(c, x)._call(symbol, y)
+        return x._call(symbol, y)
 
 
 for _name in ("and", "or", "xor"):

@@ -106,6 +106,8 @@ class Row:
     """Its label in a drawing of a model, by its arguments; empty: its name."""
     part: Literal["", "activation", "copy", "sum"] = ""
     """Its part in a drawing of a model, where the class is too coarse."""
+    integral: bool = False
+    """Of the bits of integers and booleans: PyTorch's kernels refuse floats, its fake tensors accept them."""
     own: bool = False
     """One of tilewright's operators: a hand-written kernel, or with a body a generated one."""
 
@@ -162,6 +164,7 @@ class RowFields(TypedDict, total=False):
     priced: bool
     role: str | Callable[[Mapping[str, Any]], str]
     part: Literal["", "activation", "copy", "sum"]
+    integral: bool
 
 
 def body(*texts: str, operator_class: OperatorClass = "pointwise", **says: Unpack[RowFields]) -> Callable[[F], F]:
