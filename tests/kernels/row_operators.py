@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tests.kernels.layouts import layouts
@@ -53,10 +54,18 @@ CALLS = [
 """Operators, each with the names of its matrices (`rows.layout`)."""
 
 
+NARROW = 3
+"""Columns of fp32 up to which a norm's gradients cancel: their errors are how the last bits of mean and rstd happened
+to fall, which `test_gradients_of_narrow_rows` therefore fixes.
+"""
+
+
 def wrong(name: str, x: Tensor, impls: Sequence[str] = ("tilewright",)) -> list[Verified]:
     """Violations of the contract by these implementations of a suite, called on a matrix."""
     operands = [
         value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
         for value in OPERANDS[name](x)
     ]
-    return broken(suite(name), operands, *(suite(name).variant(impl).function for impl in impls))
+    cancels = name in NORMS and x.dtype == torch.float32 and x.shape[-1] <= NARROW
+    functions = (suite(name).variant(impl).function for impl in impls)
+    return broken(suite(name), operands, *functions, backward=not cancels)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
@@ -296,6 +297,16 @@ def test_what_stays() -> None:
         assert decision.verdict == "refused" and reason in decision.reason
     assert sum_by_index(aten(rows, y, ROWS), target_named("cpu")) == []
     assert sum_by_index(aten(lambda y, i: y.new_zeros(5, 4).index_put((i,), y), y, ROWS), H200) == []
+
+
+def test_what_has_a_size_that_depends_on_data_stays() -> None:
+    def sent(y: Tensor, i: Tensor) -> Tensor:
+        kept = torch.nonzero(y[:, 0] > 0)[:, 0]
+        return y.exp().index_add(0, kept, y[kept])
+
+    graph = make_fx(sent, tracing_mode="symbolic")(drawn((7, 4), torch.float32), ROWS).graph
+    (decision,) = sum_by_index(graph, H200)
+    assert decision.verdict == "refused" and "sizes are not known" in decision.reason
 
 
 Function = Callable[[Tensor, Tensor], Tensor]

@@ -214,6 +214,9 @@ class _Main(Printer):
 
     def _finish(self, i: int, accumulated: str) -> None:
         step = self.nest.steps[i]
+        if i in self.schedule.divided_sums:
+            self.put(f"total{i} = {accumulated}")
+            accumulated = f"total{i}"
         convert = "" if accumulator_dtype(step) == step.dtype else f".to({type_name(step.dtype)})"
         self.put(f"{self.values[i]} = {accumulated}{convert}")
         if i in self.schedule.late_scalars:

@@ -47,6 +47,15 @@ def div(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def mean(total: tl.tensor, count: tl.constexpr) -> tl.tensor:
+    """total / count of an fp64 sum in fp32, rounded once: the mean of equal values is that value. Sums of fp32 overflow
+    as eager's do.
+    """
+    narrow = total.to(tl.float32)
+    return tl.where(tl.abs(narrow) == INFINITY, narrow, (total / count).to(tl.float32))
+
+
+@triton.jit
 def sqrt(x: tl.tensor) -> tl.tensor:
     if x.dtype == tl.float64:
         return tl.sqrt(x)

@@ -18,6 +18,7 @@ from tilewright.emit.triton_arithmetic import (  # noqa: F401, generated kernels
     fused,
     max_over,
     maximum,
+    mean,
     min_over,
     minimum,
     neg,

@@ -189,6 +189,8 @@ class Printer:
             return self.operand(step.args[0], wide=True)
         if step.name == "draw":
             return self._draw(step)
+        if self.schedule.is_mean(step):
+            return f"tw.mean(total{step.args[0]}, {self.operand(step.args[1], as_literal=True)})"
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
         if i in self.schedule.absolute_accuracy:
             return f"tw.{step.name}_absolute({self.operand(step.args[0])})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, prod
+from math import frexp, gcd, prod
 from typing import Literal
 
 from tilewright.emit.accuracy import absolute_accuracy, feeds_discontinuous
@@ -158,6 +158,20 @@ class TritonSchedule:
         """The dtype in which a program accumulates; not in double beside whole rows, which take its registers."""
         beside_rows = step.name == "reduce_rows" and step.level is Level.COL and self.whole_row
         return step.dtype if beside_rows and not self.splits_columns else accumulator_dtype(step)
+
+    @cached_property
+    def divided_sums(self) -> frozenset[int]:
+        """Sums along a row that accumulate in double and that a step divides by a number (`is_mean`)."""
+        return frozenset(step.args[0] for step in self.nest.steps if self.is_mean(step))
+
+    def is_mean(self, step: Step) -> bool:
+        """Whether a step divides a sum along a row, accumulated in double, by a number other than a power of two."""
+        if step.name != "div" or step.dtype != "float32":
+            return False
+        total, divisor = (self.nest.steps[a] for a in step.args)
+        wide = total.name == "reduce_cols" and accumulator_dtype(total) == "float64"
+        exact = divisor.constant is None or abs(frexp(divisor.constant)[0]) == 0.5
+        return wide and not exact and step.args[0] not in self.late_scalars
 
     @cached_property
     def registers_per_column(self) -> int:

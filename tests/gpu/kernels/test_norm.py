@@ -1,5 +1,7 @@
 """The norms on a GPU, beside `test_rows.py`: values that hurt, weights of any kind, rows of others, runs again."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,11 +12,13 @@ from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed
 from tilewright.kernels.norm import cuda
+from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.proof import tensors_of
 from tilewright.records.measurement import Verified
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
+aten = torch.ops.aten
 
 
 def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ...]:
@@ -133,13 +137,14 @@ def test_many_rows_that_begin_anywhere(columns: int, dtype: str, name: str) -> N
 
 
 def test_cuda_runs_where_it_can() -> None:
-    """With clusters: rows from 2 to 128 KiB forward, and backward those of whole vectors to 512 KiB."""
+    """With clusters: rows from 2 to 128 KiB forward, and backward those of whole vectors, of fp32 to 512 KiB."""
     for columns in (256, 5000, 16384, 50257, 262144):
         for dtype in (torch.bfloat16, torch.float32):
             refusal = cuda.refusal(cuda.contiguous("forward", 2, columns, dtype, 1, 2, True), GPU)
             assert (refusal is None) == (2**11 < columns * dtype.itemsize <= 2**17)
             refusal = cuda.refusal(cuda.contiguous("backward", 2, columns, dtype, 2, 1, True), GPU)
-            assert (refusal is None) == (columns != 50257 and 2**11 < columns * dtype.itemsize <= 2**19)
+            most = 2**19 if dtype == torch.float32 else 2**17
+            assert (refusal is None) == (columns != 50257 and 2**11 < columns * dtype.itemsize <= most)
 
 
 @pytest.mark.parametrize("columns", [257, 4096, 5000, 32768, 65536])
@@ -148,6 +153,30 @@ def test_gradients_are_the_same_at_every_run(columns: int) -> None:
     dy = torch.randn(500, columns, device=GPU, dtype=torch.bfloat16)
     first, second = (torch.autograd.grad(norm.layer_norm(*inputs), inputs, dy) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("centered", [True, False])
+def test_gradients_of_narrow_rows(columns: int, centered: bool) -> None:
+    """From the same mean and rstd, whose last bits decide what is left of such rows."""
+    generator = torch.Generator(GPU).manual_seed(0)
+    x, dy = (torch.randn(5000, columns, device=GPU, generator=generator) for _ in range(2))
+    weight, shape = torch.randn(columns, device=GPU, generator=generator), [columns]
+    if centered:
+        _, mean, rstd = aten.native_layer_norm(x, shape, weight, weight, 1e-5)
+    else:
+        mean, rstd = x.new_empty(0), aten._fused_rms_norm(x, shape, weight, 1e-5)[1]
+
+    def pytorchs(dtype: torch.dtype) -> Sequence[Tensor]:
+        d, v, m, r, w = (tensor.to(dtype) for tensor in (dy, x, mean, rstd, weight))
+        if centered:
+            return aten.native_layer_norm_backward(d, v, shape, m, r, w, w, [True] * 3)  # type: ignore[no-any-return]
+        return aten._fused_rms_norm_backward(d, v, shape, r, w, [True] * 2)  # type: ignore[no-any-return]
+
+    backward = torch.ops.tilewright.norm_backward
+    ours = backward(dy, x, None, weight, centered, mean.flatten(), rstd.flatten(), centered)
+    for made, eager, true in zip(ours, pytorchs(torch.float32), pytorchs(torch.float64), strict=False):
+        assert compare(made, eager, true).ok
 
 
 @pytest.mark.parametrize("columns", [1024, 32761, 32768])

@@ -246,19 +246,21 @@ def _matched(node: fx.Node, values: fx.Node) -> _Sums | Refusal:
 
 
 def _sums(node: fx.Node, values: fx.Node) -> _Sums:
-    given, out = calls.arguments(node), calls.output(node)
-    assert out is not None
+    given, out, added = calls.arguments(node), calls.output(node), calls.output(values)
+    assert out is not None and added is not None
     if out.dtype not in DTYPES:
         raise Refusal(f"its kernel is not for {out.dtype}")
-    if not is_zeros(node.args[0]) and calls.output(values).numel() * SMALL < out.numel():  # type: ignore[union-attr]
+    if has_symbols(out) or has_symbols(added):
+        raise Refusal("its sizes are not known yet")
+    if not is_zeros(node.args[0]) and added.numel() * SMALL < out.numel():
         raise Refusal("it adds few values to many that are not zeros")
     sums = _put(node, values, given) if node.target in PUTS else _along_dim(node, values, given)
-    known = [calls.output(operand) for operand in (node, values, *sums.indices)]
-    if any(x is None or has_symbols(x) for x in known):
+    indices = [calls.output(operand) for operand in sums.indices]
+    if any(x is None or has_symbols(x) for x in indices):
         raise Refusal("its sizes are not known yet")
-    if any(x is not None and not x.numel() for x in known):
+    if any(x is not None and not x.numel() for x in (out, added, *indices)):
         raise Refusal("a tensor is empty")
-    if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in known[2:]):
+    if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in indices):
         raise Refusal("its indices are a mask")
     if torch.are_deterministic_algorithms_enabled() and not (sums.picks or sums.in_rows or sums.rows_by):
         raise Refusal("deterministic algorithms are enabled")
