@@ -155,7 +155,8 @@ def test_a_division_of_elements_by_a_number_is_a_product(divisor: float, factor:
 
 
 def test_a_mean_is_a_quotient() -> None:
-    assert "tl.div_rn(" in source(lambda x: x.mean(-1), torch.float32)
+    assert "tw.mean(" in source(lambda x: x.mean(-1), torch.float32)
+    assert "tl.div_rn(" in source(lambda x: x.amax(-1) / 96, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -224,3 +225,10 @@ def test_several_results_of_double_sums_compile_for_an_h200(tmp_path: Path) -> N
     variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     printed, _ = processes.run(["-c", MOMENTS], env=variables)
     assert any(name.endswith("_after") for name in printed.split())
+
+
+def test_a_buffer_may_be_named_as_a_function() -> None:
+    graph = aten(lambda x: x - x.sum(-1, keepdim=True) / 768, torch.randn(40, 768))
+    next(iter(graph.nodes))._rename("mean")
+    text = emit_triton(fuse(graph, "forward", target_named("h200")).regions[-1].lowered.nest)
+    assert "mean_2of3" in text and "tw.mean(" in text and "tw.mean_" not in text

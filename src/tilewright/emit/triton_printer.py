@@ -21,7 +21,8 @@ NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip")
 BYTES = ("bool", "int8", "uint8")
 GROUPS = (8, 4)
 """Elements that are drawn together, with two calls of Philox or one."""
-WORD = re.compile(r"\w+")
+WORD = re.compile(r"(?<![.\w])\w+")
+"""A name, not an attribute: `tw.mean` is no buffer named `mean`."""
 PIECE = re.compile(r"_\d+of\d+$")
 """The end of a name that is one piece of a row."""
 LINE = 110
