@@ -37,6 +37,8 @@ ALONE: Mapping[int, Range] = {
 }
 """Of kernels that run on no matrix unit: none beats DRAM, and what takes twice its time waits for something else.
 Products hide it behind their arithmetic."""
+OF_FEW_ROWS = ("tilewright.skinny_linear",)
+"""Products that take as long as reading their weights."""
 NARROW = TERMS.index("narrow")
 MOST_NARROW = 5.0
 """Times an SM's share of the cache's rate: what short rows wait for beyond is their start."""
@@ -91,7 +93,7 @@ def _bounds(rows: list[Timed]) -> list[Range]:
     bounds = [(0.0, math.inf) for _ in TERMS]
     bounds[START] = (LEAST_START_US, min(MOST_START_US, 2 * min(row.measured_us for row in rows)))
     bounds[NARROW] = (0.0, MOST_NARROW)
-    if rows[0].work.is_matrix:
+    if rows[0].work.is_matrix and rows[0].work.kind not in OF_FEW_ROWS:
         bounds[CACHED] = bounds[DRAM] = (LEAST_MEMORY, math.inf)
     else:
         for j, allowed in ALONE.items():

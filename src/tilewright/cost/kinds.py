@@ -40,6 +40,8 @@ SHIFTED_LOAD = 48
 """Operations of a load that a condition guards in a kernel with reductions, whose threads then load single elements."""
 ANGLES = frozenset({"sin", "cos"})
 """Functions that first reduce their argument, in a microsecond whatever the size."""
+SHORT_ROW = 1024
+"""Columns of a row that a warp may hold alone."""
 WHOLE_ROW = 16384
 """Columns of a row that a program of a generated kernel holds; it reads longer ones in each pass."""
 
@@ -76,6 +78,8 @@ def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool
 
     >>> kind_name(passes=3, sums_columns=False, columns=32000, transposes=False)
     'long rows, three passes'
+    >>> kind_name(passes=3, sums_columns=True, columns=768, transposes=False)
+    'columns and rows, short'
     """
     kind = "pointwise"
     if sums_columns:
@@ -85,7 +89,9 @@ def kind_name(*, passes: int, sums_columns: bool, columns: int, transposes: bool
         kind = f"{long}rows, {'two' if passes == 2 else 'three'} passes"
     if kind == "columns" and not (writes_rows or transposes):
         return "columns, sums alone"
-    return f"{kind}, transposed" if transposes else kind
+    if transposes:
+        return f"{kind}, transposed"
+    return f"{kind}, short" if passes > 1 and columns <= SHORT_ROW else kind
 
 
 def region_work(lowered: Lowered) -> Work:

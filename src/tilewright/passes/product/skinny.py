@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.cost.products import alignment_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
@@ -41,6 +42,8 @@ SMALLEST = torch.finfo(torch.float32).eps
 """Default eps of PyTorch's RMS norm."""
 LIBRARY_SHARE = 0.65
 """Share of the memory bandwidth that cuBLAS reaches in products of few rows (H200)."""
+COLD = 2**40
+"""More bytes than caches hold: all of a model is read before a weight is read again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,8 +227,10 @@ def _own_us(match: _Match, profile: DeviceProfile) -> float:
     written = sum(product.node.meta["val"].numel() for product in match.products)
     written //= 1 + (match.activation == "swiglu")
     read = weights + x.numel() + (0 if match.residual is None else written)
-    flops = 2 * x.shape[0] * weights
-    work = Work("tilewright.skinny_linear", 2 * read, 2 * written, flops, dtype=calls.dtype_name(x.dtype))
+    work = Work(
+        "tilewright.skinny_linear", 2 * read, 2 * written, 2 * x.shape[0] * weights, dtype=calls.dtype_name(x.dtype),
+        distances=((2 * weights, COLD), (2 * (read - weights), 0)),
+    )  # fmt: skip
     return predicted_us(work, profile)
 
 
@@ -233,9 +238,11 @@ def _library_us(product: _Product, profile: DeviceProfile) -> float:
     x, weight, y = (node.meta["val"] for node in (product.x, product.weight, product.node))
     moved, dtype = 2 * (x.numel() + weight.numel() + y.numel()), calls.dtype_name(x.dtype)
     sizes = (1, x.shape[0], weight.shape[0], x.shape[1])
-    by_tiles = predicted_us(
-        Work("product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, products=(sizes,)), profile
-    )
+    work = Work(
+        "product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, products=(sizes,),
+        alignment=alignment_of(product.node),
+    )  # fmt: skip
+    by_tiles = predicted_us(work, profile)
     return max(by_tiles, float(moved / (profile.read_GBps * 1e3 * LIBRARY_SHARE)))
 
 
