@@ -29,7 +29,7 @@ def test_each_launch_of_a_program_is_timed_with_its_work() -> None:
         found[one.name.split()[1]].append(one.work)
         assert one.measured_us > 0
     forward, backward = found["forward"], found["backward"]
-    assert [work.kind for work in forward] == ["rows, three passes", "product", "pointwise"]
+    assert [work.kind for work in forward] == ["rows, three passes, short", "product", "pointwise"]
     (product,) = [work for work in forward if work.kind == "product"]
     assert product.products == ((1, 32, 48, 64),) and product.flops == 2 * 32 * 48 * 64
     assert [work.kind for work in backward].count("product") == 2
