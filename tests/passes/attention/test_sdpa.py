@@ -20,7 +20,7 @@ from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import Target, target_named
 from tilewright.passes.attention.acceptable import EFFICIENT, _CalledAttention
-from tilewright.passes.attention.fused import ON_CPU
+from tilewright.passes.attention.fused import CUDNN, ON_CPU
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.sdpa import prepare_calls
 from tilewright.records.case import Case, InputSpec
@@ -32,6 +32,7 @@ Function = Callable[..., Tensor]
 sdpa = F.scaled_dot_product_attention
 
 
+BY_NAME = (EFFICIENT, CUDNN.forward)
 TARGET = target_named("h200")
 LOW = torch.finfo(torch.float32).min
 
@@ -39,7 +40,7 @@ LOW = torch.finfo(torch.float32).min
 def written_out(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *options: Any, scale: float | None
 ) -> tuple[Tensor]:
-    """The result of PyTorch's memory-efficient kernel, which no CPU has."""
+    """The result of PyTorch's kernels of `BY_NAME`, which no CPU has."""
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + (0.0 if bias is None else bias)
     return (scores.softmax(-1) @ v,)
 
@@ -66,14 +67,14 @@ class Settled:
         copied = GraphModule(gm, gm.graph.__class__(), "copied")
         copied.graph.output(copied.graph.graph_copy(gm.graph, {}))
         for node in copied.graph.nodes:
-            if node.target is EFFICIENT:
+            if node.target in BY_NAME:
                 node.target = written_out
         copied.recompile()
         return copied
 
     @property
     def call(self) -> Node:
-        (node,) = (n for n in self.graph.nodes if n.target in (sdpa, EFFICIENT))
+        (node,) = (n for n in self.graph.nodes if n.target in (sdpa, *BY_NAME))
         return node
 
     @property
@@ -101,7 +102,7 @@ def traced(function: Function, *inputs: Tensor) -> list[str]:
     try:
         torch.compile(function, backend=backend, fullgraph=True)(*inputs)
     except NotImplementedError as error:
-        assert "scaled_dot_product_efficient" in str(error)  # no CPU computes it
+        assert any(str(kernel).split(".")[1] in str(error) for kernel in BY_NAME)  # no CPU computes it
     return names
 
 
@@ -343,7 +344,8 @@ def test_dropout_is_fused(dtype: torch.dtype) -> None:
         return sdpa(q, k, v, (rows() >= 0).expand(B, 1, S, K), dropout_p=0.5)
 
     names = traced(function, *heads(dtype=dtype))
-    assert "_scaled_dot_product_efficient_attention" in names and not set(UNFUSED) & set(names)
+    library = "efficient" if dtype == torch.float32 else "cudnn"
+    assert f"_scaled_dot_product_{library}_attention" in names and not set(UNFUSED) & set(names)
 
 
 def test_the_mask_of_the_memory_efficient_kernel_has_aligned_rows() -> None:
@@ -624,6 +626,10 @@ def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, q[..., :1] > k[..., :1].mT)
 
 
+def dropping(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "width", "function", "library"),
     [
@@ -631,6 +637,8 @@ def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ("h200", "bf16", 64, masked, "cudnn"),
         ("h200", "bf16", 256, plain, "flash"),
         ("h200", "fp32", 64, plain, "efficient"),
+        ("h200", "bf16", 64, dropping, "cudnn"),
+        ("h200", "fp32", 64, dropping, "efficient"),
         ("a100", "bf16", 64, plain, "flash"),
         ("a100", "bf16", 64, masked, "efficient"),
         ("cpu", "fp32", 64, plain, "flash"),

@@ -25,7 +25,10 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.graph.capture import first_line
+from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
+from tilewright.passes.attention.fused import CUDNN
+from tilewright.passes.attention.library import choice
 from tilewright.passes.attention.spelling import Refusal, example, static, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -118,7 +121,7 @@ def _number(x: float | Node | None) -> Any:
     return x.meta["example_value"] if isinstance(x, Node) else x
 
 
-def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
+def accepted(write: Writer, call: SdpaCall, target: Target) -> tuple[list[str], Node | None]:
     """The changes in words after which a fused kernel takes `call`, none if it takes it unchanged; the result."""
     if fused_kernel(write, call) is not None:
         return [], None
@@ -133,9 +136,12 @@ def accepted(write: Writer, call: SdpaCall) -> tuple[list[str], Node | None]:
     call = _by_rows(write, call, changes)
     if fused_kernel(write, call) is not None:
         new = call.write(write)
+    elif target.is_planned_gpu and _runs_cudnn(call, target):
+        changes.append("cuDNN, which takes what PyTorch's kernel for CPUs does not")
+        new = _by_name(write, call, CUDNN.forward)
     else:
         changes.append("PyTorch's memory-efficient kernel" + _for_mask_gradient(call))
-        new = _efficient(write, call)
+        new = _by_name(write, call, EFFICIENT)
     if one_head:
         new = write.method("squeeze", new, 1)
     return [f"fused in place of products and a softmax: {', '.join(changes)}"], new
@@ -219,13 +225,20 @@ def _dense(write: Writer, x: Node, step: int, *, by_rows: bool) -> Node:
     return write.method("clone", x, memory_format=torch.contiguous_format)
 
 
-def _efficient(write: Writer, call: SdpaCall) -> Node:
-    """PyTorch's memory-efficient kernel, called by name."""
+def _runs_cudnn(call: SdpaCall, target: Target) -> bool:
+    """Whether PyTorch sends the call to cuDNN's attention on a GPU that is not here."""
+    mask, width = example(call.mask), tensor_of(call.q).shape[-1]
+    trains_mask = mask is not None and mask.requires_grad
+    return not trains_mask and choice(target, call.dtype, width, has_mask=mask is not None) is CUDNN
+
+
+def _by_name(write: Writer, call: SdpaCall, kernel: Any) -> Node:
+    """One of PyTorch's kernels, called by its name."""
     _check_static(call.q, call.k, call.v, *([] if call.mask is None else [call.mask]))
     q, k, v = (write.cast(x, call.dtype) for x in (call.q, call.k, call.v))
     bias = None if call.mask is None else _bias(write, call.mask, q, k)
     with_lse = torch.is_grad_enabled() and any(tensor_of(x).requires_grad for x in (q, k, v, bias) if x is not None)
-    both = write.call(EFFICIENT, q, k, v, bias, with_lse, call.dropout, call.causal, scale=call.scale)
+    both = write.call(kernel, q, k, v, bias, with_lse, call.dropout, call.causal, scale=call.scale)
     return write.call(operator.getitem, both, 0)
 
 

@@ -24,19 +24,18 @@ def name_attention(graph: fx.Graph, target: Target) -> None:
     """Note at each attention the operator that runs on `target`, if that is an absent GPU."""
     if not target.is_planned_gpu:
         return
-    major = int((target.profile.capability or "0").split(".")[0])
     for node in graph.nodes:
         if node.target in (ON_CPU.forward, ON_CPU.backward):
-            peer = _peer(node, major)
+            named = calls.arguments(node)
+            query = calls.tensor(named["query"])
+            peer = choice(target, query.dtype, query.shape[-1], has_mask=named.get("attn_mask") is not None)
             node.meta[calls.LAUNCHED] = peer.forward if node.target is ON_CPU.forward else peer.backward
 
 
-def _peer(node: fx.Node, major: int) -> Peer:
+def choice(target: Target, dtype: torch.dtype, width: int | torch.SymInt, *, has_mask: bool) -> Peer:
     """PyTorch's choice, in the order of its `sdp_utils.cpp` (2.11): cuDNN, FlashAttention-2, memory-efficient."""
-    named = calls.arguments(node)
-    query = calls.tensor(named["query"])
-    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] % STEP:
+    if dtype not in (torch.bfloat16, torch.float16) or width % STEP:
         return EFFICIENT
-    if major >= HOPPER and query.shape[-1] <= MOST_WIDE:
+    if int((target.profile.capability or "0").split(".")[0]) >= HOPPER and width <= MOST_WIDE:
         return CUDNN
-    return FLASH if named.get("attn_mask") is None else EFFICIENT
+    return EFFICIENT if has_mask else FLASH

@@ -104,7 +104,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
         if are_windows(call, target):
             changed, new = ["many short sequences, in tilewright's kernel for windows"], call_windows(write, call)
         else:
-            changed, new = accepted(write, call)
+            changed, new = accepted(write, call, target)
         changes += changed
         if not changes:
             return None
