@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TILEWRIGHT_STRICT"] = "1"
     # What one test compiled, another may compile with a pass of its own; `test_kept_programs.py` turns it on.
     os.environ["TILEWRIGHT_KEEP_PROGRAMS"] = "0"
+    # Idle threads of OpenMP sleep: two workers with two threads each otherwise wait for each other's turn on two cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # PyTorch's profiler reads this once a process; without it every later recording prints two lines.
     os.environ["KINETO_LOG_LEVEL"] = "6"
 

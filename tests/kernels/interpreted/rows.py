@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.interpreter import install
 from tests.kernels.losses import OPTIONS, targets, wrong_losses
 from tests.kernels.row_operators import CALLS, NORMS, wrong
@@ -30,8 +31,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     by_recipe._built.cache_clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("name", "case"), INTERPRETED)
+@pytest.mark.parametrize(("name", "case", "dtype"), in_turn(INTERPRETED, [(torch.float32, torch.bfloat16)]), ids=str)
 def test_the_numbers_contract(name: str, case: str, dtype: torch.dtype) -> None:
     assert wrong(name, layout(case, dtype, CPU)) == []
 
