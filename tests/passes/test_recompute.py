@@ -16,7 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from examples import mlp, transformer_block
 from tests.contract import keeps_contract
-from tests.passes.graphs import aten, is_view
+from tests.passes.graphs import aten, is_view, planned
 from tilewright.graph.partition import cut
 from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import fuse
@@ -214,6 +214,28 @@ def test_a_product_is_kept_in_place_of_what_kernels_compute_of_it() -> None:
     # What a library call reads is in memory anyway; what is small takes no time.
     names = [[node.name.rstrip("_0123456789") for node in nodes] for nodes in kept]
     assert names == [["mm"], ["masked_fill"], ["masked_fill"], ["clone"]]
+
+
+class Layer(nn.Module):
+    """A product with dropout and a residual, normed before or after; large enough not to be small."""
+
+    def __init__(self, normed_first: bool) -> None:
+        super().__init__()
+        self.norm, self.product, self.normed_first = nn.LayerNorm(256), nn.Linear(256, 256), normed_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.dropout(self.product(self.norm(x) if self.normed_first else x), 0.1)
+        return x + y if self.normed_first else self.norm(x + y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("normed_first", [False, True])
+def test_no_kernel_grows_with_the_number_of_layers(normed_first: bool) -> None:
+    """A residual stream is saved, and not computed again from those of all layers before."""
+    sizes = []
+    for count in (2, 5):
+        plan = planned(nn.Sequential(*(Layer(normed_first) for _ in range(count))), "fp32[1024,256]")
+        sizes.append(max(len(unit.lowered.nest.steps) for graph in plan.graphs for unit in graph.fusion.regions))
+    assert sizes[0] == sizes[1]
 
 
 ROWS, COLUMNS = 1024, 320

@@ -7,7 +7,9 @@ Random draws, reductions and matrix products are always saved. So are operands o
 about as long as one pass over the operand, unless the operand has much padding.
 
 If a library call's result and a pointwise value of it have equal bytes, the result is saved: it is in memory anyway,
-and the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice.
+and the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice. A residual
+stream is saved: computed again from its terms, it depends on that of the layer before, and backward would begin with
+one kernel that writes those of all layers.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
         extra = {s for s in sources if s not in saved and s.op != "placeholder"}
         if not all(map(has_known_sizes, extra)):
             continue
-        most = nbytes(node) - 1 if not _needs_no_memory(node, extra, forward) else nbytes(node) * (1 + BESIDE)
+        most = nbytes(node) - 1 if not _needs_no_memory(node, sources, forward) else nbytes(node) * (1 + BESIDE)
         if extra <= forward and sum(map(nbytes, extra)) <= most:
             saved = (saved - {node}) | sources
     return sorted(saved, key=order.__getitem__)
@@ -60,7 +62,7 @@ def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]
     library calls, which are in memory anyway, and from little else. A copy to another layout is better read than
     repeated by each kernel."""
     inside = class_of(_operator(node)) == "pointwise" and not _picks(node)
-    large = [source for source in sources if nbytes(source) > nbytes(node) * BESIDE]
+    large = [s for s in sources if s.op != "placeholder" and nbytes(s) > nbytes(node) * BESIDE]
     return (
         inside
         and nbytes(node) >= LEAST
