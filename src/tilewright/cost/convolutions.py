@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 ALIGNED = 8
-"""Channels of 16 bits that a matrix unit loads at once; others are padded first."""
+"""16-bit channels that a matrix unit loads at once; libraries first pad other numbers of channels."""
 
 
 def convolution_kind(node: Node) -> str:
-    """`convolution` or `convolution backward`, and after a comma what sets it apart.
+    """`convolution` or `convolution backward`, followed by a comma and one of these words if it applies.
 
-    `depthwise`: one channel in a group; `grouped`: several in each of several; `padded`: channels that 8 does not
-    divide; `across`: channels first, which are moved; `1x1`: a plain product.
+    `depthwise`: one channel per group; `grouped`: several groups of several channels; `padded`: 8 does not divide the
+    channels; `across`: channels first in memory, which the library moves; `1x1`: a plain product.
     """
     name = "convolution backward" if _is_backward(node) else "convolution"
     x, weight, stride, groups = _operands(node)
@@ -36,9 +36,9 @@ def convolution_kind(node: Node) -> str:
 
 
 def convolution_products(node: Node) -> tuple[Product, ...]:
-    """Of the result: pixels × channels, each a sum over channels × taps (implicit GEMM: Chetlur et al., "cuDNN:
-    Efficient Primitives for Deep Learning", 2014). Backward: of the gradients of input and weight, those that are
-    computed. None for several groups, which are no such product, nor for a transposed convolution."""
+    """Forward: one product, pixels × channels of the result, with sums over channels × taps (implicit GEMM: Chetlur et
+    al., "cuDNN: Efficient Primitives for Deep Learning", 2014). Backward: one product for each computed gradient, of
+    input and of weight. Empty for several groups, which are no such product, and for a transposed convolution."""
     x, weight, _, groups = _operands(node)
     if groups > 1 or node.args[7 if _is_backward(node) else 6]:
         return ()

@@ -1,9 +1,9 @@
-"""Coefficients of kernel times, fitted to kernels that were timed.
+"""Fits the coefficients of kernel times to kernels that were timed.
 
-Per kind the sum of absolute relative errors is least over coefficients that are not negative: least squares, again and
-again with each kernel's weight divided by its error (Holland and Welsch, "Robust regression using iteratively
-reweighted least-squares", 1977), each by coordinate descent (Lawson and Hanson, "Solving Least Squares Problems",
-chapter 23). A term that no kernel shows keeps its coefficient of `UNFITTED`.
+For each kind it minimises the sum of absolute relative errors over non-negative coefficients: it repeats least squares,
+each time with a kernel's weight divided by its last error (Holland and Welsch, "Robust regression using iteratively
+reweighted least-squares", 1977), and solves each by coordinate descent (Lawson and Hanson, "Solving Least Squares
+Problems", chapter 23). A term that no kernel of the kind shows keeps its coefficient of `UNFITTED`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PULL = 0.03
 LOAD = TERMS.index("load")
 START = TERMS.index("start")
 LEAST_START_US, MOST_START_US = 0.5, 15.0
-"""Nor may a start be above twice the shortest kernel of its kind: what grows with the work is no start."""
+"""Range of a start, at most twice the shortest kernel of its kind: what grows with the work is no start."""
 LEAST_MEMORY = 0.3
-"""Some of what a kernel reads may be in a nearer cache, but more bytes always take longer."""
+"""The least coefficient of a memory term: some bytes may be in a nearer cache, but more bytes always take longer."""
 CACHED, DRAM = TERMS.index("cached"), TERMS.index("DRAM")
 ARITHMETIC = TERMS.index("arithmetic")
 ALONE: Mapping[int, Range] = {
@@ -35,17 +35,17 @@ ALONE: Mapping[int, Range] = {
     ARITHMETIC: (0.0, 4.0),
     TERMS.index("filled"): (0.0, 5.0),
 }
-"""Of kernels that run on no matrix unit: none beats DRAM, and what takes twice its time waits for something else.
-Products hide it behind their arithmetic."""
+"""Ranges for `OF_FEW_ROWS` and for kernels that run on no matrix unit: none beats DRAM, and one that takes twice DRAM's
+time waits for something else. Other products hide their memory time behind their arithmetic."""
 OF_FEW_ROWS = ("tilewright.skinny_linear",)
-"""Products that take as long as reading their weights."""
+"""Matrix products whose time is that of reading their weights."""
 NARROW = TERMS.index("narrow")
 MOST_NARROW = 5.0
-"""Times an SM's share of the cache's rate: what short rows wait for beyond is their start."""
+"""The largest multiple of the time at one SM's cache rate; any further wait of short rows counts as their start."""
 SHORT_US = 1.5
-"""Relative errors of shorter kernels count less."""
+"""The relative errors of shorter kernels weigh less, in proportion to their time."""
 SMALL_ERROR = 0.03
-"""Below it errors count by their squares."""
+"""Relative errors below this count by their squares, larger ones by their absolute values."""
 ROUNDS = 12
 SWEEPS = 300
 SHOWN = 0.005
@@ -74,7 +74,7 @@ def fit(timed: Iterable[Timed], profile: DeviceProfile) -> dict[str, Coefficient
 def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
     weights = [min(1.0, row.measured_us / SHORT_US) for row in rows]
     relative = [[term / row.measured_us for term in terms(row.work, profile)] for row in rows]
-    # Where every kernel reads, the start says it all.
+    # If every kernel reads, `load` is constant like `start`: fit `start` alone.
     constant = {LOAD} if all(row.work.bytes_read for row in rows) else set()
     unpriced = constant if rows[0].work.is_priced_by_arithmetic else constant | {ARITHMETIC}
     found = [0.0 if j in unpriced else c for j, c in enumerate(UNFITTED)]
@@ -89,7 +89,7 @@ def _fit(rows: list[Timed], profile: DeviceProfile) -> Coefficients:
 
 
 def _bounds(rows: list[Timed]) -> list[Range]:
-    """For each term."""
+    """The range of each term's coefficient."""
     bounds = [(0.0, math.inf) for _ in TERMS]
     bounds[START] = (LEAST_START_US, min(MOST_START_US, 2 * min(row.measured_us for row in rows)))
     bounds[NARROW] = (0.0, MOST_NARROW)
@@ -104,7 +104,7 @@ def _bounds(rows: list[Timed]) -> list[Range]:
 def _descend(
     found: list[float], relative: list[list[float]], shares: list[float], fitted: list[int], bounds: list[Range]
 ) -> None:
-    """Least squares of `relative` times `found` less 1, each row with its share, from `found` on and into it."""
+    """Minimise the squares of `relative` · `found` - 1, with rows weighted by `shares`, updating `found` in place."""
     size = len(found)
     products = [
         [sum(s * row[i] * row[j] for s, row in zip(shares, relative, strict=True)) for j in range(size)]

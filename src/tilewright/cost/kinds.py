@@ -25,29 +25,29 @@ if TYPE_CHECKING:
     from tilewright.loops.lower import Lowered
 
 ELEMENTS_PER_PROGRAM = 1024
-"""Elements that a program of a generated kernel without reductions takes; of column sums it has four times as many."""
+"""Elements of a program of a generated kernel without reductions; a program of column sums has four times as many."""
 ELEMENTS_SUMMED = 2048
 """Elements of a result that a program of sums by index takes."""
 THREADS = 256
 """Threads of a program of column sums; with more columns than threads, programs take fewer rows."""
 NARROW_BLOCK = 64
-"""Columns: 128 bytes of 16-bit elements."""
+"""The most columns of a block that counts as narrow: 128 bytes of 16-bit elements."""
 SPECIAL = frozenset({"div", "idiv"})
-"""Computed by way of a reciprocal. So are, at the same rate, conversions between floats and 64-bit integers."""
+"""Operators computed through a reciprocal. Conversions between floats and 64-bit integers run at the same rate."""
 LONG = 4
 """Instructions of an operation on 64-bit integers, which a GPU computes in halves."""
 SHIFTED_LOAD = 48
-"""Operations of a load that a condition guards in a kernel with reductions, whose threads then load single elements."""
+"""Operations that a conditional load costs in a kernel with reductions, whose threads then load single elements."""
 ANGLES = frozenset({"sin", "cos"})
-"""Functions that first reduce their argument, in a microsecond whatever the size."""
+"""Functions that first reduce their argument to a range, which takes a microsecond at any size."""
 SHORT_ROW = 1024
 """Columns of a row that a warp may hold alone."""
 WHOLE_ROW = 16384
-"""Columns of a row that a program of a generated kernel holds; it reads longer ones in each pass."""
+"""The most columns of a row that a program of a generated kernel holds; each pass reads a longer row again."""
 
 
 def nest_kind(nest: Nest) -> str:
-    """The kind of the kernel of a nest, as `kind_name` writes it, and `trigonometric` where it computes angles'."""
+    """The kind of a nest's kernel, as `kind_name` writes it, followed by `, trigonometric` if it computes `ANGLES`."""
     kind = _plain_kind(nest)
     return f"{kind}, trigonometric" if any(step.name in ANGLES for step in nest.steps) else kind
 
@@ -68,7 +68,7 @@ def _plain_kind(nest: Nest) -> str:
 
 
 def _has_narrow_blocks(nest: Nest) -> bool:
-    """Whether programs take few columns of longer rows, or lanes beyond them: 96 columns in blocks of 32, 40 in 64."""
+    """Whether blocks have few columns of longer rows, or idle lanes: 96 columns in blocks of 32, or 40 in one of 64."""
     width = block_width(nest.col_count, ELEMENTS_PER_PROGRAM)
     return bool(nest.rows) and width <= NARROW_BLOCK and nest.col_count != width and nest.col_count % NARROW_BLOCK > 0
 
@@ -114,7 +114,7 @@ def region_work(lowered: Lowered) -> Work:
 
 
 def _programs(nest: Nest, *, holds_rows: bool) -> int:
-    """A program of reductions over columns holds whole rows, several where they are short."""
+    """The number of programs; with `holds_rows` each holds a whole row, or several short ones."""
     if holds_rows:
         return -(-nest.row_count // max(ELEMENTS_PER_PROGRAM // power_of_two(nest.col_count), 1))
     tile = ELEMENTS_PER_PROGRAM * (4 if any(step.name == "reduce_rows" for step in nest.steps) else 1)
@@ -137,7 +137,7 @@ def _combined(nest: Nest, step: Step) -> int:
 
 
 def _doubles(nest: Nest, step: Step) -> int:
-    """Operations in float64: sums accumulate in it, but those rounded to 16 bits, and over rows beside whole rows."""
+    """Operations in float64. Sums count, except those rounded to 16 bits and, beside `reduce_cols`, those over rows."""
     if step.name.startswith("reduce"):
         if step.name == "reduce_rows" and any(nest.reductions("reduce_cols")):
             return 0
@@ -147,8 +147,8 @@ def _doubles(nest: Nest, step: Step) -> int:
 
 
 def nest_arithmetic(nest: Nest) -> tuple[int, int]:
-    """Simple operations and those of special functions' units, as often as the nest computes them: a value that varies
-    with fewer axes than the operator that reads it may be computed again for each of its elements."""
+    """Simple operations, and those of special-function units, as often as the nest computes them: a value that varies
+    with fewer axes than the operator that reads it may be computed again for each element of that operator."""
     simple = special = 0
     for step in nest.steps:
         if step.dtype == "float64" or step.name.startswith("reduce"):
@@ -171,7 +171,7 @@ def arithmetic_us(nest: Nest, profile: DeviceProfile) -> float:
 
 
 def instructions_us(nest: Nest, profile: DeviceProfile) -> float:
-    """`arithmetic_us`, and an instruction for each step: a load, a condition, an index."""
+    """`arithmetic_us` plus the time of one instruction for each step: a load, a condition, an index."""
     return arithmetic_us(nest, profile) + sum(_count(nest, step.level) for step in nest.steps) / (
         profile.vector_TFLOPs / 2 * 1e6
     )
@@ -220,10 +220,10 @@ def call_work(node: Node, cost: Cost) -> Work:
 
 
 def _sums_by_index(node: Node) -> tuple[int | None, int]:
-    """Programs of an operator that sums by index, and words that each combines; None and 0 of the others.
+    """Programs of an operator that sums by index, and the words that each combines; None and 0 for other operators.
 
-    Sums of rows have a program for each row of the result, or for several short ones, which first looks up its
-    positions between bounds; sums within rows compare the places of all elements.
+    Sums of rows have one program for each row of the result, or for several short rows; it first looks up its
+    positions between bounds. Sums within rows compare the places of all elements.
     """
     if calls.operator_name(node.target) == "tilewright.scatter_sums":
         *rows, columns = shape_of(node.args[0])

@@ -77,5 +77,5 @@ def live_bytes(
 
 
 def storage(node: Node) -> Node:
-    """The node whose result `node` is a view of, or writes to and gives."""
+    """The node in whose storage `node` lies: a view's base, or the operand that an operator overwrites and returns."""
     return calls.through(node, lambda call: calls.is_view(call) or calls.gives_operand(call))

@@ -50,7 +50,7 @@ def nest_bytes(lowered: Lowered) -> tuple[int, int]:
 
 
 def _distinct(nodes: Sequence[Node], buffers: Sequence[Buffer]) -> Iterator[Moved]:
-    """Views of one tensor (x and its transpose) share elements: together they are that tensor at most."""
+    """Each tensor with its accessed elements; views of one (x and its transpose) count at most its elements."""
     views: dict[Node, list[Moved]] = {}
     for node, buffer in zip(nodes, buffers, strict=True):
         views.setdefault(storage(node), []).append((node, buffer.elements))

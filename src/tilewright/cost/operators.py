@@ -150,7 +150,7 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
 
 
 def scratch_bytes(node: Node) -> int:
-    """Bytes that a call works in beside its results."""
+    """Bytes of scratch memory that a call needs beside its results."""
     row = row_of(node.target)
     if row is None or row.traffic.scratch is None:
         return 0
@@ -185,7 +185,7 @@ def _own(tensor: Tensor, shape: Shape) -> Moved:
     reach = 1
     for stride, size in sorted((strides[i], sizes[i]) for i in axes if sizes[i] > 1):
         if stride < reach:
-            # Windows that overlap, as `unfold` gives them: at most what lies between first and last.
+            # `unfold` gives windows that overlap: count at most the elements from the first to the last.
             number = min(number, 1 + sum((sizes[i] - 1) * strides[i] for i in axes))
             formula = sympy.Integer(number)
             break

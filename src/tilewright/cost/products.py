@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2)}
-"""Positions of the two."""
+"""For each operator, the positions of the two factors among its arguments."""
 LINEAR = ("tilewright.linear_gelu", "tilewright.linear_dropout_add")
-"""Products of rows with the rows of a weight."""
+"""Operators that multiply the rows of x with the rows of a weight."""
 EDGE = 128
-"""Keys for each query, at each end of what a mask lets it see, that a kernel computes and hides: of a tile of 128 × 128
-pairs half are hidden, and comparing them takes as long as half a tile."""
+"""Keys that a kernel computes in vain for each query at each end of the keys that a mask lets it see: the mask hides
+half the pairs of a tile of 128 × 128 there, and comparing positions takes as long as another half of a tile."""
 
 
 def products_of(node: Node, cost: Cost) -> tuple[Product, ...]:
@@ -57,7 +57,7 @@ def alignment_of(node: Node) -> int:
 def rows_alignment(x: Tensor) -> int:
     """The largest power of two of 16-bit elements, at most `ALIGNED`, at whose multiples all rows of x begin.
 
-    It was measured of 16-bit floats alone; `ALIGNED` for others.
+    `ALIGNED` for dtypes of other sizes, for which the slowdown was not measured.
     """
     if x.dtype.itemsize != 2:
         return ALIGNED
@@ -88,9 +88,9 @@ def _grouped_product(node: Node) -> tuple[Product, ...]:
 
 
 def _attention_product(node: Node, cost: Cost) -> tuple[Product, ...]:
-    """The weights of a head's queries times the values, or backward of its keys times what their gradients take.
+    """All products of an attention as one; M is the number of queries of a head, or in backward of keys.
 
-    K counts the other products, too, and pairs that are computed though a mask hides them.
+    K is such that the FLOPs of all products count, and those of pairs that are computed although a mask hides them.
     """
     arguments = calls.arguments(node)
     query, key = (shape_of(arguments.get(name, arguments.get(name[0]))) for name in ("query", "key"))

@@ -1,5 +1,5 @@
 """Reuse distances: how many bytes a program touches between two uses of one tensor (Mattson et al., "Evaluation
-techniques for storage hierarchies", 1970). A tensor is in the last-level cache if they fit there."""
+techniques for storage hierarchies", 1970). A tensor is still in the last-level cache if these bytes fit there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def reuse_distances(launches: Sequence[tuple[Iterable[Node], Iterable[Node]]]) -> list[Distances]:
     """For each launch, given as what it reads and what it makes: bytes of each tensor read, and its reuse distance.
 
-    The program runs again and again: what a run touches first, the run before touched.
+    The program is taken to run repeatedly: a tensor's first use in a run follows its last use in the run before.
     """
     clock = 0
     touched: dict[Node, int] = {}
@@ -35,6 +35,6 @@ def reuse_distances(launches: Sequence[tuple[Iterable[Node], Iterable[Node]]]) -
 
 
 def _made(nodes: Iterable[Node]) -> Iterable[Node]:
-    """The results, those of a call that has several one by one."""
+    """The results of `nodes`; a call with several results gives each of them."""
     for node in nodes:
         yield from node.users if calls.has_many_outputs(node) else (node,)

@@ -12,16 +12,16 @@ TILES = tuple(
 FULL_RATE = 256 * 128 / (256 + 128)
 """Multiply-adds for each element loaded at which a tile runs at the full rate; a smaller one waits for operands."""
 ATTENTION_ROWS = 128
-"""Queries of a program of attention, over all keys, since the softmax is theirs (Dao, "FlashAttention-2", 2023);
-backward its keys."""
+"""Queries of a program of attention, which loops over all keys for their softmax (Dao, "FlashAttention-2", 2023); in
+backward, keys of a program."""
 SPLITS = (1, 2, 4, 8, 16)
 """Programs that share one tile, each with a part of K."""
 LEAST_DEPTH = 256
-"""K of a program that shares a tile."""
+"""The least K of a program that shares a tile."""
 FILL = 96
-"""Of K, but no more than there is: while so much passes, a tile waits for its first operands and writes its result."""
+"""Part of K (at most a program's K) that passes while a tile waits for its first operands and writes its result."""
 SUMMING_US = 1.5
-"""To sum the parts of tiles that several programs share."""
+"""Time to sum the parts of tiles that several programs share."""
 ALIGNED = 8
 """16-bit elements in 16 bytes, which the copies of tiles and their swizzles move at once."""
 UNALIGNED = {1: 4.9, 2: 2.9, 4: 2.8, ALIGNED: 1.0}
@@ -54,8 +54,8 @@ def product_us(batch: int, m: int, n: int, k: int, TFLOPs: float, sms: int, alig
 def attention_share(product: tuple[int, int, int, int], flops: int, sms: int) -> float:
     """The time of an attention's tiles over that of its `flops` at the full rate of all SMs.
 
-    `product`: as `cost/products.py` counts it. Tiles have rows beyond the last, and the last programs share their SMs
-    with none, so that they take about twice as long.
+    `product`: as `cost/products.py` counts it. The last tile of a head is padded, and the last programs are alone on
+    their SMs and take about twice as long.
     """
     heads, rows, width, depth = product
     tiles = heads * -(-rows // ATTENTION_ROWS)

@@ -19,25 +19,25 @@ MATRIX = frozenset(
         *(f"tilewright.{name}" for name in OWN_PRODUCTS),
     }
 )
-"""Kinds that run on matrix units, without what follows a comma in them."""
+"""Kinds that run on matrix units, each without the comma and the words after it."""
 GENERATED = ("pointwise", "gather", "rows", "long rows", "columns")
-"""How the kinds of generated kernels begin."""
+"""Prefixes of the kinds of generated kernels."""
 PHILOX_OPERATIONS = 40
 """32-bit operations per random number: ten rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3")."""
 Product = tuple[int, int, int, int]
 """Batch, M, N and K."""
 Distances = tuple[tuple[int, int], ...]
-"""Of each tensor read, how many bytes it has, and how many the program touched since it was touched last, its own
-included (`cost/reuse.py`)."""
+"""For each tensor read: its bytes, and the bytes that the program touched since the tensor's last use, its own included
+(`cost/reuse.py`)."""
 COMBINED_PER_US = 200
 """Words that threads of one SM exchange in a microsecond, by shuffles and shared memory."""
 STRIPS = 2
-"""Programs of an SM that sum columns: each walks a strip of rows."""
+"""Programs per SM in a kernel that sums columns; each walks a strip of rows."""
 HELD, MISSED = 0.4, 0.8
-"""Shares of the last-level cache: after fewer bytes all is found there, after more nothing. An H200's is in two halves,
-each of which keeps a copy of what its SMs read."""
+"""Shares of the last-level cache: a tensor is still there if the program touched fewer bytes than the first since its
+last use, and gone after more than the second. Each half of an H200's cache keeps a copy of what its own SMs read."""
 HIDDEN = 0.3
-"""Share of its memory time in which a pointwise kernel computes. Gathers wait for addresses first."""
+"""Share of a pointwise kernel's memory time that hides arithmetic. Gathers hide none: they first wait for addresses."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Work:
     programs: int | None = None
     """Independent parts; None where they are many."""
     products: tuple[Product, ...] = ()
-    """The matrix products that it is, as a convolution's gradients are two."""
+    """The matrix products that it consists of; the gradients of a convolution are two."""
     alignment: int = ALIGNED
-    """Where their rows begin, as `cost/products.py` counts it."""
+    """The alignment of their rows in elements, as `cost/products.py` counts it."""
     doubles: int = 0
     """Operations in float64 among those of a generated kernel, sums that accumulate in it included."""
     draws: int = 0
@@ -67,7 +67,7 @@ class Work:
 
     @property
     def is_priced_by_arithmetic(self) -> bool:
-        """Whether its time follows its arithmetic, too: that of matrix products and of generated kernels does."""
+        """Whether its time depends on its arithmetic too, as that of matrix products and of generated kernels does."""
         return self.is_matrix or self.kind.startswith(GENERATED)
 
     @property
@@ -128,7 +128,7 @@ def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
     simple, special = work.flops / rate / 1e6, work.transcendentals * profile.flops_per_transcendental / vector / 1e6
     has_tiles = work.products and profile.device == "cuda"
     if "attention" in work.kind:
-        # A pair's exponential waits for its products.
+        # A pair's exponential waits for its products, so the times add up.
         return (simple + special) * (attention_share(work.products[0], work.flops, profile.sms) if has_tiles else 1.0)
     if has_tiles:
         return sum(product_us(*product, rate, profile.sms, work.alignment) for product in work.products)
@@ -136,7 +136,7 @@ def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
 
 
 def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True) -> float:
-    """Microseconds by the coefficients of the work's kind on this device; without the start in another's launch."""
+    """Microseconds by the coefficients of the work's kind; `with_start=False` if another launch computes the work."""
     coefficients = _coefficients(work, profile) or UNFITTED
     first = 0 if with_start else 1
     return sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))

@@ -1,4 +1,4 @@
-"""Where a kernel must be as exact as eager, and where an absolute error is as good."""
+"""Finds the steps that must be as exact as eager, and the functions that need only a small absolute error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def feeds_discontinuous(nest: Nest) -> set[int]:
 def absolute_accuracy(nest: Nest, *names: str) -> frozenset[int]:
     """Positions of the functions `names` in fp32, at most 1, that need only absolute accuracy.
 
-    They are used in sums with 1 alone, or scaled in sums with the factor.
+    Only sums with 1 read such a function, or, if it is scaled by a factor, only sums with that factor.
     """
     steps = nest.steps
     users: dict[int, list[int]] = {}

@@ -5,7 +5,7 @@ an earlier stage and reads expensive ones (the exponentials of a softmax) from a
 accumulate in double, because their terms may cancel; sums of nonnegative terms accumulate up to `BLOCK` terms in
 fp32, then in double. Column sums go to doubles after `ROW_BLOCK` rows, per thread, and are combined in thread
 order, so results are reproducible for a given number of threads. Random numbers are drawn before each innermost
-loop. A kernel that checks indices returns 1 if one was outside; it read element 0 in place of that.
+loop. A kernel that checks indices reads element 0 in place of one that is out of bounds, and then returns 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROW_BLOCK = 32
 SERIAL = 16384
 """Nests with fewer elements run on the calling thread."""
 TILE_ROWS, TILE_COLUMNS = 64, 16
-"""A tensor that is transposed in an elementwise nest is read in tiles of so many, whose cache lines are used up."""
+"""An elementwise nest reads a transposed tensor in tiles of this size, so that it uses whole cache lines."""
 FLAT_BLOCK = 8192
 """Elements of an elementwise nest per unit of work of a thread."""
 

@@ -117,7 +117,7 @@ class Printer:
         self.put(f"{self._element(access)} = {stored};")
 
     def _copied(self, i: int, dtype: str) -> str | None:
-        """An element that goes from memory to memory as it is: 16 bits need no way through fp32."""
+        """The text of an element that is stored as it was loaded, not by way of fp32; None for other values."""
         step = self.nest.steps[i]
         if step.name != "load" or i in self.schedule.kept or dtype not in COMPUTE_DTYPE:
             return None

@@ -101,7 +101,7 @@ class CppSchedule:
     def closure(self, roots: list[int], stage: int | None) -> list[int]:
         """The steps to compute at each column for `roots`, in order.
 
-        With `stage`, a stage: values kept by earlier stages are read, and row values are already declared.
+        If `stage` is given, it reads the values that earlier stages kept, and row values are already declared.
         """
         steps, rows = self.nest.steps, (Level.ROW, Level.SCALAR)
         return self.nest.behind(

@@ -8,7 +8,7 @@ from tilewright.operators.language import FLOAT8
 
 
 def with_beyond(dtype: str, value: str) -> str:
-    """The arguments of the conversion of `value` to `dtype`, also in memory."""
+    """The arguments of the generated function that converts `value` to `dtype`, with `beyond` for floats of 8 bits."""
     return f"{value}, {_beyond(dtype):#x}" if dtype in FLOAT8 else value
 
 

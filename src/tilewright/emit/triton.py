@@ -6,8 +6,8 @@ over a longer row each stage loops in blocks of columns and recomputes the value
 column sums each program accumulates over a strip of rows (and over a part of the columns, if no reduction needs whole
 rows) and writes to a scratch buffer `[strips, columns]`; the second kernel combines the strips in order, so results
 are reproducible. Where columns are many, a strip is all rows, and there is no second kernel. All sums accumulate in
-double, because their terms may cancel, but those of a strip of whole rows, which has few tiles. Where a tile's rows are
-in different threads, each element of a tile has an accumulator of its own, and threads meet once, after the strip.
+double, because their terms may cancel, except column sums over a strip of whole rows, which has few tiles. If a tile's
+rows are in different threads, each of its elements has its own accumulator, and threads combine them after the strip.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ class _Main(Printer):
         return [i for i in self.needed if self.nest.steps[i].level in alike and i not in self.schedule.sums]
 
     def _in_order(self, steps: Iterable[int], *, loads_first: bool = False) -> list[int]:
-        """Steps in order, after the loads whose layout nothing should be computed in.
+        """Steps in order, but first the loads in whose layout nothing should be computed.
 
-        Triton computes in the layout of the last load before it: of a value for each column that is a whole row for
-        every thread, whose sums go through shared memory. `loads_first`: the compiler does not hoist a load over a
-        reduction's barrier.
+        Triton computes a step in the layout of the last load before it. After a load of one value per column every
+        thread would hold a whole row, and sums would go through shared memory. `loads_first`: put the other loads
+        before the remaining steps too, since the compiler does not hoist a load over a reduction's barrier.
         """
 
         def rank(i: int) -> int:
@@ -183,7 +183,7 @@ class _Main(Printer):
 
         ordered = sorted(steps, key=lambda i: (rank(i), i))
         if loads_first and self.schedule.row_lanes > SHORT_ROW and not self.nest.transposes:
-            # A program has one row: values of columns lie as it does, and need no registers before they are read.
+            # The one row of a program has the layout of column values: load these late, to save registers.
             for i in [i for i in ordered if self.nest.steps[i].level is Level.COL]:
                 ordered.remove(i)
                 readers = (place for place, j in enumerate(ordered) if i in self.nest.steps[j].args)
@@ -200,14 +200,14 @@ class _Main(Printer):
             self.declare(i)
 
     def _of_all_pieces(self, i: int, step: Step) -> str:
-        """What a reduction along a whole row takes, its pieces combined."""
+        """The operand of a reduction along a whole row, with the pieces of the row combined."""
         terms = self._bounded(step, 1)
         if self.schedule.pieces == 1 or self.nest.steps[step.args[0]].level not in (Level.FULL, Level.COL):
             return self._widened(step, terms)
         self.put(f"acc{i} = {terms}")
         parts = [self.of_piece(f"acc{i}", piece) for piece in range(self.schedule.pieces)]
         if self.accumulator(step) != step.dtype:
-            # Fewer conversions: a GPU converts to double at an eighth of the rate at which it adds.
+            # Add pairs before converting: a GPU converts to double at an eighth of the rate at which it adds.
             pairs = [f"({a} + {b})" for a, b in zip(parts[:-1:2], parts[1::2], strict=True)]
             parts = [self._widened(step, f"({' + '.join(pairs)})"), self._widened(step, parts[-1])]
         return functools.reduce(lambda a, b: combine(step.kind or "", step.dtype, a, b), parts)
@@ -268,7 +268,7 @@ class _Main(Printer):
             self.put(f"acc{i} = {self.blank(step, rows)}")
         self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
         self._place_columns("start")
-        # Row values are there already.
+        # Row values are declared already.
         for i in self._in_order(self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL))):
             self.declare(i)
         for i in ends:
@@ -324,7 +324,7 @@ class _Main(Printer):
         self.put(f"tl.store({self._partial(i)}, {combine(kind, dtype, f'total{i}', part)}, mask=col_ok)")
 
     def _end_sums(self, known: Sequence[int]) -> None:
-        """Store the sums for the second kernel; of one strip, compute what depends on them."""
+        """Store the sums for the second kernel; if there is only one strip, compute the steps that depend on them."""
         if self.schedule.one_strip:
             self._finish_sums(known)
             return
@@ -372,7 +372,7 @@ class _After(Printer):
                 self.put(f"{self.values[i]} = tl.load(part{i}_ptr + origin)")
             else:
                 self.declare(i)
-            # After all loads, for a result may lie over an operand; and not after other values: Triton 3.6 fails
+            # Store after all loads, since a result may overwrite an operand, but before other values: Triton 3.6 fails
             # ("operand does not dominate this use") where several values of double sums are stored at the end.
             for store in late if at_once else []:
                 if store.value == i:

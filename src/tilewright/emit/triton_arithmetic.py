@@ -48,8 +48,8 @@ def div(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def mean(total: tl.tensor, count: tl.constexpr) -> tl.tensor:
-    """total / count of an fp64 sum in fp32, rounded once: the mean of equal values is that value. Sums of fp32 overflow
-    as eager's do.
+    """total / count in fp32 of an fp64 sum, rounded once, so that the mean of equal values is that value. A sum that
+    overflows fp32 gives an infinity, as in eager.
     """
     narrow = total.to(tl.float32)
     return tl.where(tl.abs(narrow) == INFINITY, narrow, (total / count).to(tl.float32))
@@ -84,7 +84,7 @@ def minimum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
 def max_over(x: tl.tensor, axis: tl.constexpr, keep_dims: tl.constexpr) -> tl.tensor:
     """The largest along `axis`; NaN propagates, which `tl.max` drops."""
     if INTERPRETED:
-        # It combines by a function one element after another.
+        # The interpreter would call the function of `tl.reduce` for one element after another.
         nan = tl.max((x != x).to(tl.int32), axis=axis, keep_dims=keep_dims)
         largest = tl.max(tl.where(x != x, -INFINITY, x), axis=axis, keep_dims=keep_dims)
         return tl.where(nan != 0, float("nan"), largest)

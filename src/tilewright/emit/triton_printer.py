@@ -51,7 +51,7 @@ class Printer:
         """Names that stand for one value of each piece of a row."""
 
     def names_in_pieces(self) -> frozenset[str]:
-        """Indices, bounds, values and accumulators of columns, of rows in several pieces."""
+        """The names of indices, bounds, values and accumulators of columns, if a row is in several pieces."""
         if self.schedule.pieces == 1:
             return frozenset()
         of_columns = [i for i, step in enumerate(self.nest.steps) if step.level in (Level.FULL, Level.COL)]
@@ -91,7 +91,7 @@ class Printer:
         if len(signature) > LINE:
             lines = [*textwrap.wrap(", ".join(pointers) + ",", LINE - 4), ", ".join(constants) + ","]
             signature = "\n    ".join([f"def {name}(", *lines]) + "\n):"
-        # One kernel for all numbers.
+        # Compile one kernel for all values of the numbers.
         quoted = json.dumps(numbers)
         jit = f"triton.jit(do_not_specialize={quoted}, do_not_specialize_on_alignment={quoted})"
         return f"@{jit}\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
@@ -131,7 +131,7 @@ class Printer:
         return f", mask={self.bounds(rows, cols)}"
 
     def mask_of(self, load: Step) -> str:
-        """As `mask`, for all that a load varies with: an index beyond the nest's bounds is not one."""
+        """As `mask`, over all axes that a load varies with: computed indices are invalid in lanes outside the nest."""
         assert load.access
         if not load.access.by or load.level is Level.SCALAR:
             return self.mask(load.access.strides)
@@ -179,7 +179,7 @@ class Printer:
                 mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
             place = f"{self.names[step.access.buffer]}_ptr + {place}"
             if step.level is Level.COL and self.schedule.repeats_columns:
-                # In the layout of the tiles that it meets.
+                # Load it in the layout of the tiles that it is combined with.
                 place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
             loaded = f"tl.load({place}{mask})"
             return from_storage(buffer.dtype, step.dtype, loaded)
@@ -215,21 +215,21 @@ class Printer:
         return f"draw.in_groups({state}, {self.index(step.strides, axes)}, {numbering}, {group})"
 
     def _drawn_together(self, step: Step) -> int:
-        """How many neighbouring columns, from a multiple of that on, one thread of PyTorch's kernel draws."""
+        """How many neighbouring columns, the first at a multiple of it, one thread of PyTorch's kernel draws."""
         if step.philox is None or step.strides is None or step.strides[-1] != 1:
             return 1
         sizes = (step.philox.vector, self.nest.cols[-1], *step.strides[:-1])
         return next((group for group in GROUPS if all(size % group == 0 for size in sizes)), 1)
 
     def put_groups(self, begin: str, block: str, lanes: str) -> None:
-        """Declare the index of the first of the columns that a step draws together, from `begin` on."""
+        """Declare the index of the first column of each group that a step draws together, from `begin` on."""
         for group in sorted({self._drawn_together(step) for step in self.nest.steps} - {1}):
             name = f"first{group}"
             self.put(f"{name} = {begin}{' + ' if begin else ''}tl.arange(0, {block} // {group}){lanes} * {group}")
             self.unravel(name, _axes(name, len(self.nest.cols)), self.nest.cols)
 
     def operand(self, i: int, as_literal: bool = False, wide: bool = False) -> str:
-        """The value of step `i`, or the number itself `as_literal`; `wide`: of 64 bits, where it is computed in 32."""
+        """The value of step `i`, or `as_literal` the number itself; `wide`: widened to 64 bits if computed in 32."""
         step = self.nest.steps[i]
         if step.name != "const":
             return self.values[i] + (".to(tl.int64)" if wide and i in self.narrow else "")

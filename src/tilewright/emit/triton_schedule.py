@@ -26,7 +26,7 @@ FEW_ROWS = 256
 SHORT_ROW = 1024
 """Columns of a row that one warp may hold alone."""
 WARP_ROW = 128
-"""The widest piece of a row that a part of a warp has, so that rows of a tile are in different threads."""
+"""The widest piece of a row that only a part of a warp holds, so that the rows of a tile are in different threads."""
 LONG_STRIP = 4096
 """Columns above which rows beside column sums are in pieces; shorter ones share barriers in tiles of several rows.
 Layer norm's backward in bf16 takes 28 us on an H200 for 768 columns, 40 in pieces; for 5120 columns 99, then 75."""
@@ -34,7 +34,7 @@ WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
 WIDEST_VECTOR = 16
-"""Elements of 16 bytes, of the narrowest dtype."""
+"""Elements of the narrowest dtype in 16 bytes."""
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -72,12 +72,12 @@ class TritonSchedule:
 
     @property
     def count(self) -> int:
-        """The number by which a launch says its extent, so that one kernel serves many."""
+        """The argument of a launch that gives the extent in units of `divisor`: one kernel serves many extents."""
         return self.extent // self.divisor
 
     @property
     def end(self) -> str:
-        """The extent as the kernel has it."""
+        """The extent as an expression in the kernel's source."""
         return "count" if self.divisor == 1 else f"count * {self.divisor}"
 
     @cached_property
@@ -112,7 +112,7 @@ class TritonSchedule:
 
     @cached_property
     def repeats_columns(self) -> bool:
-        """Whether values of columns are loaded for each row of a tile, if tiles alone read them."""
+        """Whether column values are loaded again for each row of a tile; only if nothing else than tiles reads them."""
         ends = [step.args[0] for _, step in self.nest.reductions("reduce_cols")]
         ends += [store.value for store in self.nest.stores if not self.is_late(store.value)]
         of_columns = any(self.nest.steps[i].level is Level.COL for i in ends)
@@ -155,7 +155,7 @@ class TritonSchedule:
         return prod(self.row_blocks)
 
     def accumulator(self, step: Step) -> str:
-        """The dtype in which a program accumulates; not in double beside whole rows, which take its registers."""
+        """The dtype in which a program accumulates; never double beside whole rows, which need the registers."""
         beside_rows = step.name == "reduce_rows" and step.level is Level.COL and self.whole_row
         return step.dtype if beside_rows and not self.splits_columns else accumulator_dtype(step)
 

@@ -122,9 +122,9 @@ def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: 
 
 
 def _reciprocal(divisor: str, dtype: str, of_elements: bool) -> str | None:
-    """1 / divisor, where it is a number and the reciprocal is exact, or eager's kernels on a GPU multiply by it too.
+    """1 / divisor as text, if the divisor is a number and this is exact or eager's GPU kernels multiply by it too.
 
-    They do so with the elements of a tensor (`div_true_kernel_cuda`): a fake quantisation depends on the last bit.
+    Eager does so for the elements of a tensor (`div_true_kernel_cuda`); a fake quantisation depends on the last bit.
     """
     import torch
 

@@ -32,14 +32,14 @@ class Architecture:
     """The most that one block may ask for."""
     shared_unit: int = 128
     shared_reserved: int = KIB
-    """Bytes of it that the driver reserves for each block."""
+    """Bytes of shared memory that the driver reserves for each block."""
     registers: int = 65536
     max_registers_per_thread: int = 255
     max_threads_per_block: int = 1024
     max_cluster: int = 1
-    """Blocks that every device of the architecture puts in one cluster; 1: it has no clusters."""
+    """The most blocks of a cluster that is portable to every device of the architecture; 1: it has no clusters."""
     largest_cluster: int = 1
-    """The same where a kernel asks for more than is portable."""
+    """The most blocks of a cluster if a kernel asks for more than is portable."""
     tensor_copies: bool = False
     """Bulk copies through tensor maps (TMA)."""
     wgmma: bool = False

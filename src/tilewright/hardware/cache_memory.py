@@ -21,7 +21,7 @@ from tilewright.hardware.architectures import limits_of
 DIRECTIONS = {"copy": (True, True), "read": (True, False), "write": (False, True)}
 """Whether a walk reads, and whether it writes."""
 FEW, MANY = 64, 320
-"""Walks."""
+"""Walks of the two launches whose difference is timed."""
 
 
 class Walk(NamedTuple):
@@ -32,7 +32,7 @@ class Walk(NamedTuple):
     values: int
     """fp32 values of a thread in one step: requests of 16 bytes, all in flight at once."""
     share: float
-    """All memory walked, over the cache."""
+    """All memory walked, as a share of the cache."""
 
     @property
     def block(self) -> int:
@@ -41,8 +41,8 @@ class Walk(NamedTuple):
 
 
 SHAPES = (Walk(1, 32, 16, 0.35), Walk(1, 32, 8, 0.6))
-"""On an H200 the first reads and writes fastest (9.1 and 4.9 TB/s), the second copies fastest (8.2). A quarter of the
-cache, or two programs of 16 warps: copy 7.4 to 7.9, read 8.5 to 9.1, write 4.3 to 4.7."""
+"""On an H200 the first reads and writes fastest (9.1 and 4.9 TB/s), the second copies fastest (8.2). With a quarter of
+the cache, or with two programs of 16 warps, copies reach 7.4 to 7.9, reads 8.5 to 9.1, writes 4.3 to 4.7."""
 
 
 @triton.jit

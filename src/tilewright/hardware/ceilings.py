@@ -31,7 +31,7 @@ _QUEUED = 1000
 _CACHE_COPIES = 50
 _TRIES = 3
 _ABOVE = {"cache": "copy", "cache read": "read", "cache write": "write"}
-"""Rates of a cache, and those of memory, which are lower."""
+"""For each rate of the cache, the rate of memory that it must exceed."""
 _GPU_BUFFER_BYTES = 2 * 1024 * _MIB
 """A copy of this size takes a millisecond on the fastest card, so its first and last microseconds do not matter."""
 _PINNED_BYTES = 256 * _MIB
@@ -129,7 +129,7 @@ def _bench(device: str, machine: Machine, seconds: float) -> _Bench:
 
 
 def _memory_and_cache(bench: _Bench) -> list[Ceiling]:
-    """The rates of memory and cache; measured again, at last without the cache's, where the cache is the slower one."""
+    """The rates of memory and cache. While the cache is the slower one, measure again; finally leave its rates out."""
     for _ in range(_TRIES):
         memory, cache = _bandwidths(bench), _cache(bench)
         rates = {ceiling.kind: ceiling.value for ceiling in (*memory, *cache)}

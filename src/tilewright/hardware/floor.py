@@ -72,7 +72,7 @@ def one_sm_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) ->
 
 
 def cache_us(nbytes: int, bytes_written: int | None, profile: DeviceProfile) -> float | None:
-    """A cache reads while it writes: the larger of the times of reads, of writes, and of a copy of what is both."""
+    """The longest of the times of reads, of writes, and of a copy of what is both: a cache reads while it writes."""
     if profile.l2_GBps is None:
         return None
     if bytes_written is None or profile.l2_read_GBps is None or profile.l2_write_GBps is None:

@@ -48,15 +48,15 @@ class DeviceProfile:
     sm_read_GBps: float | None = None
     """Reads of one SM from the last-level cache while few others read; None if not measured."""
     sm_write_GBps: float | None = None
-    """Writes of one SM into it."""
+    """Writes of one SM into the last-level cache."""
     capability: str | None = None
     """Compute capability of a GPU, `9.0`."""
     l2_read_GBps: float | None = None
     """Reads from the last-level cache; None if only copies were measured."""
     l2_write_GBps: float | None = None
-    """Writing into it."""
+    """Writes into the last-level cache."""
     kernel_times: KernelTimes = field(default_factory=dict)
-    """How long kernels take beside their floors, by kind."""
+    """Coefficients that predict the times of kernels, by kind."""
 
     @property
     def limits(self) -> DeviceLimits | None:
@@ -256,7 +256,7 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
 
 
 HIGHER = 1.1
-"""Times a ceiling that is measured again must be higher, or a launch shorter, to be another one."""
+"""Factor by which a ceiling that is measured again must be higher, or a launch shorter, to replace the one kept."""
 
 
 def remeasured_profile(device: str) -> DeviceProfile | None:

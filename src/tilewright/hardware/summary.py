@@ -39,7 +39,7 @@ def machine_report(machine: Machine, ceilings: Sequence[Ceiling] = ()) -> list[t
 
 
 def machine_record(machine: Machine, ceilings: Sequence[Ceiling]) -> dict[str, object]:
-    """The same, field by field: the machine, and each ceiling with `stated` and `of_stated` (or None)."""
+    """`machine_report` field by field: the machine, and each ceiling with `stated` and `of_stated` (or None)."""
     return {
         "machine": asdict(machine),
         "ceilings": [

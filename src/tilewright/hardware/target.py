@@ -50,7 +50,7 @@ class Target:
         return self.profile.device if self.is_present else "cpu"
 
     def runs_on_gpu(self, device: torch.device) -> bool:
-        """Whether what `device` holds is on a GPU, or is planned as if it were."""
+        """Whether tensors on `device` are on a GPU, or are planned as if they were."""
         return device.type == "cuda" or self.is_planned_gpu
 
     def language_of(self, device: torch.device) -> Language:

@@ -15,14 +15,14 @@ from tilewright.launch.eager import are_launches_in_python
 from tilewright.records.recipe import Recipe
 
 RecipeOf = Callable[..., Recipe | None]
-"""The recipe of a call, from a builder and the operator's arguments, operands in place of tensors; None where other
-code than kernels takes the call."""
+"""Makes the recipe of a call from a builder and the operator's arguments, with operands in place of tensors; gives None
+if code other than kernels computes the call."""
 RECIPES: dict[str, RecipeOf] = {}
 """By full name of the operator, `tilewright::softmax`."""
 
 
 KEPT = 4096
-"""Recipes that are kept for calls from Python, of all operators."""
+"""The most recipes that are kept for calls from Python, over all operators."""
 
 
 def by_triton(recipe: RecipeOf) -> RecipeOf:
@@ -59,7 +59,7 @@ def _built(name: str, recipe: RecipeOf, is_compiled: bool, _precision: str, *arg
 def performed(name: str, recipe: RecipeOf | None, *arguments: Any) -> tuple[torch.Tensor, ...] | None:
     """The results of the recipe for these arguments, from Python; None where there is none.
 
-    Nor is there one that draws, in a CUDA graph that is being captured: each replay has to draw anew.
+    None also for a recipe that draws while a CUDA graph is being captured, since each replay has to draw anew.
     """
     made = built(name, recipe, *arguments)
     if made is None or (made.advance and torch.cuda.is_current_stream_capturing()):

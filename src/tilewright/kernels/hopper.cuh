@@ -25,7 +25,7 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Among `threads` threads of the block that name the same barrier (1 to 15).
+// Synchronises the `threads` threads of the block that name the same barrier (1 to 15).
 __device__ __forceinline__ void meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier of the cluster's block `rank`.
+// Arrives at the barrier of the cluster's block `rank`.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile(
         "{\n"

@@ -18,7 +18,7 @@ from tilewright.operators.table import rows
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
 Operator = Callable[..., Any]
 IMPLEMENTATIONS: dict[str, Operator] = {}
-"""By full name, `tilewright::softmax`: what runs below autograd."""
+"""By full name, `tilewright::softmax`: the function that computes the operator below autograd."""
 
 
 def define(
@@ -33,8 +33,8 @@ def define(
 ) -> Operator:
     """Register the operator of the row `tilewright.<name>`, and return what to call (positionally) for it.
 
-    The row says its schema, and whether it is pure: one that is not, and writes nothing, takes random numbers from
-    PyTorch's generator, so that no two calls may become one and none be dropped.
+    The row says its schema, and whether it is pure. An operator that is not pure and writes to no operand draws random
+    numbers from PyTorch's generator, so no two of its calls may be merged and none dropped.
 
     `implementation` runs on every device and decides itself what it can do there; `fake` gives the
     results' shapes, dtypes and strides from fake tensors; `backward(ctx, *grads)` and
@@ -85,7 +85,7 @@ def without_derivative(name: str) -> Operator:
 
 
 def _without_tangents(name: str, implementation: Operator) -> Operator:
-    """`implementation`, refused where PyTorch would drop the derivatives that its arguments carry, unseen from here."""
+    """`implementation`, but it raises under forward-mode differentiation, where PyTorch would drop the tangents."""
 
     @functools.wraps(implementation)
     def run(*arguments: Any) -> Any:

@@ -154,8 +154,8 @@ __device__ __forceinline__ uint4 load_vector(const void *address) {
         : "l"(address));
     return v;
 }
-// For what a kernel reads once while it writes as much: L2 keeps these lines longer than what is written. Worth 0.02 to
-// 0.05 of a copy's bandwidth on an H200; data that stays in L2 loses 6 % (docs/experiments.md).
+// For data that a kernel reads once while it writes as much: L2 keeps lines read longer than lines written. It gains
+// 0.02 to 0.05 of a copy's bandwidth on an H200; data that stays in L2 loses 6 % (docs/experiments.md).
 __device__ __forceinline__ unsigned long long evict_last_policy() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -205,7 +205,7 @@ struct Row {
         : base(const_cast<T *>(start) - head_), head(head_), columns(columns_) {
         vectors = columns == 0 ? 0 : (columns + head + (Alignment == ALIGNED ? 0 : Lanes - 1)) / Lanes;
     }
-    // Of any row of so many columns.
+    // The most vectors of any row with so many columns.
     static __device__ __forceinline__ int most_vectors(int columns) {
         return (columns + (Alignment == ALIGNED ? 0 : LINE / int(sizeof(T)) - 1) + Lanes - 1) / Lanes;
     }
@@ -226,7 +226,7 @@ struct Row {
         for (int i = 0; i < Lanes; i++) x[i] = unsigned(column(vector) + i) < unsigned(columns) ? widen(address[i]) : 0.f;
         return pack<T>(x);
     }
-    // load() of what a kernel reads once while it writes as much.
+    // load() for data that a kernel reads once while it writes as much.
     __device__ __forceinline__ uint4 load_once(int vector) const {
         return Alignment == SHIFTED ? load(vector) : load_vector_once(base + (long long)vector * Lanes);
     }

@@ -25,7 +25,7 @@ __device__ __forceinline__ u64 across_k(u32 address, u32 tile) {
 
 __device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most PENDING of the latest groups are unfinished.
+// Waits until at most PENDING of the latest groups are unfinished.
 template <int PENDING>
 __device__ __forceinline__ void mma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");

@@ -35,7 +35,7 @@ MOST_TILES = 64
 WAVES = 2
 """Programs per multiprocessor if each owns a strip of rows."""
 FULL = 3 * REGISTERS // 4
-"""Registers of a program beside which a multiprocessor holds no other."""
+"""A program with more registers than this has its multiprocessor to itself."""
 MOST_AHEAD = 2
 """Tiles of a strip that are prefetched if shared memory holds them; one if registers are scarce."""
 SHARED_BYTES = 100 * 1024
@@ -74,7 +74,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     schedule = TritonSchedule(nest)
     rows, columns = nest.row_count, nest.col_count
     if schedule.kind == "flat":
-        # A program that draws begins with 50 instructions of its own, so that a thread has up to four vectors.
+        # A program that draws starts with 50 further instructions, so give a thread up to four vectors.
         vectors = max((step.philox.vector for step in nest.steps if step.philox), default=0) // 2
         tile *= power_of_two(min(columns // (processors * PER_PROCESSOR * tile), vectors))
         block = min(power_of_two(columns), tile)
@@ -88,7 +88,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     if schedule.sums:
         return _in_strips(nest, schedule, processors, tile, shared_bytes)
     if not schedule.whole_row:
-        # At most 32 registers of a thread for what it loads.
+        # The loads of a thread take at most 32 registers.
         block_cols = LONG_ROW_WARPS * WARP * (16 if schedule.registers_per_column <= 2 else 8)
         return Blocking(rows, {"BLOCK_ROWS": 1, "BLOCK_COLS": block_cols}, LONG_ROW_WARPS)
     wide = schedule.row_lanes
@@ -97,7 +97,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     block_rows = min(power_of_two(rows), _power_below(max(tile // wide, fewest)))
     programs = -(-rows // block_rows)
     if block_rows * wide <= SHORT_ROW and programs >= PER_PROCESSOR * processors:
-        # No barrier, and fewer exchanges between threads for each row.
+        # One warp needs no barrier, and fewer exchanges between threads for each row.
         warps = 1
     else:
         warps = _most_warps(min(max(_power_below(block_rows * wide // 512), 4), 16), block_rows * block_cols)
@@ -110,7 +110,7 @@ def _power_below(count: int) -> int:
 
 
 def _most_warps(warps: int, elements: int) -> int:
-    """As many as leave each thread four neighbouring elements of a block of so many."""
+    """At most `warps`, so that each thread has four neighbouring elements of a block of `elements`."""
     return min(warps, max(elements // (4 * WARP), 1))
 
 
@@ -141,7 +141,7 @@ def _rows_that_share(nest: Nest, fewest: int) -> int:
 def _repeats(nest: Nest, accesses: Sequence[Access]) -> bool:
     """Whether an element is read again: by neighbours along the columns, or by several loads at computed places.
 
-    Copied ahead of time, it would be copied for each reader, in the first case by four bytes, in the second from L2.
+    A prefetch would copy it once for each reader, in the first case four bytes at a time, in the second from L2.
     Six moments for each sample and group of 16 channels in the gradient of a group norm, 2,097,152 elements: 107 us.
     The gradient of a pooling whose windows overlap, with that of the batch norm before it, 51 million elements: 547 us.
     """
@@ -176,7 +176,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
         warps = max(elements // (each * WARP), 1)
     else:
         block_cols = wide // schedule.pieces
-        # Two rows share the barriers of one reduction; those in pieces would be in different warps.
+        # Two rows share the barriers of one reduction; rows in pieces would be in different warps.
         fewest = 1 if wide > 4 * tile or schedule.pieces > 1 else 2
         block_rows = min(power_of_two(rows), _power_below(max(4 * tile // wide, fewest)))
         elements = block_rows * wide

@@ -1,6 +1,6 @@
 """The size limit of the disk cache: above it, the entries that were used least recently are removed.
 
-A process looks when it writes its first entry.
+A process checks the size when it writes its first entry.
 
 used     an entry's modification time: `touch` renews it at each hit
 exempt   outcomes of races, which are small and cost a measurement, and what was used in the last minute, which

@@ -147,7 +147,7 @@ class Program:
     memory: list[MemoryPoint] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     folded: str = ""
-    """Which equal iterations were not captured, and were counted as those that were; empty if all were captured."""
+    """Which equal iterations were not captured; they count like the captured ones. Empty if all were captured."""
 
     def peak_bytes(self, graph: GraphName, stage: Stage) -> int | None:
         """The peak of live memory of a graph; None where it is not known."""

@@ -113,7 +113,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Copy:
-    """Elements of one tensor into another of the same shape."""
+    """A copy of the elements of one tensor into another of the same shape."""
 
     target: int
     source: int
@@ -121,7 +121,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    """One value into every element, or into those of a part."""
+    """A write of one value to every element of a tensor, or to those of a part of it."""
 
     target: int
     value: float
@@ -137,7 +137,7 @@ class Recipe:
     name: str
     device: Any
     residues: tuple[int, ...]
-    """One for each input."""
+    """The address of each input modulo `modulus`, in bytes."""
     modulus: int
     buffers: tuple[Layout, ...]
     results: tuple[int, ...]

@@ -29,7 +29,7 @@ class SuiteFilter:
     def parse(
         *, impl: str = "", shapes: str = "", dtype: str = "", direction: str = "", sweep: str = "", shard: str = "1/1"
     ) -> SuiteFilter:
-        """From the options of the command line: commas separate items, `x` separates sizes.
+        """The filter that the command line's options describe: commas separate items, `x` separates sizes.
 
         >>> SuiteFilter.parse(shapes="100x5000,8x9", dtype="bf16", shard="2/3")
         SuiteFilter(impls=[], shapes=[(100, 5000), (8, 9)], dtypes=['bfloat16'], directions=[], sweep='', shard=(2, 3))

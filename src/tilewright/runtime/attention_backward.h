@@ -6,11 +6,11 @@
 //
 // A thread takes one head of keys with the heads of queries that share it, and walks these queries in blocks whose
 // rows of P and dP stay in its cache.
-// Nothing comes from forward but Q, K, V: weights are normalised by the sum of the very
-// exponentials, and their sums with dP are formed from the very dP, all in fp32, so that what cancels
-// in the rows of dS cancels as well as it does where attention is written out.
+// Forward hands over only Q, K, V. Backward normalises the weights by the sum of its own exponentials, and
+// forms rowsum(P ∘ dP) from its own dP, all in fp32, so that the terms of a row of dS cancel as well as they
+// do in unfused attention.
 
-// BLAS sgemm, column-major; what is stored by rows here is the transpose of what it sees.
+// BLAS sgemm is column-major: it sees a matrix that is stored by rows here as the transposed one.
 typedef void (*tw_gemm_t)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
                           const int*, const float*, const int*, const float*, float*, const int*);
 

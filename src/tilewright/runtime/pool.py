@@ -1,8 +1,8 @@
 """A pool of host memory for outputs and temporaries.
 
 The first write to a fresh page takes several times as long as a write to a warm one, and a large `malloc` returns fresh
-pages every time. The pool keeps the pages: a block returns to it when the last tensor on it is freed, whoever held that
-(autograd, a view, another thread). Blocks of 2 MB and more are aligned to huge pages. Idle bytes are at most twice the
+pages every time. The pool keeps the pages: a block returns to it when the last tensor on it is freed, be it held by
+autograd, a view or another thread. Blocks of 2 MB and more are aligned to huge pages. Idle bytes are at most twice the
 peak of the live bytes; `trim` returns them to the system.
 
 Live bytes are those requested: the rest of a block's size class is address space that is never touched.

@@ -53,7 +53,7 @@ def _key(request: Request, training: bool) -> str:
 
 
 def _race(request: Request, training: bool) -> Outcome:
-    """Time both on random operands: forward, in training with backward."""
+    """Time both on random operands: the forward, and in training the backward with it."""
     from tilewright.kernels.attention import registered
     from tilewright.kernels.attention.dispatch import strides_like
 

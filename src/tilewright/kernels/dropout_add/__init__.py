@@ -112,7 +112,7 @@ def _alignment(x: torch.Tensor) -> int:
 
 
 def _drawn_again(x: torch.Tensor | Operand) -> bool:
-    """Whether the kernels run, which draw the mask again from seed and offset."""
+    """Whether the generated kernels run, which compute the mask again from seed and offset in backward."""
     return x.is_cuda and x.dtype in DTYPES
 
 
@@ -120,7 +120,7 @@ def _recipe(
     call: RecipeBuilder, x: Operand, residual: Operand, p: float, kind: str, alignment: int,
     captured: Operand | None = None,
 ) -> Recipe | None:  # fmt: skip
-    """dropout(act(x)) + residual, and seed and offset; the former alone where `captured` has the latter."""
+    """dropout(act(x)) + residual, then seed and offset, which are left out if `captured` has them."""
     if not _drawn_again(x):
         return None
     x, residual = _dense(call, x), _dense(call, residual)

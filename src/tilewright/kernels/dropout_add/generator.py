@@ -37,7 +37,7 @@ class Geometry:
     vector: int
     """Neighbouring elements of a thread."""
     threads: int
-    """Threads for the largest tensors. Where fewer run, each has one vector, whose numbers are the same by the most."""
+    """Threads for the largest tensors. If fewer run, each has one vector, whose numbers follow from this count too."""
     advance: int
     """Advance of the generator's offset."""
 
@@ -105,7 +105,7 @@ def take_captured(device: torch.device, advance: int) -> torch.Tensor:
     """Seed and offset, int64 [2] on the device, in a CUDA graph that is being captured.
 
     Each replay has its own offset, known only on the device. PyTorch's memory-efficient attention returns it, for its
-    backward, and advances the generator by its number of scores: let one query attend to `advance` keys.
+    backward, and advances the generator by its number of scores, so let one query attend to `advance` keys.
     """
     query = torch.zeros(1, 1, 1, 8, dtype=torch.float16, device=device)
     keys = torch.zeros(1, 1, advance, 8, dtype=torch.float16, device=device)

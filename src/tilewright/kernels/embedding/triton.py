@@ -175,7 +175,7 @@ def _sum_parts(
     parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor, HOW: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The sum over the chunks of a long run; the chunk in which it starts may have it at its last end."""
+    """The sum over the chunks of a long run, which in its first chunk may be the run at the last end."""
     total = tl.full([ROWS, COLUMNS], _neutral(HOW), tl.float32)
     chunk = start // CHUNK
     while chunk * CHUNK < last:
@@ -227,7 +227,7 @@ def _sum_short(
             row0, row1, row2, row3 = next0, next1, next2, next3
             step += 4
     else:
-        # Few positions each, and shared memory between a position and its row.
+        # Entries have few positions. A row's number passes through shared memory, so load it one step ahead.
         row = tl.load(order + start, mask=length > 0, other=0).to(tl.int64)
         while step < steps:
             following = tl.load(order + start + step + 1, mask=step + 1 < length, other=0).to(tl.int64)
@@ -247,8 +247,8 @@ def backward(
 ) -> None:  # fmt: skip
     """Program (e, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], of `ENTRIES` entries.
 
-    The padding's entry gets 0. With ADD what dweight holds is added, and rows without a position are left as they are.
-    Extremes of an entry without a position are `start_value`, which with STARTS takes part in all.
+    The padding's entry gets 0. With ADD the sums are added to dweight, whose rows without a position stay as they are.
+    The extreme of an entry without a position is `start_value`; with STARTS every extreme includes this value.
     """
     place = tl.arange(0, ENTRIES)
     entry = tl.program_id(0).to(tl.int64) * ENTRIES + place

@@ -117,7 +117,7 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
 def gelu_recipe(
     call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, approximate: str, keep: bool
 ) -> Recipe:
-    """The result, and the value before the GELU (empty unless `keep`); for operands that `cuda.refuses` accepts."""
+    """The result, and the value before the GELU (empty unless `keep`); `cuda.refuses` must be None for the operands."""
     epilogue: cuda.Epilogue = "gelu_tanh" if approximate == "tanh" else "gelu"
     return call.finish(*cuda.product(call, x, weight, bias, epilogue, keep=keep))
 
@@ -140,7 +140,7 @@ def _chosen_gelu_recipe(
 def gelu_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", keep: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By tilewright's kernel, for operands that `cuda.refuses` accepts."""
+    """The results of `gelu_recipe` by tilewright's kernel; `cuda.refuses` must be None for the operands."""
     y, pre = perform_part("tilewright::linear_gelu", gelu_recipe, x, weight, bias, approximate, keep)
     return y, pre
 
@@ -148,7 +148,7 @@ def gelu_fused(
 def gelu_apart(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", keep: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By two of PyTorch's kernels."""
+    """The results of `gelu_recipe` by two of PyTorch's kernels."""
     pre = F.linear(x, weight, bias)
     return F.gelu(pre, approximate=approximate), pre if keep else x.new_empty(0)
 
@@ -203,7 +203,7 @@ def dropout_add_recipe(
 ) -> Recipe:  # fmt: skip
     """The result and, unless `state` is given, the state from which backward draws the mask (as in `dropout_add`).
 
-    For operands that `cuda.refuses` accepts, p < 1, and a scale that the dtype holds.
+    `cuda.refuses` must be None for the operands, p < 1, and the dtype must hold the scale.
     """
     is_captured = state is not None
     state = state or call.empty((2,), torch.int64)
@@ -250,7 +250,7 @@ def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual:
 def dropout_add_fused(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """By tilewright's kernel, for operands that `dropout_add_recipe` supports."""
+    """The result and the state by tilewright's kernel, for operands that `dropout_add_recipe` supports."""
     name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)
     if p > 0.0 and torch.cuda.is_current_stream_capturing():
         state = generator.take_captured(x.device, _geometry(x, weight).advance)

@@ -6,7 +6,7 @@
 //
 //   0      producer   one thread issues bulk tensor copies of x and w into a ring of STAGES slots. Both programs
 //                     of a cluster need the same rows of w: each fetches half and multicasts it to both. In a deep
-//                     product they are copied into L2 AHEAD steps before.
+//                     product x and w are prefetched into L2 AHEAD steps earlier.
 //   next   epilogue   three warps read the hand-over buffer by rows, apply GELU, or dropout and residual, and store,
 //                     while the math warps are in the main loop of the next tile. The registers of a matrix
 //                     instruction of 256 columns leave room for three.
@@ -16,9 +16,9 @@
 // All warps finish the last tile of a program, since the matrix units have nothing more to do. The math warps draw the
 // mask of dropout after the hand-over, while the matrix units rest.
 //
-// Limit: the matrix rate under the power cap; at K = 768, and with dropout, the instructions of the epilogue: a busy
-// multiprocessor issues few (dropout.cuh), and its quarter with the producer none. H200, bf16, medians of interleaved
-// runs: cuBLAS's product alone in TFLOP/s, this kernel as a share of that:
+// Limit: the matrix rate under the power cap; at K = 768, and with dropout, the epilogue's instructions: beside busy
+// matrix units a multiprocessor issues few (dropout.cuh), and its quarter with the producer none of them. H200, bf16,
+// medians of interleaved runs: cuBLAS's product alone in TFLOP/s, this kernel as a share of that:
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
 //   cuBLAS, product alone        726              705              657             755
@@ -41,14 +41,14 @@ constexpr int BM = 128, BN = 256, BK = 64, CLUSTER = 2;
 constexpr int GROUP = 8;  // rows of cluster tiles that are walked together
 constexpr int X_BYTES = BM * BK * 2, W_BYTES = BN * BK * 2, W_PART = W_BYTES / CLUSTER;
 constexpr int ROW_BYTES = BN * 2, HALF_TILE = BM / 2 * ROW_BYTES;
-constexpr int AHEAD = 8, DEEP = 32;  // steps from a copy into L2 to the one into shared memory, if a tile has DEEP
-constexpr int BIAS_SLOTS = STAGES + 1;  // with one step a tile the producer is STAGES tiles ahead of the additions
+constexpr int AHEAD = 8, DEEP = 32;  // steps from L2 prefetch to shared-memory copy, if a tile has DEEP steps
+constexpr int BIAS_SLOTS = STAGES + 1;  // with one step per tile, the producer is STAGES tiles ahead of the additions
 constexpr int EPILOGUE_WARPS = 3, MATH_WARPS = 8, MATH_THREADS = 128, WARP_ROWS = 16;
 constexpr int THREADS = 32 * (1 + EPILOGUE_WARPS + MATH_WARPS);
-constexpr int EPILOGUE_REGISTERS = 136, MATH_REGISTERS = 184;  // a thread; all start with 168
+constexpr int EPILOGUE_REGISTERS = 136, MATH_REGISTERS = 184;  // per thread; all start with 168
 constexpr bool DROPS = EPILOGUE == 4;
 constexpr int GROUP_ROWS = DROPS ? 2 : 4;  // rows that an epilogue warp computes together
-constexpr int RING = DROPS ? 3 : 2;        // groups of rows of the residual on their way to it
+constexpr int RING = DROPS ? 3 : 2;        // groups of residual rows in flight to an epilogue warp
 constexpr int RING_BYTES = RING * GROUP_ROWS * 512;
 
 struct Problem {
@@ -77,7 +77,7 @@ struct Shared {
     u32 x, w, tile, residual, mask, bias, wide_bias, full, empty, tile_full, tile_empty;
 };
 
-// Of the programs at work, some GROUP share a step's rows of x, and some GROUP those of w: one of each fetches them.
+// About GROUP running programs share a step's rows of x, and about GROUP its rows of w: one of each prefetches.
 __device__ __forceinline__ void prefetch_step(const TensorMap* x_map, const TensorMap* w_map, Tile tile, int step,
                                               u32 rank) {
     if (tile.column / BN % GROUP == 0) prefetch_tile(x_map, step * BK, tile.row);
@@ -113,19 +113,19 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap* x_map,
     }
 }
 
-// The biases of a tile in fp32, in the main loop and by each warpgroup for itself: so the hand-over, which nothing
-// hides, has a third fewer instructions.
+// Each warpgroup widens the biases of a tile to fp32 during the main loop, so that the hand-over, which nothing hides,
+// has a third fewer instructions.
 __device__ __forceinline__ void widen_bias(u32 wide, u32 bias, float rest, int part) {
     u32 pair, thread = threadIdx.x % MATH_THREADS;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias + 4 * thread));
     float2 b = unpack(pair);
     if (DROPS) b.x *= rest, b.y *= rest;
-    meet(1 + part, MATH_THREADS);  // those of the tile before have been read
+    meet(1 + part, MATH_THREADS);  // until the biases of the tile before have been read
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(wide + 8 * thread), "f"(b.x), "f"(b.y) : "memory");
     meet(1 + part, MATH_THREADS);
 }
 
-// Rounded sums to the hand-over buffer: row r's 16-byte pieces are permuted by r mod 8 against bank conflicts.
+// Writes rounded sums to the hand-over buffer; row r's 16-byte pieces are permuted by r mod 8 against bank conflicts.
 __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u32 bias, float rest, int warp,
                                           int lane) {
     u32 row = tile + (warp * WARP_ROWS + lane % 16) * ROW_BYTES, piece = 16 * ((lane / 16) ^ (lane % 8));
@@ -153,13 +153,13 @@ __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u3
     }
 }
 
-// Where the walk of a lane down its column pieces stands.
+// The place of a lane that walks down its column of 16-byte pieces.
 struct Walk {
     int row;
     u64 at;  // byte of the piece in the result
 };
 
-// A lane fetches what it will read itself, so that nothing but its own copies needs waiting for.
+// A lane fetches the pieces that it will itself read, so that it waits for no copies but its own.
 __device__ __forceinline__ void fetch_residual(u32 ring, int group, const Problem& p, int row, u64 at, int end) {
     if (EPILOGUE >= 3) {
         u32 to = ring + group % RING * (GROUP_ROWS * 512) + 16 * (threadIdx.x % 32);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void fetch_residual(u32 ring, int group, const Proble
     }
 }
 
-// `end`: rows from there on are not the result's.
+// Rows from `end` on are outside of the result.
 __device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 ring, int group, Walk walk,
                                             const Problem& p, int end, const Draw& draw) {
     if (EPILOGUE >= 3) asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1) : "memory");
@@ -201,8 +201,8 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 
     }
 }
 
-// Every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the tile,
-// `taken` says that it is not needed any more.
+// Finishes every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the
+// tile, `taken` signals that the half is no longer needed.
 template <typename HandedOver, typename Taken>
 __device__ __forceinline__ void finish_tile(u32 buffer, u32 mask, u32 ring, const Problem& p, const Draw& draw,
                                             Tile tile, int worker, int workers, HandedOver handed_over, Taken taken) {
@@ -239,7 +239,7 @@ __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int ro
             if (threadIdx.x % 32 == 0) barrier_arrive(s.tile_empty + 8 * half);
         };
         Tile tile = tile_at(index, rows, columns, rank);
-        // In the last tile the matrix units have no more to do, nor have the math warps.
+        // The math warps help with the last tile, since they have nothing more to multiply.
         if (index + gridDim.x / CLUSTER < total)
             finish_tile(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
         else
@@ -247,7 +247,7 @@ __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int ro
     }
 }
 
-// The mask of a half of a tile, by its warpgroup, when that has handed over its sums.
+// A warpgroup draws the mask of its half of a tile after it has handed over its sums.
 __device__ __forceinline__ void draw_half(u32 mask, const Problem& p, Tile tile, int part) {
     constexpr int ROWS = BM / 2;
     u32 piece = (u32)(tile.row + ROWS * part) * (p.n / 8) + tile.column / 8;
@@ -286,7 +286,7 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
         barrier_arrive(s.tile_full + 8 * part);
     }
     if (turn == 0) return;
-    // The last tile is finished by all warps. No tile will come into the slots again: they become rings.
+    // All warps finish the last tile. No more tiles of x arrive, so their slots become rings for the residual.
     int worker = EPILOGUE_WARPS + part * 4 + warp, last = blockIdx.x / CLUSTER + (turn - 1) * (gridDim.x / CLUSTER);
     for (int half = 0; half < 2; ++half) barrier_wait(s.tile_full + 8 * half, (turn - 1) & 1);
     finish_tile(
@@ -335,5 +335,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         take_registers<MATH_REGISTERS>();
         multiply(s, p, steps, rows, columns, rank, threadIdx.x / MATH_THREADS - THREADS / MATH_THREADS + 2);
     }
-    cluster_sync();  // a program's shared memory stays until its neighbour has sent and signalled all it will
+    cluster_sync();  // keeps this program's shared memory until the other has sent and signalled everything
 }

@@ -17,7 +17,7 @@ from tilewright.records.recipe import Offset, Pointer, Seed, Structure
 
 Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
 EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
-"""In the order of the source's EPILOGUE numbers."""
+"""What may follow the product, in the order of the source's EPILOGUE numbers."""
 SOURCE = Path(__file__).parent / "cuda.cu"
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 """A program's tile, and its step along K."""

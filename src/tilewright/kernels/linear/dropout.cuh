@@ -108,7 +108,7 @@ __device__ __forceinline__ uint4 drop_and_add(uint4 v, uint4 r, u32 bits, const 
     return make_uint4(one(v.x, r.x, 0), one(v.y, r.y, 1), one(v.z, r.z, 2), one(v.w, r.w, 3));
 }
 
-// The masks of `rows` rows of 32 pieces, from `piece` on, by `workers` warps: a byte for each piece.
+// `workers` warps draw the masks of `rows` rows of 32 pieces, from `piece` on: a byte for each piece.
 __device__ __forceinline__ void draw_masks(u32 masks, u32 piece, u32 pieces_a_row, int rows, int worker, int workers,
                                            const Draw& draw) {
     constexpr int AT_ONCE = 2;  // rows that a warp computes together
@@ -123,7 +123,7 @@ __device__ __forceinline__ void draw_masks(u32 masks, u32 piece, u32 pieces_a_ro
         u32 below_turn = turn + draw.row_turn, below = thread + draw.row_thread;
         if (below >= draw.threads) below -= draw.threads, ++below_turn;
         u32 bits[AT_ONCE] = {kept(numbers, thread, draw), kept(numbers, below, draw)};
-        // Rare: the row below is in another turn. Apart, so that the usual two stay one basic block.
+        // Rare: the row below is in another turn. It is computed again, so that the usual case is one basic block.
         if (below_turn != turn) bits[1] = kept(dealt(draw, below_turn), below, draw);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)

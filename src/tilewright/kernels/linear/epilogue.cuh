@@ -47,7 +47,7 @@ __device__ __forceinline__ u32 multiply_add_half(u32 pair, u32 factors, u32 othe
     return sum;
 }
 
-// Of pairs, from coefficients in fp16, the highest power's first.
+// A polynomial of both values of a pair, with coefficients in fp16, that of the highest power first.
 template <u32 FIRST, u32... OTHERS>
 __device__ __forceinline__ u32 polynomial(u32 x) {
     u32 sum = FIRST * 0x10001u;
@@ -55,14 +55,14 @@ __device__ __forceinline__ u32 polynomial(u32 x) {
     return sum;
 }
 
-// log₂ Φ(x) for x <= 0, Φ the normal distribution or what the tanh form has in its place, fitted to the least relative
-// error of Φ. Beyond the fit, from x = -5 on, both go to -∞.
+// log₂ Φ(x) for x <= 0, where Φ is the normal distribution or the tanh form's approximation of it, fitted to the least
+// relative error of Φ. Beyond the fit, below x = -5, both go to -∞.
 __device__ __forceinline__ u32 log2_phi(u32 x) {
     return EPILOGUE == 1 ? polynomial<0x0D14, 0x1DE8, 0x2A2C, 0xB76C, 0x3C99, 0xBC00>(x)
                          : polynomial<0x9ED8, 0x1ECA, 0xB810, 0x3C89, 0xBC01>(x);
 }
 
-// On pairs, rounded once.
+// Sums of pairs, rounded once.
 __device__ __forceinline__ u32 add(u32 pair, u32 other) {
     u32 sum;
 #if HALF
@@ -83,8 +83,8 @@ __device__ __forceinline__ u32 multiply_add(u32 pair, u32 factors, u32 other) {
     return sum;
 }
 
-// x Φ(x) = max(x, 0) - |x| Φ(-|x|), which keeps its digits where Φ is near 0. From 64 on nothing is subtracted, as
-// ∞ · 0 would be; -∞ gives NaN as eager's does.
+// x Φ(x) = max(x, 0) - |x| Φ(-|x|), which keeps its digits where Φ is near 0. The second term
+// takes x as at most 64, where it is 0, so that +∞ gives no ∞ · 0; -∞ gives NaN as in eager.
 __device__ __forceinline__ u32 activate(u32 pair) {
     constexpr u32 LIMIT = (HALF ? 0x5400u : 0x4280u) * 0x10001u, SIGNS = 0x80008000u;
     u32 below = least(pair, LIMIT) | SIGNS;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void copy_tile_to_all(u32 to, const TensorMap* map, u
         "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(everyone) : "memory");
 }
 
-// Of a tile that is needed later, into L2.
+// Prefetches a tile that is needed later into L2.
 __device__ __forceinline__ void prefetch_tile(const TensorMap* map, int column, int row) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
                  : "memory");
@@ -34,8 +34,8 @@ __device__ __forceinline__ uint4 read_piece(u32 from) {
     return v;
 }
 
-// 16 bytes into shared memory, without waiting; they leave L2 before all else. `to` must not be a sum with a part that
-// the assembler knows to be the same in all lanes: ptxas 13.0 would lose the policy, and the instruction is illegal
+// Starts a copy of 16 bytes into shared memory; L2 evicts them first. `to` must not be a sum with a part that the
+// assembler knows to be the same in all lanes: ptxas 13.0 would lose the policy, and the instruction would be illegal
 // (row.cuh).
 __device__ __forceinline__ void copy_piece(u32 to, const void* from) {
     u64 policy;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void copy_piece(u32 to, const void* from) {
                  : "memory");
 }
 
-// Until all is done; d is named so that no read of it moves ahead.
+// Waits for all products; `d` is an operand so that the compiler moves no read of it above the wait.
 __device__ __forceinline__ void mma_wait(float (&d)[128]) {
     asm volatile("wgmma.wait_group.sync.aligned 0;" : OUT128::"memory");
 }

@@ -4,10 +4,10 @@
 //     dx = rstd * (g - average(g) - n * average(g * n))        (without average(g) in RMS norm; plus dsum if RESIDUAL)
 //     dweight = sum over rows of dy * n,   dbias = sum over rows of dy
 //
-// of rows that take a thread block or a cluster. A program stays for many rows. In each block one thread fetches rows by
-// bulk copies (TMA) into STAGES slots, THREADS others compute, VECTORS vectors each: a row's sums, and one row later dx;
-// in a cluster a warp exchanges the sums. Bulk copies cost the computing warps no instructions; where rows begin on
-// lines (BULK_STORE) dx leaves through them too. Every row is whole vectors and begins on 16 bytes: a thread owns the
+// A program is a thread block or a cluster, and takes many rows in turn. In each block one thread fetches rows by
+// bulk copies (TMA) into STAGES slots, and THREADS others, with VECTORS vectors each, compute a row's sums and, one row
+// later, dx; in a cluster one warp exchanges sums. Bulk copies cost the computing warps no instructions. If rows begin
+// on lines (BULK_STORE), bulk copies store dx too. Every row is whole vectors and begins on 16 bytes: a thread owns the
 // same columns of all rows, and keeps their partial dweight and dbias in registers; column_sums.py adds the programs'
 // in a fixed order, so gradients are the same at every run.
 //
@@ -20,12 +20,12 @@
 constexpr int INPUTS = 2 + RESIDUAL, WARPS = THREADS / 32, SETS = 4;
 constexpr int LAG = 1;                                     // rows from the first pass to the second
 constexpr bool BULK_STORE = LINE == 128;                   // rows begin on lines
-constexpr int PARTS = BULK_STORE ? 1 : VECTORS;                // in which a row comes, and its room is given back
-constexpr int PART = BULK_STORE ? BLOCK_VECTORS : THREADS;             // vectors of one
+constexpr int PARTS = BULK_STORE ? 1 : VECTORS;                // in which a row arrives, and in which its slot is freed
+constexpr int PART = BULK_STORE ? BLOCK_VECTORS : THREADS;             // vectors of one part
 constexpr int ALL = THREADS + 32 * (CLUSTER > 1 ? 2 : 1);  // one warp fetches, one exchanges sums in a cluster
 static_assert(STAGES >= LAG + 2, "one row is fetched while others wait for their sums");
 static_assert(ALIGNMENT == ALIGNED, "bulk copies move whole vectors");
-// n in one multiply-add: x - mean unrounded differs far below 16 bits; n of a row of one value stays 0 (rstd_of).
+// n is one multiply-add: not rounding x - mean changes n far below 16 bits; n of equal values stays 0 (rstd_of).
 constexpr bool FUSED = sizeof(ELEMENT) == 2;
 
 // Sums over a row, or averages.
@@ -71,7 +71,7 @@ struct Matrix {
     long long stride;  // elements from row to row
 };
 
-// In shared memory: what the threads of a block tell each other.
+// The barriers and values in shared memory through which the warps of a block communicate.
 struct Pipeline {
     Barrier full[STAGES], empty[STAGES][PARTS];
     Barrier found_ready[SETS], received[SETS], averages_ready[SETS];
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_bulk(ELEMENT *to, const uint4 *from, int b
 __device__ __forceinline__ void await_reads() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// One thread: rows and their statistics into the slots, as far ahead as there is room; with BULK_STORE, dx out of them.
+// One thread fetches rows and their statistics into slots as these become free; with BULK_STORE it stores dx from them.
 __device__ __forceinline__ void fetch(Pipeline &pipeline, const Matrix (&inputs)[INPUTS], ELEMENT *dx,
                                       const float *means, const float *rstds, int columns, const Place &at) {
     const int count = at.count(columns);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void write_partial(const float (&sums)[VECTORS][LANES
     }
 }
 
-// Weights of this thread's columns to shared memory; it alone reads them.
+// Copies the weights of this thread's columns to shared memory; only this thread reads them.
 __device__ __forceinline__ void keep_weights(const WEIGHT *weight, int columns, const Owned &owned) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {

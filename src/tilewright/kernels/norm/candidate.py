@@ -6,7 +6,7 @@
     dh, dw, db = native_layer_norm_backward(dy, h, …)            →   ds, dw, db = norm_backward(dy, h, g, w, …)
     ds = add(g, dh)
 
-What backward reads of y it computes again from h, which it needs anyway: y is not kept.
+If backward reads y, it computes y again from h, which it needs anyway: y is not kept.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tilewright.kernels.norm import cuda
 from tilewright.kernels.row import ELEMENTS
 
 LONGEST_ROW = 64 * 1024
-"""Bytes."""
+"""The most bytes of a row that the kernels take."""
 MOST_STEPS = 4
-"""Calls from a parameter to a weight, `1 + w.float()` being two."""
+"""The most calls that compute a weight from a parameter; `1 + w.float()` is two."""
 FORWARD = frozenset({"aten.native_layer_norm.default", "aten._fused_rms_norm.default"})
 BACKWARD = {"native_layer_norm_backward", "_fused_rms_norm_backward"}
 SMALLEST = torch.finfo(torch.float32).eps
@@ -67,7 +67,7 @@ class _Match:
 
 
 def offers(node: Node, target: Target, waiting: Container[Node]) -> Sequence[Offer]:
-    """The norm alone, and with the addition before it."""
+    """Offers of the norm alone, and of the norm with the addition before it."""
     named = calls.arguments(node)
     x, weight, bias = (named.get(name) for name in ("input", "weight", "bias"))
     value = calls.output(x) if isinstance(x, Node) else None
@@ -212,14 +212,14 @@ def _work(match: _Match, with_sum: bool, waiting: Container[Node]) -> tuple[Work
 
 
 def _spared(match: _Match, waiting: Container[Node]) -> tuple[Work, ...]:
-    """Where backward needs y, a generated kernel writes it again beside its gradients."""
+    """The work saved if backward needs y: a generated kernel would write y again beside its gradients."""
     x = match.tensor
     nbytes = prod(calls.shape_of(x)) * x.element_size()
     return (Work("columns and rows", 0, nbytes),) if match.backward and _is_needed_late(match, waiting) else ()
 
 
 def _is_needed_late(match: _Match, waiting: Container[Node]) -> bool:
-    """Whether what waits for gradients reads y."""
+    """Whether a node that waits for gradients reads y."""
     results = [result for index, result in _results(match.node) if not index]
     return any(is_late(reader, waiting) for result in results for reader in readers(result))
 
@@ -246,7 +246,7 @@ def _apply(match: _Match, with_sum: bool, waiting: Container[Node]) -> Node:
 
 
 def _replace_result(match: _Match, y: Node, x: Node, waiting: Container[Node]) -> None:
-    """Forward reads y; what waits for gradients reads it computed again."""
+    """Let forward read y, and the nodes that wait for gradients read a second computation of it."""
     for index, result in list(_results(match.node)):
         if index:
             continue

@@ -109,14 +109,14 @@ def schedule_of(call: NormCall, limits: DeviceLimits) -> Schedule | str:
 
 
 _MOST_VECTORS, _MOST_PAIRS, _MOST_THREADS = 8, 5, 1024
-"""`registers.cu`: vectors that a thread has registers for, without and with as many of a residual; threads of a row."""
+"""`registers.cu`: the most vectors of x in a thread's registers, without and with a residual; most threads of a row."""
 _PAIRED_THREADS = 256
-"""Threads of a row with a residual up to which there are more of them rather than spilled registers: four blocks a
+"""Up to this many threads, a row with a residual gets more threads rather than spilled registers: four blocks a
 multiprocessor hide each other's barriers, two do not."""
 
 
 def _registers(vectors: int, residual: bool) -> Schedule | None:
-    """For rows of so many vectors; None if no block holds such a row in registers."""
+    """The schedule of `registers.cu` for rows of so many vectors; None if no block holds such a row in registers."""
     if vectors > _MOST_VECTORS * _MOST_THREADS:
         return None
     each = _MOST_PAIRS if residual and vectors <= _MOST_PAIRS * _PAIRED_THREADS else _MOST_VECTORS
@@ -126,18 +126,18 @@ def _registers(vectors: int, residual: bool) -> Schedule | None:
 
 
 _ALONE, _TOGETHER = (4, 16), ((2, 28), (5, 16))
-"""`backward_tma.cu`: vectors of a thread, warps of a multiprocessor: a row in one block, a row in a cluster. 16 warps
-have registers for five vectors, 28 for two."""
+"""`backward_tma.cu`: (vectors of a thread, warps of a multiprocessor) for a row in one block, and two such choices for
+a row in a cluster. 16 warps have registers for five vectors, 28 for two."""
 _MANY_ON_LINES = 512
-"""Vectors of rows that begin on lines from which more warps are faster."""
+"""Rows that begin on cache lines are faster with more warps from this many vectors on."""
 _LEAST_STAGES, _MOST_STAGES = 3, 8
 """Rows in shared memory: one for each pass, and at least one on its way."""
 PIPELINE_BYTES = 2048
-"""The static shared memory of `backward_tma.cu` is less."""
+"""An upper bound of the static shared memory of `backward_tma.cu`."""
 
 
 def _tma(call: NormCall, limits: DeviceLimits) -> Schedule | None:
-    """Backward, rows fetched by bulk copies; in the smallest cluster that holds one."""
+    """The schedule of `backward_tma.cu`, with the smallest cluster that holds a row; None if no cluster does."""
     size = call.dtype.itemsize
     vectors, on_lines = call.columns * size // VECTOR, call.columns * size % LINE == 0
     alone = ((2, 24) if vectors >= _MANY_ON_LINES else (2, 16)) if on_lines else _ALONE
@@ -193,7 +193,7 @@ def call_of(
 def contiguous(
     direction: Direction, rows: int, columns: int, dtype: torch.dtype, inputs: int, weights: int, centered: bool
 ) -> NormCall:
-    """The same of contiguous matrices, with weights of their dtype."""
+    """The metadata of a call with contiguous matrices, and with weights of their dtype."""
     layouts = (RowLayout(0, rows, columns),) * inputs
     return NormCall(direction, columns, dtype, layouts, dtype if weights else None, weights > 1, centered)
 

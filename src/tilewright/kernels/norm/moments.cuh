@@ -8,7 +8,7 @@
 constexpr int LANES = lanes<ELEMENT>;
 using Elements = Row<ELEMENT, ALIGNMENT>;
 
-// LANES of them, from an address that is a multiple of 16 bytes or of their size.
+// Reads LANES numbers from an address that is a multiple of 16 bytes or of their total size.
 template <class Number>
 __device__ __forceinline__ void read_lanes(const Number *from, float (&to)[LANES]) {
     constexpr int bytes = LANES * sizeof(Number);
@@ -41,8 +41,8 @@ struct Statistics {
     float mean, rstd;
 };
 
-// For a row of one value of 16 bits rstd is rounded to 13 binary digits: its product with a value of 11 is exact, so
-// that fmaf(x, rstd, -mean * rstd) is 0. rstd moves by 2^-13.
+// For a row of equal 16-bit values rstd is rounded to 13 binary digits: its product with a value of 11 digits is exact,
+// so that fmaf(x, rstd, -mean * rstd) is 0. rstd moves by 2^-13.
 __device__ __forceinline__ float rstd_of(float variance, float eps) {
     const float rstd = rsqrtf(variance + eps);
     if (!CENTERED || sizeof(ELEMENT) == 4 || variance != 0.f) return rstd;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void centered(const Elements &row, int v, uint4 vecto
     }
 }
 
-// Adds the squares of those.
+// Adds the squares of what `centered` gives.
 __device__ __forceinline__ float add_squares(const Elements &row, int v, uint4 vector, float mean, float sum) {
     float x[LANES];
     centered(row, v, vector, mean, x);

@@ -3,10 +3,10 @@
 // Macros: ELEMENT (float, bf16, fp16), INDEX (int, long long), GROUP (values of n that share a pass over the index),
 // ACROSS (0: source lies along k; 1: along r, and vectors of its 16 bytes begin at every eighth r).
 //
-// A warp owns one r and GROUP of n. Its sums are in shared memory; of 32 places it adds those that are equal among the
-// lanes, in the order of a tree that the places alone decide, and then one lane to each sum: no atomics.
+// A warp owns one r and GROUP values of n; its sums are in shared memory. Of 32 elements at a time it adds those with
+// equal indices, in a tree that the indices alone decide; then one lane adds each result to its sum, without atomics.
 //
-// Limit: memory, as long as few places of 32 are equal; the worst, 32 equal ones, take five steps of the tree.
+// Limit: memory, as long as few of 32 indices are equal; the worst case, 32 equal ones, takes five steps of the tree.
 #include "row.cuh"
 
 #ifndef __CUDACC_RTC__  // NVRTC knows it
@@ -20,7 +20,7 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int PER_VECTOR = lanes<ELEMENT>, VECTORS_OF_ROWS = WARPS / PER_VECTOR;
 constexpr int VECTORS = (GROUP * WIDTH * VECTORS_OF_ROWS + 32 * WARPS - 1) / (32 * WARPS);  // of a tile, for a thread
 
-// Adds `value` of the lanes whose `key` is equal into the first of them; whether this lane is that one.
+// Adds the values of lanes with equal keys into the first of these lanes; returns whether this lane is such a first.
 __device__ __forceinline__ bool add_equal(int key, float (&value)[GROUP], int lane) {
     const unsigned peers = __match_any_sync(ALL, key);
     int rank = __popc(peers & ((1u << lane) - 1u));
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool add_equal(int key, float (&value)[GROUP], int la
             const float other = __shfl_sync(ALL, value[g], (next - 1) & 31);
             if (next) value[g] += other;
         }
-        // Lanes of odd rank are added to the one before them, and stay out from now on.
+        // Lanes of odd rank were added to the lane before them and drop out.
         rest &= ~__ballot_sync(ALL, rank & 1);
         rank >>= 1;
     }

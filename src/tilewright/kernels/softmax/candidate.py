@@ -3,8 +3,8 @@
     y = _softmax(x, -1, False)                                   →   y = softmax(x, False)
     dx = _softmax_backward_data(dy, y, -1, dtype)                →   dx = softmax_backward(y, dy, False)
 
-Generated kernels pass over rows beyond 16384 columns three times, and compute the same otherwise: these win on rows
-beyond `LONGEST_GENERATED` where nothing beside a softmax fuses with it.
+Generated kernels compute the same, but read rows beyond 16384 columns three times: these kernels win on rows beyond
+`LONGEST_GENERATED` if nothing else fuses with a softmax.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CUDA C++ kernels: how a row is shared out, decided from metadata and the device's limits, and the launches."""
+"""The CUDA C++ softmax kernels: their schedules, from metadata and the device's limits, and their launches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STEPS = {
         (65536, 512, 16),
     ),
 }
-"""Up to so many vectors: threads of a block, blocks of a cluster. The fastest of those measured on an H200."""
+"""(The most vectors of a row, threads of a block, blocks of a cluster): the fastest of those measured on an H200."""
 
 
 def schedule_of(
@@ -84,7 +84,7 @@ def _steps(direction: Direction, limits: DeviceLimits) -> list[tuple[int, int, i
 
 
 def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimits) -> Schedule:
-    """For rows of so many 16-byte vectors; the longest may begin anywhere and take a few more than its step says."""
+    """The schedule for rows of so many 16-byte vectors; an unaligned longest row has a few more than its step says."""
     steps = _steps(direction, limits)
     _, threads, cluster = next((step for step in steps if vectors <= step[0]), steps[-1])
     found = Schedule(threads, threads, -(-vectors // (threads * cluster)), cluster)
@@ -92,7 +92,7 @@ def _registers(direction: Direction, vectors: int, log: bool, limits: DeviceLimi
 
 
 def _blocks(schedule: Schedule, tensors: int, log: bool) -> int:
-    """As `blocks_for` has it; but in a cluster, whose blocks wait for each other, more blocks hide the wait: 48
+    """As `blocks_for`, but more blocks in a cluster, to hide the time in which its blocks wait for each other: 48
     registers a thread for up to 28 of a softmax's data, 80 for more than 32 (64 that begin off a line spill)."""
     threads, vectors = schedule.threads, schedule.vectors
     if schedule.cluster > 1 and tensors == 1:

@@ -1,5 +1,5 @@
-// The call of a compiled graph with autograd, and its node: what AOTAutograd's wrappers in Python do around a graph that
-// needs nothing else of them (`tilewright.graph.plain_call`).
+// Calls a compiled graph under autograd and records its node: in C++, what AOTAutograd's wrappers in Python do around a
+// graph that needs nothing else of them (`tilewright.graph.plain_call`).
 //
 // Built from `tilewright.runtime.compiled_call`.
 
@@ -20,22 +20,22 @@
 namespace tilewright {
 
 struct Tangent {
-    int result;  // whose gradient it is
-    std::optional<std::vector<int64_t>> strides;  // as it was traced
-    at::MemoryFormat format;                      // likewise, where sizes change
+    int result;  // index of the result whose gradient this is
+    std::optional<std::vector<int64_t>> strides;  // of the gradient that was traced
+    at::MemoryFormat format;                      // of the gradient that was traced, if sizes change
     bool may_be_undefined;  // backward takes None for it, not zeros
 };
 
 struct CompiledCall {
     py::object forward, backward;  // take a list, which they may empty, and give a sequence; no backward for inference
     py::object otherwise;          // AOTAutograd's callable, for tensors and modes that this one does not know
-    py::object stand_in;           // of inputs and of what forward computed: a result of AOTAutograd's with its node
+    py::object stand_in;           // makes a result with AOTAutograd's own node from inputs and forward's values
     py::object mark;               // tells Dynamo which sizes of the results change, or null
     std::vector<bool> are_tensors;  // the inputs; others are numbers
     std::vector<bool> is_differentiable;  // for each result
     std::vector<int> detached;            // inputs whose gradients are None
     std::vector<Tangent> tangents;
-    size_t checked, unchecked;  // tensors saved after the results: those whose versions are checked come first, then numbers
+    size_t checked, unchecked;  // saved tensors with and without a version check, in this order; numbers follow
     bool disables_autocast, refuses_determinism;
 };
 
@@ -102,7 +102,7 @@ class CompiledNode : public torch::autograd::Node {
         is_released_ = true;
     }
 
-    // `values`: what forward gave beside the results, of which `results` are this node's by now.
+    // Saves `values`, which forward returned after its results; `results` already have this node as their history.
     void keep(PyObject* const* values, size_t count, const std::vector<Tensor>& results) {
         for (size_t i = 0; i < count; ++i) {
             if (i >= call_->checked + call_->unchecked) {
@@ -194,7 +194,7 @@ class CompiledNode : public torch::autograd::Node {
         return given;
     }
 
-    // In the context of Python that called backward, which may be that of another thread.
+    // Runs backward in the Python context (contextvars) of the thread that started it, perhaps not this thread.
     py::object call_backward(const py::list& arguments) const {
         PyObject* made;
         if (at::impl::ThreadLocalPythonObjects::contains("context")) {
@@ -223,7 +223,7 @@ class CompiledNode : public torch::autograd::Node {
         error->set_next_edges(std::move(edges));
         for (Tensor& x : gradients) {
             if (!x.defined()) continue;
-            // The gradient of a sum is the one that came in.
+            // A gradient may be the incoming one itself, as that of a sum; the history of that one must not change.
             x = x.detach();
             torch::autograd::set_history(x, error);
         }
@@ -263,7 +263,7 @@ class CompiledNode : public torch::autograd::Node {
     mutable Tensor stand_in_;
 };
 
-// Whether these are numbers, and tensors with memory that only autograd in reverse looks at.
+// Whether the arguments are numbers, and tensors with memory that only reverse-mode autograd observes.
 inline bool is_ordinary(const CompiledCall& call, PyObject* const* arguments, size_t count) {
     if (count != call.are_tensors.size() || in_functorch_transform() || !is_plain(arguments, count)) return false;
     for (size_t i = 0; i < count; ++i) {
@@ -273,7 +273,7 @@ inline bool is_ordinary(const CompiledCall& call, PyObject* const* arguments, si
     return true;
 }
 
-// Make the results those of a node whose next ones are the history of `inputs`.
+// Records a new node as the history of the results; its next nodes are the history of `inputs`.
 inline void record(const CompiledCallPointer& call, const variable_list& inputs, PyObject* const* given, size_t count,
                    PyObject* results) {
     auto node = shared<CompiledNode>(call);

@@ -230,7 +230,7 @@ PyObject* make_program(PyObject*, PyObject* data) {
     END_HANDLE_TH_ERRORS
 }
 
-// run(program, arguments) -> results; None, with nothing done, where a mode computes nothing or a tensor has no memory
+// run(program, arguments) -> results; does nothing and gives None if a mode computes nothing or a tensor has no memory
 PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
     HANDLE_TH_ERRORS
     auto* program = (Program*)PyCapsule_GetPointer(given[0], PROGRAM_NAME);
@@ -248,7 +248,7 @@ PyObject* run_program(PyObject*, PyObject* const* given, Py_ssize_t) {
     END_HANDLE_TH_ERRORS
 }
 
-// meet(arguments, whether each is written) -> whether the memory of a written one may have another one's elements
+// meet(arguments, whether each is written) -> whether a written one may share memory with another one
 PyObject* written_may_meet(PyObject*, PyObject* const* given, Py_ssize_t) {
     HANDLE_TH_ERRORS
     return PyBool_FromLong(may_meet(given[0], given[1]));
@@ -344,7 +344,7 @@ PyObject* call_operator_eagerly(PyObject*, PyObject* const* given, Py_ssize_t co
     END_HANDLE_TH_ERRORS
 }
 
-// known(operator, *arguments) -> the same; an Answer too where the kind of call is new
+// known(operator, *arguments) -> as `call`, but an Answer if the kind of call is new
 PyObject* call_known_operator(PyObject*, PyObject* const* given, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     return call_eagerly(operator_in(given[0]), given + 1, count - 1, Caller::CHECKING);

@@ -19,14 +19,14 @@ enum TakenKind : int { GRAD, GIVEN, IS_GIVEN, KEPT, CONSTANT_ARGUMENT };  // as 
 
 struct Taken {
     int kind, index;
-    py::object constant;  // GRAD: whether None stands for one that did not come
+    py::object constant;  // GRAD: whether an undefined gradient is passed as None
 };
 
 struct Gradient {
     std::string name;
     py::object call;
     std::vector<Taken> takes;
-    std::vector<int> gives;  // for each argument of the forward: a result, or -1
+    std::vector<int> gives;  // for each argument of the forward: which result of `call` is its gradient, or -1
     size_t differentiable;
 };
 
@@ -56,7 +56,7 @@ class GradientNode : public torch::autograd::Node {
 
     ~GradientNode() override {
         if (!Py_IsInitialized()) {
-            // Nobody can let go of what Python owns any more.
+            // Python has ended and can no longer free its objects: leak them.
             for (py::object& value : values_) value.release();
             new std::shared_ptr<const Gradient>(std::move(gradient_));
             return;
@@ -73,7 +73,7 @@ class GradientNode : public torch::autograd::Node {
         for (SavedVariable& saved : saved_) saved.reset_data();
     }
 
-    // After this node is the results' history: keep what its call takes.
+    // Saves what the gradient's call takes. Call it once this node is the history of the results.
     void keep(PyObject* const* arguments, const c10::SmallVector<Tensor, 4>& results) {
         for (const Taken& taken : gradient_->takes) {
             py::handle given = taken.kind == GIVEN || taken.kind == IS_GIVEN ? arguments[taken.index] : nullptr;
@@ -148,13 +148,13 @@ class GradientNode : public torch::autograd::Node {
     }
 
     std::shared_ptr<const Gradient> gradient_;
-    std::vector<SavedVariable> saved_;  // for each argument of the call; of no tensor where it is another value
+    std::vector<SavedVariable> saved_;  // for each argument of the call; empty if the argument is no tensor
     std::vector<bool> is_tensor_;
     std::vector<py::object> values_;
     std::vector<int> gives_;  // for each tensor among the arguments of the forward
 };
 
-// Make the results those of a node whose next ones are the history of `inputs`.
+// Records a new node as the history of the results; its next nodes are the history of `inputs`.
 inline void record(const std::shared_ptr<const Gradient>& gradient, PyObject* const* arguments,
                    const variable_list& inputs, const c10::SmallVector<Tensor, 4>& results) {
     auto node = shared<GradientNode>(gradient);

@@ -35,7 +35,7 @@ struct Hash {
 
 struct Operator {
     bool has_one_result;
-    py::object build;  // of a call's arguments: the recipe, or None
+    py::object build;  // function from a call's arguments to its recipe, or None
     std::shared_ptr<const Gradient> gradient;  // null: Python computes it
     std::unordered_map<Key, std::shared_ptr<const Recipe>, Hash> recipes;  // null: there is none
 };
@@ -64,7 +64,7 @@ inline bool is_dense(const Tensor& x) {
     return !(bits(x.key_set()) & ~keys);
 }
 
-// The tensors among the arguments; false where one is no dense tensor, or where `exact` of a subclass.
+// Collects the tensors among the arguments; false if one is not dense or, with `exact`, is of a subclass.
 inline bool collect(PyObject* const* arguments, Py_ssize_t count, bool exact, Tensors& tensors) {
     for (Py_ssize_t i = 0; i < count; ++i) {
         if (!THPVariable_Check(arguments[i])) continue;
@@ -86,7 +86,7 @@ inline void add_tensor(Key& key, const Tensor& x) {
     key.insert(key.end(), x.strides().begin(), x.strides().end());
 }
 
-// False where the argument is of another sort.
+// Adds an argument that is no tensor; false if it is of no `Sort`.
 inline bool add_option(Key& key, PyObject* x) {
     if (x == Py_None) {
         key.push_back(NONE);
@@ -137,7 +137,7 @@ inline std::shared_ptr<const Recipe> recipe_in(py::handle capsule) {
     return *found;
 }
 
-// The recipe of this kind of call; built now where the kind is new, if that `may_build`.
+// The recipe of this kind of call; a new kind's recipe is built now if `may_build`, else null.
 inline std::shared_ptr<const Recipe> recipe_of(Operator& op, Key&& key, PyObject* const* arguments, Py_ssize_t count,
                                                bool may_build) {
     auto found = op.recipes.find(key);
@@ -151,7 +151,7 @@ inline std::shared_ptr<const Recipe> recipe_of(Operator& op, Key&& key, PyObject
     return recipe;
 }
 
-// Allocate what the recipe says behind the inputs, and do its actions.
+// Appends the recipe's buffers to `tensors`, which holds the inputs, and performs its actions.
 inline void allocate_and_perform(const Recipe& recipe, Tensors& tensors) {
     at::AutoDispatchBelowADInplaceOrView below;
     c10::DeviceGuard on_device(recipe.device);
@@ -163,18 +163,18 @@ using Results = c10::SmallVector<Tensor, 4>;
 
 enum class Caller {
     USER,     // a profiler records the call; the dispatcher converts arguments of sorts that no key has
-    CHECKING, // likewise, but a kind that is new has its arguments checked first
+    CHECKING, // as USER, but builds no recipe for a new kind, whose arguments must be checked first
     PYTORCH   // the dispatcher or autograd have seen the call
 };
 
-// The results; or an Answer, and none.
+// Fills `results`, or returns an Answer and leaves them empty.
 inline std::optional<Answer> performed(Operator& op, PyObject* const* arguments, Py_ssize_t count, Tensors& tensors,
                                        Caller caller, Results& results) {
     Key key;
     if (tensors.empty()) return NO_RECIPE;
     if (!key_of(arguments, count, tensors, key)) return caller == Caller::PYTORCH ? NO_RECIPE : DISPATCH;
     auto recipe = recipe_of(op, std::move(key), arguments, count, caller != Caller::CHECKING);
-    // Of a captured graph each replay draws anew.
+    // Each replay of a captured CUDA graph must draw anew, which a recipe cannot.
     if (!recipe || is_captured_draw(*recipe)) return NO_RECIPE;
     size_t first = tensors.size();
     {

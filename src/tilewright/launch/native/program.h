@@ -20,7 +20,7 @@ namespace tilewright {
 using c10::IValue;
 namespace py = pybind11;
 
-// What a call gives is not what the plan says; `Program` in Python runs the graph as PyTorch does then.
+// The result of a call is not as planned; Python then runs the graph operator by operator, as PyTorch does.
 struct PlanMismatch : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -30,14 +30,14 @@ struct IndexOutOfBounds : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Memory that a step fills: PyTorch's, or, where it is large, what `pooled` gives.
+// Memory that a step fills: PyTorch allocates it or, if it is large, `pooled` does.
 struct Fresh {
     Layout layout;
     py::object pooled;  // null: small
 };
 
 struct Result {
-    int index, slot;  // which result of the operator, where it goes
+    int index, slot;  // which result of the operator; the slot that it goes to
     bool is_checked;
     Layout layout;
 };
@@ -45,17 +45,17 @@ struct Result {
 struct Operand {
     bool is_constant;
     IValue value;            // a constant
-    std::vector<int> slots;  // of a list; -1: an absent element
+    std::vector<int> slots;  // of the elements of a list; -1: an absent element
     bool is_list, is_optional;
     std::optional<Fresh> fresh;  // for `out=`
 };
 
 struct Output {
     int slot, reuses;       // `reuses`: the slot whose memory the result takes over, or -1
-    bool is_given = false;  // whether that is an argument of the call
+    bool is_given = false;  // whether the slot `reuses` holds an argument of the call
 };
 
-using Kernel = int (*)(void** buffers, int threads);  // 1: an index was outside
+using Kernel = int (*)(void** buffers, int threads);  // returns 1 if an index was out of bounds
 
 enum StepKind : int { RECIPE, CALL, VIEW, CONSTANT, PYTHON, KERNEL };  // as in `native.py`
 
@@ -66,7 +66,7 @@ struct Step {
     std::shared_ptr<const Recipe> recipe;  // RECIPE
     std::vector<int> inputs;               // RECIPE, PYTHON, KERNEL; VIEW: the base
     std::vector<Output> outputs;           // all but CALL
-    py::object function;                   // PYTHON; RECIPE: for addresses that the recipe does not hold for
+    py::object function;                   // PYTHON; RECIPE: called if the recipe does not fit the addresses
     std::optional<c10::OperatorHandle> handle;  // CALL; RECIPE: the operator that it stands for
     std::vector<Operand> operands;
     std::vector<Result> results;
@@ -75,7 +75,7 @@ struct Step {
     Tensor constant;
     Kernel kernel = nullptr;
     std::vector<Fresh> results_of_kernel;
-    std::string outside;  // KERNEL: what is said of an index that is
+    std::string outside;  // KERNEL: the error message for an index out of bounds
 };
 
 struct Program {
@@ -160,8 +160,8 @@ inline Tensor allocated(const Fresh& fresh) {
 // Threads of OpenMP do not survive a fork: the child runs on the calling thread alone.
 inline bool is_forked = false;
 
-// The slot whose memory a result takes over, or -1: an argument's only if nobody else holds it. Autograd does where
-// backward runs again, and a caller may.
+// The slot whose memory a result takes over, or -1. It takes over an argument's memory only if nothing else holds it:
+// autograd holds it if backward can run again, and the caller may.
 inline int reused(const Output& output, const Slots& slots) {
     bool is_held = output.is_given && slots[output.reuses].toTensor().storage().use_count() > 1;
     return is_held ? -1 : output.reuses;
@@ -208,7 +208,7 @@ inline IValue value_of(const Operand& operand, const Slots& slots) {
     return list;
 }
 
-// What a profiler is told of a recipe: the operator's arguments where it stands for one, else its tensors.
+// What a profiler records of a recipe: the arguments of the operator that it stands for, else its tensors.
 inline std::vector<IValue> recorded(const Step& step, const Slots& slots, const Tensors& tensors) {
     std::vector<IValue> values;
     for (const Operand& operand : step.operands) values.push_back(value_of(operand, slots));
@@ -220,7 +220,7 @@ inline void run_recipe(const Step& step, Slots& slots) {
     const Recipe& recipe = *step.recipe;
     c10::SmallVector<int, 8> reuses;
     for (const Output& output : step.outputs)
-        // Replays of a recording may run a backward again.
+        // A CUDA graph may replay a backward several times, so leave the arguments intact.
         reuses.push_back(output.is_given && is_captured(recipe) ? -1 : reused(output, slots));
     Tensors tensors;
     for (int slot : step.inputs) {
@@ -295,8 +295,8 @@ inline bool is_plain(PyObject* const* arguments, size_t count) {
     return true;
 }
 
-// Whether the addresses from first to last element of a written tensor contain those of another one, or have gaps: a
-// quick look before `tilewright.runtime.overlap` compares elements.
+// Whether the address range of a written tensor meets the range of another tensor, or has gaps: a quick check before
+// `tilewright.runtime.overlap` compares elements.
 inline bool may_meet(PyObject* arguments, PyObject* are_written) {
     struct Range {
         uintptr_t begin, end;
@@ -325,7 +325,7 @@ inline bool may_meet(PyObject* arguments, PyObject* are_written) {
     return false;
 }
 
-// Whether the list of arguments alone holds this tensor; its memory may have other tensors.
+// Whether only the list of arguments holds this tensor; other tensors may share its memory.
 inline bool is_alone(PyObject* tensor) {
     return Py_REFCNT(tensor) == 1 && THPVariable_Unpack(tensor).use_count() == 1;
 }

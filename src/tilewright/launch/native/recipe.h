@@ -105,7 +105,7 @@ inline void require_success(int status, const std::string& name, const char* wha
 
 inline uintptr_t address(const Tensor& x) { return (uintptr_t)x.const_data_ptr(); }
 
-// On the current device of the layout's type.
+// An uninitialised tensor on the current device of the layout's type.
 inline Tensor empty(const Layout& x) {
     // Without the dispatcher, which costs as much as the allocation.
     if (x.device.type() == at::kCPU) return Tensor(at::detail::empty_strided_cpu(x.sizes, x.strides, x.dtype));
@@ -215,7 +215,7 @@ inline void perform(const Recipe& recipe, const Tensors& tensors) {
     }
 }
 
-// Whether each replay of a CUDA graph would have to draw anew what this recipe draws once.
+// Whether the stream is being captured into a CUDA graph; each replay would have to draw anew what a recipe draws once.
 inline bool is_captured(const Recipe& recipe) {
     int captured = 0;
     return recipe.driver.is_capturing(stream_of(recipe), &captured) || captured;

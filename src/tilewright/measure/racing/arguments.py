@@ -156,7 +156,7 @@ def poison_free_memory(nbytes: int, device: str) -> None:
 
 
 def poison_freed_heap(nbytes: int) -> torch.Tensor:
-    """The same on a CPU, for results of about `nbytes`: while the returned block lives, malloc returns memory of NaN.
+    """`poison_free_memory` for a CPU, for results of about `nbytes`: while the returned block lives, malloc gives NaN.
 
     The returned block keeps the freed ones below it in the heap; otherwise the system would return zeros.
     """

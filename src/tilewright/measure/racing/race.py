@@ -37,7 +37,7 @@ BUSY = 1.1
 """The profiler's kernel time may exceed the event time by this factor: clock rates differ between the two runs."""
 BUSY_US = 20.0
 OUTSIDE_US = 0.5
-"""Work on another stream that is too short to be a kernel: two kernels in order may overlap so long in the records."""
+"""Shorter work on another stream is ignored: the records of two consecutive kernels may overlap for this long."""
 _PROFILES = 3
 """Profiles taken before a call is rejected: at its power limit a device may run one of them 10 % slower."""
 _LONGEST_HOST_US = 20_000.0

@@ -1,7 +1,7 @@
 """The race that settles a choice: alternatives for one piece of work, compared, then timed interleaved.
 
-Generated kernels, attention, and products with what follows them are all raced here. Which work is raced is decided
-elsewhere (`tune/`, `kernels/linear/choice.py`), and `records/outcomes.py` keeps the outcome.
+Generated kernels, attention, and products with what follows them are all raced here. `tune/` and
+`kernels/linear/choice.py` decide which work is raced, and `records/outcomes.py` keeps the outcome.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LEAD = 1.5
 
 
 def contest(alternatives: Mapping[str, Callable[[], object]], device: torch.device) -> Outcome:
-    """Microseconds of each alternative on `device`, the shortest call; the first is the one to trust.
+    """Microseconds of each alternative's shortest call on `device`; the results of the first alternative are trusted.
 
-    Other programs on the device only add to a time. Beside ten of them the 20th percentile still measured the load:
-    of four processes that raced one product and its GELU in one kernel (31 us) and in two (48), two kept the two.
+    Other programs on the device only add to a time. Beside ten of them even the 20th percentile measured the load: four
+    processes raced a product and its GELU in one kernel (31 us) and in two (48), and two of the four chose two kernels.
 
     An alternative whose results differ from the first's by more than rounding is left out with a message. The state of
     the device's generator is as before.

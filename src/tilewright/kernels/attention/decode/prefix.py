@@ -1,10 +1,10 @@
-"""Attention of few queries to the first keys of a cache, how many being a tensor: `tilewright::attention_prefix`.
+"""Attention of few queries to the first keys of a cache, whose number is in a tensor: `tilewright::attention_prefix`.
 
     n = prefix[b, 0, i, 0] + more             out[b, h, i] = softmax(scale · q[b, h, i] · k[b, h', :n]ᵀ) v[b, h', :n]
 
-The device reads the number; keys behind the longest prefix are not read. Where `else_all`, a query that sees none sees
-all of them. `zeros`, int32, one for each batch entry and
-key head at least, is where splits of the keys count each other: the call leaves it as it was, so all layers share one.
+The device reads n, and no key behind the longest prefix. With `else_all`, a query with an empty prefix sees all keys.
+`zeros`, int32, has at least one counter for each batch entry and key head, in which the splits of the keys count
+themselves to find the last one; they are zero again after the call, so all layers share one tensor.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MOST_ROWS = 64
 LEAST_KEYS = 512
 MOST_SPLITS = 128
 BLOCKS = {64: Blocks(0, 128, 8, 3), 128: Blocks(0, 128, 8, 3), 256: Blocks(0, 64, 8, 3)}
-"""By head size, padded. One program of these draws its multiprocessor's share of the bandwidth."""
+"""By padded head size. One program with these blocks draws its multiprocessor's share of the bandwidth."""
 INTERPRETED = Blocks(0, 16, 4, 1)
 LEAST_STAGES = 2
 """Where shared memory is short, tiles shrink before copies stop running ahead of the products."""
@@ -56,7 +56,7 @@ class DecodePlan(NamedTuple):
     scratch: int
     """fp32 elements through which the splits pass results to the last one; 0 if there is one split."""
     counters: int
-    """Numbers of int32, zero before and after: splits of each batch entry and key head that are done."""
+    """int32 counters, zero before and after a call: the finished splits of each batch entry and key head."""
 
 
 class Prefix(NamedTuple):

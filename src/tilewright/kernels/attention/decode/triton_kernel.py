@@ -56,8 +56,8 @@ def decode(
     on are hidden from all. SPLITS is `splits`, padded to a power of two. For several splits, scratch (fp32) holds O of
     each [program, row, :], then L of each [program, row], 0 and -inf where all keys of a split are hidden; counters,
     int32 [batch · key heads], is zero before and after. PREFIX: query i sees keys below prefix[batch, i] + `more`, and
-    the splits share those that some query sees; ELSE_ALL: all, where that is none. The rest is as in `forward`,
-    `factor` with its sign.
+    the splits divide the keys that some query sees; ELSE_ALL: a query with an empty prefix sees all keys. The rest is
+    as in `forward`; `factor` may be negative.
     """
     split = tl.program_id(0) % splits
     kv_index = tl.program_id(0) // splits

@@ -58,7 +58,7 @@ def _added(  # type: ignore[no-untyped-def]
     mask, group, head, queries, keys, stride_m, stride_h, stride_q, stride_k, QUERIES: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """What is added to the scores of all windows of a mask: its values, and -inf for the padding of the keys."""
+    """The terms added to the scores of all windows of a mask: its values, and -inf for the padding of the keys."""
     i, j = tl.arange(0, QUERIES)[:, None], tl.arange(0, KEYS)[None, :]
     added = tl.where(j < keys, tl.zeros([QUERIES, KEYS], tl.float32), float("-inf"))
     if MASKED:
