@@ -125,6 +125,8 @@ def test_a_program_that_ends_early_leaves_no_trace(tmp_path: Path) -> None:
 def test_a_program_that_ends_among_its_kept_steps_keeps_those(tmp_path: Path) -> None:
     done = record(RecordingPlan(wait=0, warmup=0, active=9, detail=LEAN), tmp_path, five, steps=4)
     assert done.steps_kept == 4 and names(done)["aten::exp"] == 20
+    # What runs after the last of them is no step.
+    assert sum(name.startswith("ProfilerStep") for name in names(done)) == 4
 
 
 def test_fewer_steps_where_all_would_exceed_the_bound(tmp_path: Path) -> None:

@@ -128,6 +128,9 @@ class Recorder:
         self._guard = RecordingGuard(self._on_limit)
         self._window: Window | None = None
         self._close_step: Callable[[], None] | None = None
+        self._ends_in_step = False
+        self._whole_seconds = 0.0
+        """From the begin of the first step that is kept to the end of the last whole one."""
         self._paused = False
         self._began = self._warm_paused = self._step_seconds = 0.0
 
@@ -163,6 +166,7 @@ class Recorder:
         """End the recording if it has not ended, and remove all hooks. Call it once."""
         with self._guard_paused():
             if not self.done:
+                self._drop_part_of_step()
                 self._finish()
         self._guard.rest()
         self._within_windows.__exit__()
@@ -258,9 +262,11 @@ class Recorder:
             self._guard.watch(nbytes=self._most_bytes)
         elif each > most:
             self._guard.watch(seconds=self._step_seconds * most / each)
+        began = time.perf_counter()
         while True:
             yield
             self.recording.steps_kept += 1
+            self._whole_seconds = time.perf_counter() - began
             if not self._plan.whole and self.recording.steps_kept >= wanted:
                 break
             self._next_step_range()
@@ -273,6 +279,7 @@ class Recorder:
         with self._guard_paused():
             self.recording.gave_way = True
             warn_once("the program starts a profiler of its own; this recording gives way to it and ends here")
+            self._drop_part_of_step()
             self._finish()
 
     def _on_limit(self) -> None:
@@ -282,6 +289,7 @@ class Recorder:
         with self._guard_paused():
             self.recording.cut = True
             if self._keeps:
+                self._drop_part_of_step()
                 self._finish()
             else:
                 self._count_warmup()
@@ -321,12 +329,20 @@ class Recorder:
             self._close_step()
             self._close_step = None
 
+    def _drop_part_of_step(self) -> None:
+        """Leave the step that the recording's end cuts without a range if there are whole ones: totals are divided by
+        the number of steps."""
+        if self._keeps and self.recording.steps_kept and not self._plan.nvtx:
+            self._close_step = None
+            self._ends_in_step = True
+
     def _finish(self) -> None:
         self._close()
         if self._keeps:
             self.recording.trace = None if self._plan.nvtx else self._path
             if self.recording.steps_kept and not self.recording.cut:
-                self.recording.recorded_us = self.recording.seconds_kept / self.recording.steps_kept * 1e6
+                seconds = self._whole_seconds if self._ends_in_step else self.recording.seconds_kept
+                self.recording.recorded_us = seconds / self.recording.steps_kept * 1e6
         if not self.recording.trace:
             self.recording.description = None
             for path in (self._path, self._described):
