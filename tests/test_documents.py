@@ -3,15 +3,19 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tilewright
 from benchmarks.claims import PAGE, page, results
 from benchmarks.summary import ROOT as RESULTS
 from benchmarks.summary import Results, read_all
 from benchmarks.tables import DOCUMENTS, TABLE, TABLES, rewritten
 from examples.claims.check import documents
 from tilewright.records.measurement import Direction, Measurement
+from tilewright.targets import load_case
+from tilewright.verbs import explain_case
 
 ROOT = Path(__file__).parents[1]
 COPY = 4000.0
@@ -26,6 +30,30 @@ def row(suite: str, case: str, impl: str, direction: Direction, us: float, GBps:
 def test_documents_hold_the_figures_of_the_result_files(document) -> None:
     text = document.read_text(encoding="utf-8")
     assert rewritten(text, read_all(RESULTS / "h200")) == text, "run python -m benchmarks.tables"
+
+
+def code_after(words: str) -> str:
+    """The block of code in README that follows a line with `words`."""
+    _, _, behind = (ROOT / "README.md").read_text(encoding="utf-8").partition(words)
+    return behind.split("```")[1].partition("\n")[2]
+
+
+def test_readme_shows_what_explain_prints_of_a_model() -> None:
+    names: dict[str, Any] = {}
+    exec(code_after("## On your own model").partition("\n\nprint(")[0], names)
+    program = tilewright.explain(names["model"], names["x"], on="h200").program
+    shown = " ".join(code_after("`explain` prints, for this model").split())
+    said = [f"{d.verdict} {d.producer} → {d.consumer} {d.reason}" for d in program.decisions]
+    assert [line for line in said if line in shown] == said[:2]
+    captured = [operator for operator in program.operators if operator.stage == "before"]
+    assert captured and all(op.name in shown for op in captured if op.operator_class != "layout")
+
+
+def test_readme_shows_what_explain_prints_of_fusion() -> None:
+    case = load_case("examples/naive_softmax.py:softmax", None, training=None)
+    printed = str(explain_case(case, "h200")).splitlines()
+    shown = code_after("fusion:\n").splitlines()[2:]
+    assert shown and [line for line in printed if line in shown] == shown
 
 
 def test_every_table_stands_in_a_document() -> None:

@@ -20,7 +20,7 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.timing import contest
 from tilewright.records import errors
 from tilewright.records.case import Case, InputSpec
-from tilewright.records.errors import VerificationError
+from tilewright.records.errors import TilewrightError, VerificationError
 from tilewright.records.measurement import Ceiling, Verified
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Program
@@ -241,3 +241,23 @@ def test_a_case_is_labelled_with_its_sizes() -> None:
 def test_results_show_themselves_at_pythons_prompt() -> None:
     explained = tilewright.explain(nn.GELU(), torch.randn(8, 8), on="h200")
     assert repr(explained) == str(explained) and "gelu" in repr(explained) and "Explanation(" not in repr(explained)
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return x * scale
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        (Scaled(), (torch.ones(3), 3), "input 2 of Scaled is of type int, not a tensor"),
+        (Scaled(), ([torch.ones(3)],), "input 1 of Scaled is of type list, not a tensor"),
+        (Scaled(), (), r"Scaled\(x: torch.Tensor, scale: float = 2.0\) -> torch.Tensor does not take 0 inputs"),
+        (5, (torch.ones(3),), "expected a module or a function, not 5 of type int"),
+    ],
+)
+def test_what_a_model_cannot_take_is_named(model: Any, inputs: tuple[Any, ...], said: str) -> None:
+    for verb in (tilewright.explain, tilewright.optimize):
+        with pytest.raises(TilewrightError, match=said):
+            verb(model, *inputs)

@@ -84,7 +84,7 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise TargetError(f"{path} failed on import {_error_location(error)}") from error
+        raise TargetError(f"{path} failed on import {error_location(error)}") from error
     return module
 
 
@@ -100,7 +100,7 @@ def _load_module(name: str) -> ModuleType:
                 f"no module {error.name!r} (looked in {Path.cwd()} and the installed packages); "
                 "to name a file, write path/file.py:NAME"
             ) from error
-        raise TargetError(f"module {name!r} failed on import {_error_location(error)}") from error
+        raise TargetError(f"module {name!r} failed on import {error_location(error)}") from error
 
 
 def _prepend_to_path(folder: Path) -> None:
@@ -109,7 +109,7 @@ def _prepend_to_path(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _error_location(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """`at model.py:12: x = y`, the innermost line of the user's code, and below it the error."""
     if isinstance(error, SyntaxError) and error.filename:
         line = (error.text or "").strip()
@@ -156,9 +156,9 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
     if isinstance(found, type):
         if not issubclass(found, nn.Module):
             raise TargetError(_wrong_kind(found, target))
-        if not _accepts(found, ()):
+        if not accepts(found, ()):
             raise TargetError(
-                f"{target} is a module that needs arguments, {name}{_signature(found)}; "
+                f"{target} is a module that needs arguments, {name}{signature_of(found)}; "
                 "name an instance of it, or a function that returns a Case"
             )
         forward = functools.partial(found.forward, None)  # None stands for `self`
@@ -198,11 +198,11 @@ def _with_inputs(
     if inputs is None:
         raise UsageError(
             f'{target} is not a case, so it needs --inputs "DTYPE[NAME=SIZE,...]" for '
-            f'{name}{_signature(call)}, e.g. --inputs "bf16[B=16,S=1024,D=768]"'
+            f'{name}{signature_of(call)}, e.g. --inputs "bf16[B=16,S=1024,D=768]"'
         )
     specs = InputSpec.parse_many(inputs)
-    if not _accepts(call, specs):
-        raise InputError(f"{target} takes {name}{_signature(call)}, not the {len(specs)} inputs {inputs!r}")
+    if not accepts(call, specs):
+        raise InputError(f"{target} takes {name}{signature_of(call)}, not the {len(specs)} inputs {inputs!r}")
     floats = any(spec.dtype in ("float16", "bfloat16", "float32", "float64") for spec in specs)
     return Case(name, build, specs, training=trains or floats)
 
@@ -212,9 +212,9 @@ def _is_factory(found: Callable[..., object], inputs: str | None) -> bool:
 
     It is annotated to return a case, or does not take the `inputs`, or there are none and no annotation.
     """
-    if not _accepts(found, ()):
+    if not accepts(found, ()):
         return False
-    if inputs is not None and not _accepts(found, InputSpec.parse_many(inputs)):
+    if inputs is not None and not accepts(found, InputSpec.parse_many(inputs)):
         return True
     try:
         returns = inspect.signature(found).return_annotation
@@ -229,10 +229,10 @@ def _call_factory(factory: Callable[[], object], target: str) -> object:
     try:
         return factory()
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{target}() failed {_error_location(error)}") from error
+        raise TargetError(f"{target}() failed {error_location(error)}") from error
 
 
-def _accepts(function: Callable[..., object], arguments: Iterable[object]) -> bool:
+def accepts(function: Callable[..., object], arguments: Iterable[object]) -> bool:
     """Whether `function(*arguments)` fits its signature; built-in functions without one accept all."""
     try:
         inspect.signature(function).bind(*arguments)
@@ -243,7 +243,7 @@ def _accepts(function: Callable[..., object], arguments: Iterable[object]) -> bo
     return True
 
 
-def _signature(function: Callable[..., object]) -> str:
+def signature_of(function: Callable[..., object]) -> str:
     try:
         return str(inspect.signature(function))
     except ValueError:

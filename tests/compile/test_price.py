@@ -383,7 +383,7 @@ def test_a_product_of_two_dtypes_is_refused_as_pytorch_refuses_it(training: bool
     assert second == "  mm of several dtypes: bfloat16, float32"
 
 
-NARROW = nn.Linear(8, 3)
+NARROW, LSTM = nn.Linear(8, 3), nn.LSTM(8, 3)
 LINE = r"at test_price\.py:\d+: "
 REFUSED: dict[str, tuple[Callable[..., Any], str, bool, type[Exception], str]] = {
     "a module's input": (
@@ -405,6 +405,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str, bool, type[Exception], str]] =
     "a branch on a value": (
         branches,
         *("fp32[N=4]", False, CaptureError, rf"subject is not one graph; it breaks {LINE}if x\.sum\(\) > 0:\n"),
+    ),
+    "a recurrent layer": (
+        lambda x: LSTM(x)[0],
+        *("fp32[N=4,8]", False, CaptureError, r"torch\._dynamo\.config\.allow_rnn = True"),
     ),
     "a size of the data": (
         selects,

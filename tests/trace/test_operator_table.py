@@ -63,6 +63,16 @@ def test_a_range_around_the_profilers_stop_ends_with_the_last_step() -> None:
     assert table.cpu_ns == 1060_000
 
 
+def test_an_operator_that_outlasts_the_last_step_lasts_as_long_as_it_ran() -> None:
+    trace = Trace()
+    for number in (1, 2):
+        trace.step(number, 100 * number, 100 * number + 100)
+    trace.operator("aten::a", 210, 510)
+    trace.operator("aten::b", 250, 450, AUTOGRAD)
+    table = read_operator_table(trace.analysed())
+    assert [row(table, name).cpu_self for name in ("aten::a", "aten::b")] == [300_000, 200_000]
+
+
 def test_findings_say_the_figures() -> None:
     said = findings(read_operator_table(by_hand().analysed()))
     for sentence, words in zip(

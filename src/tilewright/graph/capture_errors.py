@@ -18,6 +18,8 @@ FALSE = re.compile(r"^Data-dependent assertion failed.*ConstantVariable\(bool: F
 UNPACKED = "Length mismatch when unpacking"
 """Dynamo's message for a shape, or a tuple of tensors, of more or fewer items; of torch 2.11."""
 RAISED = re.compile(r"raised exception (.+)")
+RECURRENT = "RNN, GRU, or LSTM"
+"""In Dynamo's message for a recurrent layer, which it traces if asked to."""
 CONSTANT = re.compile(r"\[?ConstantVariable\(\w+: (.*?)\)\]?")
 """An argument of that exception in torch 2.11."""
 
@@ -54,7 +56,9 @@ def capture_error(name: str, error: Exception) -> TilewrightError:
         refusal = f"{type(error).__name__}: {first}"
     if refusal is not None:
         return InputError(f"{name} does not accept its inputs{place}\n  {refusal}")
+    advice = "name a part as the target, or rewrite the line"
+    if RECURRENT in first:
+        advice += ", or let Dynamo trace recurrent layers: torch._dynamo.config.allow_rnn = True"
     return CaptureError(
-        f"{name} is not one graph; it breaks{place}\n  {first}; "
-        "torch.compile would run it as several graphs: name a part as the target, or rewrite the line"
+        f"{name} is not one graph; it breaks{place}\n  {first}; torch.compile would run it as several graphs: {advice}"
     )

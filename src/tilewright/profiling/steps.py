@@ -11,7 +11,8 @@ from tilewright.measure.recording.recorder import Recorder, RecordingPlan
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import SavedProfile, save
 from tilewright.records.case import Case
-from tilewright.records.errors import CaptureError, UsageError
+from tilewright.records.errors import CaptureError, InputError, UsageError
+from tilewright.targets import error_location
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,10 @@ def profile_case(
         recorder = Recorder(plan, Path(folder))
         tell("compiling" if impl != "eager" else "warming up")
         subject = Subject(case, device)
-        subject.call(impl)
+        try:
+            subject.call(impl)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"{case.name} fails on its inputs {error_location(error)}") from error
         step = step_of(subject, impl, optimizer, recorder)
         tell("recording")
         with marked_regions(recorder):

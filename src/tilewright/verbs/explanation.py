@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilewright.records.case import Case, InputSpec
+from tilewright.records.errors import InputError, UsageError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
 from tilewright.report.displayable import Displayable
+from tilewright.targets import accepts, signature_of
 
 if TYPE_CHECKING:
     import torch
@@ -57,9 +59,23 @@ def explain(
 
 
 def case_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], training: bool) -> Case:
-    """A module or function and its example inputs as a case."""
+    """A module or function and its example inputs as a case. Raises UsageError or InputError if it cannot take them."""
+    import torch
+
+    name = getattr(model, "__name__", type(model).__name__)
+    if not callable(model):
+        raise UsageError(f"expected a module or a function, not {model!r} of type {type(model).__name__}")
+    for place, value in enumerate(inputs, 1):
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"input {place} of {name} is of type {type(value).__name__}, not a tensor; give other arguments in a "
+                "function of tensors alone: lambda x: model(x, scale=3)"
+            )
+    call = model.forward if isinstance(model, torch.nn.Module) else model
+    if not accepts(call, inputs):
+        raise InputError(f"{name}{signature_of(call)} does not take {len(inputs)} inputs")
     specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
-    return Case(getattr(model, "__name__", type(model).__name__), lambda: model, specs, training=training)
+    return Case(name, lambda: model, specs, training=training)
 
 
 def _profile(on: str | None) -> DeviceProfile:

@@ -70,8 +70,9 @@ def optimize(
     `torch.compile(model, backend="tilewright")` is what it measures, for at most `seconds`; nothing of `model` is
     changed.
     """
+    case = case_of(model, inputs, training)
     device = next((str(t.device) for t in inputs), "cpu")
-    return optimize_case(case_of(model, inputs, training), device=device, seconds=seconds)
+    return optimize_case(case, device=device, seconds=seconds)
 
 
 def optimize_case(

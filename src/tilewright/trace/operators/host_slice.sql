@@ -6,9 +6,9 @@ WITH last_step AS (
     SELECT file_id, max(ts) AS ts, max(ts + host_dur) AS ended FROM operator_step WHERE id IS NOT NULL GROUP BY file_id
 )
 -- Where an optimizer's step ends the recording, PyTorch's range around it lasts until the profiler has stopped. One
--- that begins with the step is around the step.
+-- that begins with the step is around the step. Operators last as long as they ran.
 SELECT slice.id, thread.utid, slice.ts, process.file_id,
-       CASE WHEN slice.ts > last_step.ts AND slice.ts <= last_step.ended
+       CASE WHEN slice.category = 'user_annotation' AND slice.ts > last_step.ts AND slice.ts <= last_step.ended
             THEN least(slice.dur, last_step.ended - slice.ts) ELSE slice.dur END AS dur,
        CASE WHEN starts_with(slice.name, 'ProfilerStep#') THEN regexp_replace(slice.name, '#\d+$', '*')
             ELSE coalesce(slice.name, '(no name)') END AS name,
