@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tilewright.hardware import ceilings as measured
+from tilewright.hardware import profiles
 from tilewright.hardware.datasheet import datasheet_of, pcie_GBps
-from tilewright.hardware.detect import Cpu, Gpu, Machine
+from tilewright.hardware.detect import Cpu, Gpu, Machine, detect
 from tilewright.hardware.profiles import (
     local_ceilings,
     local_profile,
@@ -172,14 +173,29 @@ def test_a_local_profile_is_measured_once_and_again_on_demand(home: Path) -> Non
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize(("load", "told"), [(0.0, False), (1e6, True)])
-def test_a_busy_machine_is_told(
-    load: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("idle", "told"), [(1e6, False), (0.0, True)])
+def test_a_busy_machine_is_told_and_faster_ceilings_stay(
+    idle: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(errors, "_warned", set())
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     local_ceilings(device="cpu")
-    assert ("other programs keep the CPU busy" in capsys.readouterr().err) == told
+    capsys.readouterr()
+    monkeypatch.setattr(profiles, "idle_cpus", lambda: idle)
+    slow = [replace(one, device=measured.device_name(detect(), "cpu"), value=one.value / 2) for one in toy_ceilings()]
+    monkeypatch.setattr(measured, "measure_ceilings", lambda *_, **__: slow)
+    _, found = local_ceilings(refresh=True, device="cpu")
+    assert ("other programs use" in capsys.readouterr().err) == told
+    copy = next(one.value for one in found if one.kind == "copy")
+    assert copy == (40.0 if told else 20.0)
+
+
+def test_idle_cpus_are_counted_by_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 400 ticks of four CPUs 90 were idle and 10 waited for a disk."""
+    texts = iter(["cpu  100 0 50 800 20 0 3 7 0 0", "cpu  350 0 90 890 30 0 5 15 0 0"])
+    cpus = "".join(f"\ncpu{number} 1 1 1 1 1 1 1 1 0 0" for number in range(4))
+    monkeypatch.setattr(profiles, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(Path, "read_text", lambda _: f"{next(texts)}{cpus}\nintr 5 cpus")
+    assert profiles.idle_cpus() == 4 * 100 / 400
 
 
 def test_ceilings_in_question_are_measured_again_and_the_faster_figures_kept(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tilewright.hardware import kernel_times
@@ -232,8 +233,8 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
     """This machine, and the ceilings of its first GPU if it has one, else (or with `device="cpu"`) of its CPU.
 
     Ceilings kept from an earlier run are used; without them, or with `refresh`, they are measured
-    (seconds) and kept. Where they cannot be kept, a warning says why; where other programs use up the CPU that
-    is measured, a line on standard error says so.
+    (seconds) and kept. Where they cannot be kept, a warning says why; where other programs use the CPU that
+    is measured, a line on standard error says so, and faster ones that were kept stay.
     """
     import torch
 
@@ -243,11 +244,13 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
     machine = detect()
     chosen = device or ("cuda" if machine.gpus and torch.cuda.is_available() else "cpu")
     name = ceilings.device_name(machine, chosen)
-    measured = None if refresh else ceilings.kept_ceilings(name)
+    kept = ceilings.kept_ceilings(name)
+    measured = None if refresh else kept
     if measured is None:
-        if chosen == "cpu":
-            _say_if_busy(machine)
+        busy = chosen == "cpu" and _is_busy(machine)
         measured = ceilings.measure_ceilings(chosen, machine=machine)
+        if busy and kept:
+            measured = list(_faster(kept, measured).values())
         try:
             ceilings.keep_ceilings(measured)
         except CacheError as error:
@@ -269,27 +272,61 @@ def remeasured_profile(device: str) -> DeviceProfile | None:
     from tilewright.hardware.detect import detect
 
     machine = detect()
-    kept = {(one.kind, one.dtype): one for one in ceilings.kept_ceilings(ceilings.device_name(machine, device)) or []}
-    measured = {(one.kind, one.dtype): one for one in ceilings.measure_ceilings(device, machine=machine)}
-    times_faster = {key: _times_faster(one, kept[key]) if key in kept else HIGHER for key, one in measured.items()}
-    if max(times_faster.values()) < HIGHER:
+    kept = ceilings.kept_ceilings(ceilings.device_name(machine, device)) or []
+    best, before = _faster(kept, ceilings.measure_ceilings(device, machine=machine)), _by_kind(kept)
+    if all(key in before and _times_faster(one, before[key]) < HIGHER for key, one in best.items()):
         return None
-    found = list((kept | {key: measured[key] for key, times in times_faster.items() if times > 1}).values())
-    ceilings.keep_ceilings(found)
-    return measured_profile(machine, found)
+    ceilings.keep_ceilings(list(best.values()))
+    return measured_profile(machine, list(best.values()))
+
+
+def _by_kind(ceilings: Iterable[Ceiling]) -> dict[tuple[str, str], Ceiling]:
+    return {(one.kind, one.dtype): one for one in ceilings}
+
+
+def _faster(kept: Iterable[Ceiling], measured: Iterable[Ceiling]) -> dict[tuple[str, str], Ceiling]:
+    """Of both measurements the faster one of each kind, in the order of `kept`."""
+    before = _by_kind(kept)
+    new = _by_kind(measured).items()
+    return before | {key: one for key, one in new if key not in before or _times_faster(one, before[key]) > 1}
 
 
 def _times_faster(one: Ceiling, other: Ceiling) -> float:
     return other.value / one.value if one.unit == "us" else one.value / other.value
 
 
-def _say_if_busy(machine: Machine) -> None:
-    running = os.getloadavg()[0]
-    if running >= (machine.cpu.threads or 1):
-        warn_once(
-            f"other programs keep the CPU busy (load {running:.1f} on {machine.cpu.threads} threads): ceilings "
-            "measured now come out too low, and `tilewright doctor --refresh` measures them again"
-        )
+BUSY_CPUS = 0.3
+"""CPUs in use from which measurements come out too low."""
+BUSY_SECONDS = 0.2
+"""Time over which `idle_cpus` counts. A load average lags by a minute."""
+
+
+def idle_cpus() -> float:
+    """How many CPUs of the host were idle in a moment, by Linux's counters."""
+
+    def counted() -> tuple[int, int, int]:
+        lines = Path("/proc/stat").read_text().splitlines()
+        user, nice, system, idle, waiting, *others = map(int, lines[0].split()[1:9])
+        cpus = sum(line.startswith("cpu") and line[3] != " " for line in lines)
+        return idle + waiting, user + nice + system + idle + waiting + sum(others), cpus
+
+    idle, total, cpus = counted()
+    time.sleep(BUSY_SECONDS)
+    later_idle, later_total, _ = counted()
+    return cpus * (later_idle - idle) / max(later_total - total, 1)
+
+
+def _is_busy(machine: Machine) -> bool:
+    """Whether other programs use CPUs that are to be measured; a line says so."""
+    threads = machine.cpu.threads or 1
+    missing = threads - idle_cpus()
+    if missing < BUSY_CPUS:
+        return False
+    warn_once(
+        f"other programs use {missing:.1f} of {threads} CPU threads: ceilings measured now come out too low; "
+        "`tilewright doctor --refresh` measures them again, best when the machine is idle"
+    )
+    return True
 
 
 def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile:
