@@ -43,10 +43,18 @@ def test_what_is_slow_why_and_what_to_do() -> None:
 
 def test_other_kernels_have_other_advice() -> None:
     made = launches()
-    library = replace(made.operators[1], region=None)
-    assert findings(Program([library]))[2].startswith("PyTorch's library runs forward0_gelu: a lower precision")
+    library = replace(made.operators[1], region=None, dtype="float32", shape=(64, 7))
+    for dtype, shape, said in (
+        ("float32", (64, 7), ": a lower precision or sizes that are multiples of 8 may be faster."),
+        ("bfloat16", (64, 7), ": sizes that are multiples of 8 may be faster."),
+        ("bfloat16", (64, 8), ", in a dtype and at sizes that its kernels suit."),
+    ):
+        found = findings(Program([replace(library, dtype=dtype, shape=shape)]))[2]
+        assert found == f"PyTorch's library runs forward0_gelu{said}"
     launch = replace(library, bound="launch-bound")
     assert findings(Program([launch]))[2].startswith("Only its launch takes time")
+    region = Region("forward", "forward0_gelu", ("gelu",), Cost(), "c++", "void forward0_gelu() {}")
+    assert "SELECT source_code FROM region" in findings(Program([made.operators[1]], [region]))[2]
 
 
 def test_nothing_is_said_where_nothing_was_measured() -> None:

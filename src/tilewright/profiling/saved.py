@@ -106,6 +106,8 @@ def _nothing(recordings: Sequence[Recording]) -> str:
             "nothing was recorded: the program started a profiler of its own before the recording began; "
             "run it without, or load the trace that it writes with `tilewright trace`"
         )
+    if not ended:
+        return "nothing was recorded: the program made no optimizer step; --whole records a program without steps"
     needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (
         f"nothing was recorded: the program made {ended} optimizer steps, and recording begins with step {needed}; "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.records.program import Operator, Program
+from tilewright.records.program import Operator, Program, Region
 from tilewright.report.quantity import duration, nbytes, ratio
 
+VECTOR = 8
+"""16-bit elements of 16 bytes, at whose multiples the fast kernels of libraries need rows to begin."""
 _NAMED = 3
 _FAR_OFF = 2
 """Times that a prediction may be off before it is worth a sentence."""
@@ -29,7 +31,7 @@ def findings(program: Program) -> list[str]:
             f"{ratio(_time(worst) / worst.floor_us if worst.floor_us else None)} its floor"
             + (f", which is {worst.bound}." if worst.bound else ".")
         )
-        sentences.append(" ".join([_advice(worst), *_refused(program)]))
+        sentences.append(" ".join([_advice(worst, program.regions), *_refused(program)]))
     return [*sentences, *_mispredicted(launches)]
 
 
@@ -55,15 +57,20 @@ def _mispredicted(launches: Sequence[Operator]) -> list[str]:
     ]
 
 
-def _advice(op: Operator) -> str:
+def _advice(op: Operator, regions: Sequence[Region]) -> str:
     if op.bound == "launch-bound":
         return "Only its launch takes time: replay the graph (`mode='reduce-overhead'`), or give it a larger batch."
+    region = next((one for one in regions if one.name == op.region), None)
+    if region is not None and region.language == "c++":
+        query = f"SELECT source_code FROM region WHERE name = '{region.name}'"
+        return f'It is a generated C++ kernel: `tilewright sql "{query}"` prints it.'
     if op.region is not None:
         return f"It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits {op.name}."
-    return (
-        f"PyTorch's library runs {op.name}: a lower precision or other sizes (multiples of 8) may be faster; "
-        "`tilewright bench` compares them."
-    )
+    ways = ["a lower precision"] if op.dtype in ("float32", "float64") else []
+    if any(size % VECTOR for size in op.shape):
+        ways.append(f"sizes that are multiples of {VECTOR}")
+    faster = f": {' or '.join(ways)} may be faster" if ways else ", in a dtype and at sizes that its kernels suit"
+    return f"PyTorch's library runs {op.name}{faster}."
 
 
 def _refused(program: Program) -> list[str]:
