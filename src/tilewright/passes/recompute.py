@@ -62,7 +62,8 @@ def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]
     library calls, which are in memory anyway, and from little else. A copy to another layout is better read than
     repeated by each kernel."""
     inside = class_of(_operator(node)) == "pointwise" and not _picks(node)
-    large = [s for s in sources if s.op != "placeholder" and nbytes(s) > nbytes(node) * BESIDE]
+    made = [s for s in sources if s.op != "placeholder"]
+    large = [s for s in made if not has_known_sizes(s) or nbytes(s) > nbytes(node) * BESIDE]
     return (
         inside
         and nbytes(node) >= LEAST
