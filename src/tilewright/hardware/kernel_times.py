@@ -24,7 +24,8 @@ UNFITTED: Coefficients = (1.0, 0.3, 1.6, 1.0, 1.1, 1.0, 1.0, 1.0, 0.0, 0.0)
 # Fitted on an H200 (torch 2.11, Triton 3.6, bf16) to medians of the profiler's kernel times: 7,345 launches of 33
 # models, timed in place (`benchmarks/models.py --launches`). Kinds that none of them has keep an older fit. So do rows
 # of over 1024 columns, where the prediction chooses between generated kernels and the norms'. Short rows, products of
-# few rows and eight other kinds are fitted to 4,713 later launches of 19 models.
+# few rows and eight other kinds are fitted to 4,713 later launches of 19 models. Those hardly show two coefficients,
+# set by hand: doubles of short columns and rows (the fit gave 47.9), cached bytes of products of few rows (8.0).
 H200: KernelTimes = {
     "attention": (6.67, 0.0, 3.23, 1.31, 0.887, 1.0, 1.0, 1.0, 0.0, 0.0),
     "attention backward": (13.2, 0.0, 1.6, 2.74, 1.19, 1.0, 1.0, 1.0, 0.0, 0.0),
