@@ -103,7 +103,7 @@ class _Padder:
         operands = self._image(x, groups.read, groups), self._weight(weight, groups)
         given = bias if bias is None else insert_formula(node, _pad_vector, bias, groups.count, groups.width)
         made = insert_call(node, FORWARD, *operands, given, *rest)
-        replace(node, insert_formula(node, _unpad_image, made, groups.count, groups.made))
+        replace(node, _laid_like(node, insert_formula(node, _unpad_image, made, groups.count, groups.made)))
 
     def backward(self, node: fx.Node, groups: _Groups) -> None:
         args: tuple[Any, ...] = node.args
@@ -123,7 +123,7 @@ class _Padder:
                 result = insert_formula(node, _unpad_weight, result, groups.count, groups.made, groups.read)
             else:
                 result = insert_formula(node, _unpad_vector, result, groups.count, groups.made)
-            results[place] = result
+            results[place] = _laid_like(user, result)
         replace_results(node, results)
 
     def _image(self, x: fx.Node, width: int, groups: _Groups) -> fx.Node:
@@ -137,6 +137,13 @@ class _Padder:
         if key not in self.padded:
             self.padded[key] = insert_formula(_after_inputs(x), formula, x, groups.count, groups.width)
         return self.padded[key]
+
+
+def _laid_like(node: fx.Node, result: fx.Node) -> fx.Node:
+    """`result` in the layout of `node`: PyTorch computes some convolutions on a CPU contiguous from any operands."""
+    if lies_channels_last(calls.tensor(node)) or not calls.tensor(node).is_contiguous():
+        return result
+    return insert_call(result.next, aten.clone.default, result, memory_format=torch.contiguous_format)
 
 
 def _after_inputs(node: fx.Node) -> fx.Node:
