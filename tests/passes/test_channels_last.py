@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from tests.contract import targets
@@ -17,6 +17,7 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes import pipeline
 from tilewright.passes.convolution.channels_last import channels_last
+from tilewright.passes.convolution.request import Convolution, LayoutTimes
 from tilewright.passes.norm.group import group_norm
 from tilewright.records.program import Decision
 
@@ -43,8 +44,8 @@ def planned_for_h200(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
     """The backend on a CPU with the layout of an H200; gives what was decided."""
     decided: list[Decision] = []
 
-    def run(module: torch.fx.GraphModule, target: Any) -> list[Decision]:
-        decided.extend(channels_last(module, H200))
+    def run(module: torch.fx.GraphModule, target: Any, layout_times: LayoutTimes) -> list[Decision]:
+        decided.extend(channels_last(module, H200, layout_times))
         return []
 
     monkeypatch.setattr(pipeline, "channels_last", run)
@@ -141,12 +142,37 @@ def test_what_stays_as_it_is(name: str, planned_for_h200: list[Decision]) -> Non
     torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_grouped_convolutions_take_the_layout_and_those_of_fp32_are_not_asked(planned_for_h200: list[Decision]) -> None:
-    for dtype, verdicts in ((torch.float32, []), (torch.bfloat16, ["taken"])):
-        model = Block(32, groups=32).to(dtype).eval()
-        with torch.no_grad():
-            torch.compile(model, backend=backend)(torch.randn(1, 32, 32, 32, dtype=dtype))
-        assert [decision.verdict for decision in planned_for_h200] == verdicts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_convolutions_take_the_layout(dtype: torch.dtype, planned_for_h200: list[Decision]) -> None:
+    model = Block(32, groups=32).to(dtype).eval()
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(torch.randn(1, 32, 32, 32, dtype=dtype))
+    assert [decision.verdict for decision in planned_for_h200] == ["taken"]
+
+
+@pytest.mark.parametrize(("last_us", "verdict"), [(90.0, "taken"), (99.9, "refused"), (120.0, "refused")])
+def test_races_decide_with_the_time_of_copies(last_us: float, verdict: str) -> None:
+    """Two convolutions of 100 µs each. Four copies (operand, two weights, result) take longer than 0.2 µs."""
+    asked: list[Convolution] = []
+
+    def times(convolution: Convolution) -> tuple[float, float]:
+        asked.append(convolution)
+        return 100.0, last_us
+
+    decisions: list[Decision] = []
+
+    def run(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        decisions.extend(channels_last(module, H200, times))
+        return module.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(Block(32).eval(), backend=run)(torch.randn(2, 32, 8, 10))
+    assert [decision.verdict for decision in decisions] == [verdict]
+    assert [(one.function, one.input[0], one.weight[0], one.gradients) for one in asked] == [
+        ("conv2d", (2, 32, 8, 10), (32, 32, 3, 3), (False, False)),
+        ("conv2d", (2, 32, 8, 10), (32, 32, 1, 1), (False, False)),
+    ]
 
 
 class Classifier(nn.Module):

@@ -40,6 +40,7 @@ from tilewright.passes.write_back import write_back_together
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Cost, Decision, GraphName
 from tilewright.tune.attention import race, raced
+from tilewright.tune.convolution import layout_times
 from tilewright.tune.settle import settle
 
 
@@ -66,7 +67,7 @@ class Planner(Rewriter):
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite Dynamo's graph of torch functions."""
-        return self._noted(optimise_module(module, self.target, self._price))
+        return self._noted(optimise_module(module, self.target, self._price, layout_times))
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""

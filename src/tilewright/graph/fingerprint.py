@@ -66,7 +66,7 @@ def _surroundings() -> Iterator[str]:
     matmul, cudnn, cuda = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
     reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     yield f"matmul {reduced} {matmul.allow_fp16_accumulation}"
-    yield f"cudnn {cudnn.enabled} {cudnn.benchmark} {cudnn.deterministic}"
+    yield f"cudnn {cudnn.enabled} {cudnn.benchmark} {cudnn.deterministic} {cudnn.allow_tf32}"
     yield f"mkldnn {torch.backends.mkldnn.enabled}"
     enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     yield f"attention {enabled} {cuda.cudnn_sdp_enabled()}"

@@ -22,6 +22,7 @@ from tilewright.passes.convolution.one_row import convolve_as_images
 from tilewright.passes.convolution.operands import lay_operands
 from tilewright.passes.convolution.padded_groups import pad_groups
 from tilewright.passes.convolution.patches import multiply_patches
+from tilewright.passes.convolution.request import LayoutTimes, not_timed
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.encoder_layers import write_layers_out
 from tilewright.passes.fold_constants import fold_constants
@@ -44,9 +45,11 @@ from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.program import Decision
 
 
-def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
+def optimise_module(
+    module: fx.GraphModule, target: Target, price: Price = unpriced, layout_times: LayoutTimes = not_timed
+) -> list[Decision]:
     """The passes on the torch-level graph, before autograd: attention and RMS norms are recognised before they are
-    decomposed, and layouts chosen. `price` predicts the time of an attention.
+    decomposed, and layouts chosen. `price` predicts the time of an attention; `layout_times` races layouts.
     """
     mark_pinned(module)
     decisions = write_layers_out(module, target)
@@ -56,7 +59,7 @@ def optimise_module(module: fx.GraphModule, target: Target, price: Price = unpri
     gather_gradients(module)
     convolve_as_images(module, target)
     multiply_patches(module, target)
-    return decisions + norm_as_one(module, target) + channels_last(module, target)
+    return decisions + norm_as_one(module, target) + channels_last(module, target, layout_times)
 
 
 def optimise_joint(

@@ -26,7 +26,9 @@ LEAD = 1.5
 """A GPU first waits for this multiple of a call's host time, so that the measured time contains no host time."""
 
 
-def contest(alternatives: Mapping[str, Callable[[], object]], device: torch.device) -> Outcome:
+def contest(
+    alternatives: Mapping[str, Callable[[], object]], device: torch.device, *, seconds: float = SECONDS
+) -> Outcome:
     """Microseconds of each alternative's shortest call on `device`; the results of the first alternative are trusted.
 
     Other programs on the device only add to a time. Beside ten of them even the 20th percentile measured the load: four
@@ -47,7 +49,7 @@ def contest(alternatives: Mapping[str, Callable[[], object]], device: torch.devi
     with _same_draws(device) as restore:
         right = _agreeing(alternatives, restore)
         calls = {name: partial(timed, name, function, _host_us(watch, function)) for name, function in right.items()}
-        interleaved(calls, watch.now, min_repeats=LEAST_REPEATS, max_seconds=SECONDS)
+        interleaved(calls, watch.now, min_repeats=LEAST_REPEATS, max_seconds=seconds)
     return Outcome(shortest)
 
 

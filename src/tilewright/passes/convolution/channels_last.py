@@ -1,5 +1,5 @@
-"""Gives convolutions channels-last tensors: 16-bit ones on a GPU, whose matrix units require it, and fp32 ones on a CPU
-in nets with depthwise convolutions.
+"""Gives convolutions channels-last tensors: on a GPU where its convolutions are faster together with the copies that
+this takes, and on a CPU fp32 ones in nets with depthwise convolutions.
 
     y = conv2d(x, w)          →   y = conv2d(x.contiguous(channels_last), w.contiguous(channels_last))
     return relu(y)                return relu(y).contiguous()
@@ -28,23 +28,25 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import closure
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import argument, example, mutates, spelled, static
 from tilewright.passes.convolution.memory_formats import FORMATS, laid_channels_last, lies_channels_last
+from tilewright.passes.convolution.request import CONVOLUTIONS, LayoutTimes, convolution_of, not_timed
 from tilewright.passes.norm.group import group_norm
 from tilewright.records.program import Decision, Verdict
 
 WIDE = (torch.float32,)
 MIN_CHANNELS = 16
-"""With this many input channels a group, a convolution runs on matrix units without padding."""
+"""With this many input channels a group, a convolution runs on matrix units without padding. Where no convolution was
+raced, most of the work must be in such ones."""
 DEPTHWISE = 8
 """On a CPU at least one in this many convolutions must be depthwise."""
 ON_CPU = ("conv2d",)
 TRANSPOSED = ("conv_transpose2d", "conv_transpose3d")
-CONVOLUTIONS = ("conv2d", "conv3d", *TRANSPOSED)
 POOLS = {f"adaptive_avg_pool{places}d": places for places in (1, 2, 3)}
 """By operator, the number of dimensions that it averages over."""
 VIEWS = ("view", "as_strided")
@@ -53,15 +55,16 @@ MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 """Calls whose results have the channels on another axis than the second."""
 
 
-def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
+def channels_last(module: fx.GraphModule, target: Target, layout_times: LayoutTimes = not_timed) -> list[Decision]:
     """Rewrite `module`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
-    dtypes = NARROW if target.is_gpu else WIDE
-    names = CONVOLUTIONS if target.is_gpu else ON_CPU
+    dtypes = (*NARROW, *WIDE) if target.is_gpu else WIDE
+    names = [*CONVOLUTIONS] if target.is_gpu else ON_CPU
     convolutions = [node for node in module.graph.nodes if spelled(node) in names and _is_of(node, dtypes)]
     if not convolutions:
         return []
-    reason = _refusal(module.graph, convolutions, target)
-    if reason is None:
+    reason = _obstacle(module.graph, convolutions, target)
+    faster, why = (False, reason) if reason else _is_faster(module.graph, convolutions, target, layout_times)
+    if faster:
         for node in convolutions:
             if _operand_channels(node) == 1:
                 _convert_result(node)
@@ -74,8 +77,7 @@ def channels_last(module: fx.GraphModule, target: Target) -> list[Decision]:
             _keep_the_layout(node, (node in images or _rank(node) == 4) and _is_of(node, dtypes))
         module.recompile()
     first = convolutions[0]
-    verdict: Verdict = "refused" if reason else "taken"
-    why = reason or f"{len(convolutions)} convolutions share the layout"
+    verdict: Verdict = "taken" if faster else "refused"
     source = source_line(first)
     return [Decision("forward", first.name, "channels last", verdict, why, source=source, passed_by="channels_last")]
 
@@ -86,15 +88,8 @@ def _is_of(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
     return result is not None and result.dim() >= 3 and result.dtype in dtypes
 
 
-def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
-    """Why the layout of `graph` is kept; None if it is changed."""
-    if target.is_gpu:
-        work = {node: _multiplications(node) for node in convolutions}
-        suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)
-        if 2 * suited < sum(work.values()):
-            return f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
-    elif DEPTHWISE * sum(map(_is_depthwise, convolutions)) < len(convolutions):
-        return f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the operands of the others"
+def _obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
+    """What forbids another layout in `graph`, if anything does."""
     changed = _changed(convolutions)
     if (norm := next((node for node in changed if _views_samples(node, target)), None)) is not None:
         return f"{norm.name} reduces over pixels, which would not be contiguous"
@@ -107,11 +102,51 @@ def _refusal(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
     return None
 
 
+def _is_faster(
+    graph: fx.Graph, convolutions: list[fx.Node], target: Target, layout_times: LayoutTimes
+) -> tuple[bool, str]:
+    """Whether channels-last convolutions are faster, and why: by races if all were raced, else by rule."""
+    if not target.is_gpu:
+        depthwise = sum(map(_is_depthwise, convolutions))
+        if DEPTHWISE * depthwise < len(convolutions):
+            kept = f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the others' operands"
+            return False, kept
+        return True, f"{len(convolutions)} convolutions share the layout"
+    requests = [convolution_of(node) for node in convolutions]
+    raced = [layout_times(request) for request in requests if request is not None]
+    times = [pair for pair in raced if pair is not None]
+    if len(times) == len(convolutions):
+        before, after = (sum(part) for part in zip(*times, strict=True))
+        copies = _copies_us(graph, convolutions, target)
+        why = f"{len(times)} convolutions take {before:.0f} µs as they are, {after:.0f} µs channels last"
+        return after + copies < before, f"{why} and {copies:.0f} µs for copies into and out of that layout"
+    work = {node: _multiplications(node) for node in convolutions}
+    suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)
+    if 2 * suited < sum(work.values()):
+        return False, f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
+    return True, f"{len(convolutions)} convolutions share the layout"
+
+
+def _copies_us(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> float:
+    """Predicted time of the copies of operands and results, and of their gradients' copies back."""
+    changed = _changed(convolutions)
+    operands = {argument(node, place, name) for node in convolutions for place, name in ((0, "input"), (1, "weight"))}
+    copied = [x for x in operands if x not in changed and not _is_channels_last(x)]
+    copied += [x for x in graph.output_node().all_input_nodes if x in changed and not _is_channels_last(x)]
+    total = 0.0
+    for node in copied:
+        value = example(node)
+        nbytes = 0 if value is None else value.numel() * value.itemsize
+        times = 2 if _is_trained(node) else 1
+        total += times * predicted_us(Work("pointwise", nbytes, nbytes), target.profile)
+    return total
+
+
 def _views_samples(node: fx.Node, target: Target) -> bool:
     """Whether an instance norm is left to PyTorch, which views each sample's channels as those of one batch entry."""
     if spelled(node) != "instance_norm":
         return False
-    return not (target.is_gpu and _is_of(node, NARROW) and _is_of_each_sample(node))
+    return not (target.is_gpu and _is_of(node, (*NARROW, *WIDE)) and _is_of_each_sample(node))
 
 
 def _is_of_each_sample(node: fx.Node) -> bool:
@@ -256,16 +291,16 @@ def _bring_gradients_back(images: set[fx.Node]) -> None:
                 user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
-def _keep_the_layout(node: fx.Node, is_narrow_image: bool) -> None:
+def _keep_the_layout(node: fx.Node, is_image: bool) -> None:
     """Replace calls that would copy a channels-last operand or return other strides."""
     name, result = spelled(node) or "", example(node)
     if result is not None and (places := POOLS.get(name)) and set(result.shape[-places:]) == {1}:
         node.target, node.args, node.kwargs = torch.mean, (node.args[0], tuple(range(-places, 0)), True), {}
-    elif is_narrow_image and name == "group_norm":
+    elif is_image and name == "group_norm":
         names = (("input", None), ("num_groups", None), ("weight", None), ("bias", None), ("eps", 1e-5))
         given = (argument(node, place, name, default) for place, (name, default) in enumerate(names))
         node.target, node.args, node.kwargs = group_norm, tuple(given), {}
-    elif is_narrow_image and name == "instance_norm" and result is not None:
+    elif is_image and name == "instance_norm" and result is not None:
         weight, bias, eps = argument(node, 3, "weight"), argument(node, 4, "bias"), argument(node, 7, "eps", 1e-5)
         node.target, node.args, node.kwargs = group_norm, (node.args[0], result.shape[1], weight, bias, eps), {}
 
