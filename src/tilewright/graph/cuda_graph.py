@@ -44,7 +44,7 @@ def recorded(run: Boxed, graph: CallableGraph, device: int, args: list[Any]) -> 
     nodes = graph.module.graph
     results = nodes.output_node().args[0]
     assert isinstance(results, (list, tuple))
-    model: Any = run
+    model: Any = _resolved(run) if any(map(_is_unresolved, nodes.output_node().all_input_nodes)) else run
     replay: Any = cudagraphify_impl(
         model,
         args,
@@ -63,6 +63,20 @@ def recorded(run: Boxed, graph: CallableGraph, device: int, args: list[Any]) -> 
     assert manager is not None
     manager.warmed_up_functions.update(manager.ids_to_funcs)
     return replay, first
+
+
+def _is_unresolved(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
+
+
+def _resolved(run: Boxed) -> Boxed:
+    """`run`, with results that are not shown conjugated or negated: the trees rebuild results without those bits."""
+
+    def resolved(args: list[Any]) -> Sequence[Any]:
+        return [x.resolve_conj().resolve_neg() if isinstance(x, torch.Tensor) else x for x in run(args)]
+
+    return resolved
 
 
 def records_here() -> bool:

@@ -70,6 +70,13 @@ def lies_in_memory(x: torch.Tensor) -> bool:
     return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def shown_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """x, from now on with the conjugate and negative bits of another tensor."""
+    torch._C._set_conj(x, other.is_conj())
+    torch._C._set_neg(x, other.is_neg())
+    return x
+
+
 def without_subclass(x: torch.Tensor) -> torch.Tensor:
     """x as a tensor of PyTorch's own class over the same memory; x itself if its class intercepts operators."""
     if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:

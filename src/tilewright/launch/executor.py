@@ -49,7 +49,7 @@ def native_recipe(module: ModuleType, recipe: Recipe) -> Any:
 
 
 def native_layout(layout: Layout) -> tuple[Any, ...]:
-    return layout.shape, layout.strides, layout.dtype, layout.device
+    return layout.shape, layout.strides, layout.dtype, layout.device, layout.is_unresolved
 
 
 def _action(

@@ -28,6 +28,9 @@ class Layout:
     """A `torch.dtype`."""
     device: Any
     """A `torch.device` with its index."""
+    is_unresolved: bool = False
+    """Whether a tensor may be shown conjugated or negated: PyTorch's conjugate or negative bit says that its elements
+    are not those in memory."""
 
     @cached_property
     def extent(self) -> int:

@@ -45,6 +45,7 @@ from tilewright.runtime.executable import (
     Slot,
     Step,
     ViewStep,
+    is_unresolved,
     layout_of,
 )
 from tilewright.runtime.gpu import TritonStep
@@ -199,8 +200,9 @@ class _Assembler:
         if target is attention_backward.OPERATOR:
             target = attention_backward.attention_backward()
         elif isinstance(target, OpOverload):
-            # Autograd and Dynamo are done here: call the implementation without the dispatcher, which costs more.
-            target = IMPLEMENTATIONS.get(target.name(), target)
+            # Autograd and Dynamo are done here: call the implementation without the dispatcher, which costs more. Only
+            # the dispatcher resolves what is shown conjugated or negated.
+            target = target if _reads_unresolved(unit) else IMPLEMENTATIONS.get(target.name(), target)
         meta = unit.meta.get("val")
         recipe = self._recipe(unit)
         stands_for: Any = None if recipe is None else unit.target
@@ -220,6 +222,8 @@ class _Assembler:
         """The recipe of a call of a tilewright operator with all tensors on the graph's GPU, if it has one."""
         target, metas = unit.target, [n.meta.get("val") for n in unit.all_input_nodes]
         if self.device is None or not isinstance(target, OpOverload) or target.name() not in RECIPES:
+            return None
+        if _reads_unresolved(unit):
             return None
         if not all(isinstance(meta, torch.Tensor) and meta.device == self.device for meta in metas):
             return None
@@ -318,6 +322,12 @@ def interpreted(graph: fx.Graph) -> Boxed:
         return results
 
     return run
+
+
+def _reads_unresolved(unit: fx.Node) -> bool:
+    """Whether an operand is shown conjugated or negated."""
+    metas = [n.meta.get("val") for n in unit.all_input_nodes]
+    return any(is_unresolved(meta) for meta in metas if isinstance(meta, torch.Tensor))
 
 
 def _shows_operand(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from tilewright.graph.capture import Boxed
-from tilewright.graph.pytorch_state import carries_tangents, computes_nothing, without_subclass
+from tilewright.graph.pytorch_state import carries_tangents, computes_nothing, shown_as, without_subclass
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe, is_expanded
 from tilewright.runtime.pool import pool
@@ -51,7 +51,13 @@ class IndexOutOfBounds(IndexError, RuntimeError):
 
 
 def layout_of(meta: torch.Tensor) -> Layout:
-    return Layout(tuple(map(int, meta.shape)), tuple(map(int, meta.stride())), meta.dtype, meta.device)
+    sizes, strides = tuple(map(int, meta.shape)), tuple(map(int, meta.stride()))
+    return Layout(sizes, strides, meta.dtype, meta.device, is_unresolved(meta))
+
+
+def is_unresolved(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is shown conjugated or negated: its elements are not those in its memory."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def empty(layout: Layout) -> torch.Tensor:
@@ -76,7 +82,10 @@ def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, or a copy with the planned strides. Raises PlanMismatch for another dtype, shape or device."""
+    """`tensor`, or a copy with the planned strides. Raises PlanMismatch for another dtype, shape or device.
+
+    Kernels read memory, so a tensor that is shown conjugated or negated is copied too, unless it is planned as one.
+    """
     # A 0-d result planned on the GPU may be on the CPU, like the seeds of PyTorch's attention.
     elsewhere = tensor.dim() > 0 and tensor.device.type != layout.device.type
     if tensor.dtype != layout.dtype or tensor.shape != layout.shape or elsewhere:
@@ -84,7 +93,9 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
             f"a result is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
             f"planned as {layout.dtype} {list(layout.shape)} on {layout.device}"
         )
-    if tensor.stride() == layout.strides or tensor.numel() == 0 or _has_strides(tensor, layout):
+    is_shown = layout.is_unresolved or not is_unresolved(tensor)
+    has_strides = tensor.stride() == layout.strides or _has_strides(tensor, layout)
+    if tensor.numel() == 0 or (is_shown and has_strides):
         return tensor
     if is_expanded(layout.shape, layout.strides):
         raise PlanMismatch(f"a result has strides {tensor.stride()}, planned as {layout.strides}, which share elements")
@@ -232,7 +243,8 @@ class ViewStep(OneResult):
         base = slots[self.base]
         fresh = torch.empty(0, dtype=base.dtype, device=base.device)
         start = base.storage_offset() + self.offset
-        slots[self.output] = fresh.set_(base.untyped_storage(), start, self.spec.shape, self.spec.strides)
+        made = fresh.set_(base.untyped_storage(), start, self.spec.shape, self.spec.strides)
+        slots[self.output] = shown_as(made, base) if is_unresolved(base) else made
 
 
 @dataclass

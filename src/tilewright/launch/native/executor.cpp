@@ -26,7 +26,7 @@ at::Device device_from(py::handle x) { return ((THPDevice*)x.ptr())->device; }
 Layout layout_from(py::handle x) {
     py::tuple told = py::reinterpret_borrow<py::tuple>(x);
     return {told[0].cast<std::vector<int64_t>>(), told[1].cast<std::vector<int64_t>>(), dtype_from(told[2]),
-            device_from(told[3])};
+            device_from(told[3]), told[4].cast<bool>()};
 }
 
 Driver driver_from(py::handle x) {

@@ -105,14 +105,15 @@ inline std::string described(at::ScalarType dtype, at::IntArrayRef sizes, at::De
     return text + "] on " + device.str();
 }
 
-// `x` itself, or a copy where its strides are not those planned.
+// `x` itself, or a copy where its strides are not those planned, or where kernels would read what its bits change.
 inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& name) {
     // A single number may be on the CPU where the plan has it on the GPU, as the seeds of PyTorch's attention are.
     bool elsewhere = x.dim() > 0 && x.device() != layout.device;
     if (x.scalar_type() != layout.dtype || x.sizes() != at::IntArrayRef(layout.sizes) || elsewhere)
         throw PlanMismatch(name + " is " + described(x.scalar_type(), x.sizes(), x.device()) + ", planned as " +
                            described(layout.dtype, layout.sizes, layout.device));
-    if (x.numel() == 0 || same_strides(x, layout)) return x;
+    bool is_shown = layout.is_unresolved || !(x.is_conj() || x.is_neg());
+    if (x.numel() == 0 || (is_shown && same_strides(x, layout))) return x;
     for (size_t i = 0; i < layout.sizes.size(); ++i)
         if (layout.strides[i] == 0 && layout.sizes[i] > 1)
             throw PlanMismatch(name + " has not the planned strides, by which elements share memory");
@@ -120,7 +121,8 @@ inline Tensor conform(const Tensor& x, const Layout& layout, const std::string& 
     return empty(layout).copy_(x);
 }
 
-// The elements of `base` from number `offset` on under another shape, strides and dtype; not a view for autograd.
+// The elements of `base` from number `offset` on under another shape, strides and dtype, with its conjugate and negative
+// bits; not a view for autograd.
 inline Tensor restrided(const Tensor& base, const Layout& layout, int64_t offset = 0) {
     Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), base.key_set(),
                                                            c10::scalarTypeToTypeMeta(layout.dtype));
@@ -289,7 +291,7 @@ inline bool is_plain(PyObject* const* arguments, size_t count) {
         if (!THPVariable_Check(x)) continue;
         const Tensor& tensor = THPVariable_Unpack(x);
         if (tensor.key_set().has(c10::DispatchKey::Python) || !tensor.has_storage() || tensor.is_meta() ||
-            tensor.is_neg() || tensor.is_conj() || tensor._is_zerotensor())
+            tensor._is_zerotensor())
             return false;
     }
     return true;

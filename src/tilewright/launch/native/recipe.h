@@ -33,6 +33,7 @@ struct Layout {
     std::vector<int64_t> sizes, strides;
     at::ScalarType dtype;
     at::Device device;
+    bool is_unresolved = false;  // whether a tensor may be shown conjugated or negated
 };
 
 struct TensorMap {
