@@ -57,14 +57,16 @@ def test_reading_an_entry_counts_as_use() -> None:
     assert paths[0].exists() and not paths[1].exists()
 
 
-def test_outcomes_of_races_and_what_was_just_used_stay() -> None:
-    outcomes.keep(cache.key_of("race"), Outcome({"fused": 1.0}))
+def test_outcomes_of_races_go_like_others_and_looking_one_up_counts_as_use() -> None:
+    for name in ("forgotten", "followed"):
+        outcomes.keep(cache.key_of(name), Outcome({"fused": 1.0}))
     for path in cache.cache_dir().glob("??/*.race.json"):
         os.utime(path, (1, 1))
-    old = keep("old", age_s=1000)
+    assert outcomes.kept(cache.key_of("followed"))
     recent = [keep(f"recent {n}", 50 * KIB) for n in range(4)]
-    assert outcomes.kept(cache.key_of("race")) == Outcome({"fused": 1.0})
-    assert not old.exists() and all(path.exists() for path in recent)
+    assert outcomes.kept(cache.key_of("followed")) == Outcome({"fused": 1.0})
+    assert outcomes.kept(cache.key_of("forgotten")) is None
+    assert all(path.exists() for path in recent)
 
 
 def test_a_smaller_limit_holds_from_the_next_process_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:

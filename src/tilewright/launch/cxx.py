@@ -28,9 +28,14 @@ def shared_object(source: str, flags: tuple[str, ...], *platform: str) -> Path:
     `platform` has what else the result depends on: instruction set, versions of headers. A damaged cache entry is
     rebuilt. Raises CompilerError (the compiler is missing, fails or hangs) or CacheError.
     """
-    compiler = find_compiler()
-    key = cache.key_of(source, *flags, *ALWAYS, compiler, _fingerprint(compiler), *platform)
+    key = cache.key_of(source, *flags, *ALWAYS, *identity(), *platform)
     return cache.build_with_digest(key, ".so", lambda out: compile_to(out, source, flags))
+
+
+def identity() -> tuple[str, str]:
+    """The compiler's path and a fingerprint of its file. Raises CompilerError if it is missing."""
+    compiler = find_compiler()
+    return compiler, _fingerprint(compiler)
 
 
 def find_compiler() -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ from tilewright.launch.driver import make_current
 from tilewright.records import cache
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 from tilewright.records.recipe import Launch, Number
+from tilewright.records.sources import INCLUDE
 
 Definitions = tuple[tuple[str, int | str], ...]
 HEADERS = Path(__file__).parents[1] / "kernels"
 """The folder of headers that all sources may include."""
-_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 @functools.cache
@@ -152,7 +151,7 @@ def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> byt
     )
     text = source.read_text()
     headers = _headers(text, source.parent)
-    key = cache.key_of(text, *(part for header in headers.items() for part in header), *options, _version())
+    key = cache.key_of(text, *(part for header in headers.items() for part in header), *options, version())
 
     def compiled() -> bytes:
         return _compile(source.name, text, headers, options)
@@ -167,7 +166,7 @@ def cubin(source: Path, architecture: str, definitions: Definitions = ()) -> byt
 def _headers(text: str, folder: Path) -> dict[str, str]:
     """The headers that a source of `folder` includes, directly or not, by name; they lie in `folder` or `HEADERS`."""
     found: dict[str, str] = {}
-    wanted = _INCLUDE.findall(text)
+    wanted = INCLUDE.findall(text)
     while wanted:
         name = wanted.pop()
         if name not in found:
@@ -175,7 +174,7 @@ def _headers(text: str, folder: Path) -> dict[str, str]:
             if path is None:
                 raise CompilerError(f"no header {name} in {folder} or {HEADERS}")
             found[name] = path.read_text()
-            wanted += _INCLUDE.findall(found[name])
+            wanted += INCLUDE.findall(found[name])
     return dict(sorted(found.items()))
 
 
@@ -197,7 +196,8 @@ def _compile(name: str, text: str, headers: dict[str, str], options: tuple[str, 
 
 
 @functools.cache
-def _version() -> str:
+def version() -> str:
+    """Raises CompilerError if NVRTC is not installed."""
     try:
         return "NVRTC " + ".".join(map(str, _checked(_nvrtc().nvrtcVersion())))
     except RuntimeError as error:  # the first call looks for the library

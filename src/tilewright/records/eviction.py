@@ -3,8 +3,7 @@
 A process checks the size when it writes its first entry.
 
 used     an entry's modification time: `touch` renews it at each hit
-exempt   outcomes of races, which are small and cost a measurement, and what was used in the last minute, which
-         a process may be about to load
+exempt   what was used in the last minute, which a process may be about to load
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ DEFAULT = 4 * 2**30
 LOW_WATER = 0.9
 """Entries are removed until they take this share of the limit."""
 RECENT_S = 60.0
-EXEMPT = ".race.json"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _trimmed: set[Path] = set()
 """Caches that this process has brought within the limit."""
@@ -63,7 +61,6 @@ def trim(folder: Path, most: int | None) -> None:
     for used, size, path in sorted(entries):
         if total <= wanted or used > recent:
             return
-        if not path.name.endswith(EXEMPT):
-            with suppress(FileNotFoundError):
-                path.unlink()
-            total -= size
+        with suppress(FileNotFoundError):
+            path.unlink()
+        total -= size

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from tilewright.records import cache
+from tilewright.records import cache, eviction
 from tilewright.records.errors import CacheError
 from tilewright.records.home import cache_dir
 
@@ -43,7 +43,7 @@ class Outcome:
 def every() -> dict[str, Outcome]:
     """All outcomes on disk, by key."""
     keys = sorted(path.name.removesuffix(SUFFIX) for path in cache_dir().glob(f"??/*{SUFFIX}"))
-    return {key: outcome for key in keys if (outcome := kept(key)) is not None}
+    return {key: outcome for key in keys if (outcome := _read(key)) is not None}
 
 
 @contextmanager
@@ -60,6 +60,7 @@ def looked_up() -> Iterator[dict[str, Outcome | None]]:
 def kept(key: str) -> Outcome | None:
     """The outcome of an earlier race, in this process or another; None where there was none, or its file is damaged."""
     outcome = _read(key)
+    eviction.touch(cache.entry(key, SUFFIX))
     if (found := _looked_up.get()) is not None:
         found[key] = outcome
     return outcome

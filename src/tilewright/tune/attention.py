@@ -12,14 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from tilewright.graph.pytorch_state import in_real_tensors
+from tilewright.launch.race_key import race_key
 from tilewright.measure.timing.contest import contest
-from tilewright.records import cache, outcomes
+from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
 
 THEIRS, OURS = "pytorch", "tilewright"
+MADE_FROM = ("kernels/attention",)
 
 
 def raced(request: Request, training: bool) -> tuple[float, float] | None:
@@ -42,14 +44,8 @@ def race(request: Request, training: bool) -> tuple[float, float] | None:
 
 
 def _key(request: Request, training: bool) -> str:
-    import triton
-
-    import tilewright
-
-    device = torch.cuda.get_device_name(request.device) if request.device.type == "cuda" else "cpu"
-    versions = torch.__version__, triton.__version__, tilewright.__version__
     asked = request._replace(device=torch.device("meta")), training
-    return cache.key_of("attention", str(asked), device, *versions)
+    return race_key(("attention", str(asked)), request.device, MADE_FROM)
 
 
 def _race(request: Request, training: bool) -> Outcome:

@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from tilewright.cost.kinds import region_work
 from tilewright.cost.work import is_fitted, predicted_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
+from tilewright.launch.race_key import race_key
 from tilewright.loops.nest import describe, nameless
 from tilewright.passes.fusion import Fusion, Region, split_region
-from tilewright.records import cache, outcomes
+from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 from tilewright.tune.regions import APART, FUSED, race_regions
 
+MADE_FROM = ("emit", "loops", "runtime/compiler.py")
 CLEAR_FACTOR = 1.5
 """If predicted times of generated kernels differ by more than this factor, the prediction decides."""
 
@@ -86,9 +86,5 @@ def _kept(region: Region) -> Outcome | None:
 
 
 def _key(region: Region) -> str:
-    """The cache key of a race: the nest without its names, and the device."""
-    if region.device.type == "cuda":
-        where = torch.cuda.get_device_name(region.device)
-    else:
-        where = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-    return cache.key_of("region", describe(nameless(region.lowered.nest)), where, torch.__version__)
+    """The key of a race of the nest, whatever its names."""
+    return race_key(("region", describe(nameless(region.lowered.nest))), region.device, MADE_FROM)

@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.kernels.linear import cuda
 from tilewright.launch.builder import Operand
+from tilewright.launch.race_key import race_key
 from tilewright.measure.timing.contest import contest
-from tilewright.records import cache, outcomes
+from tilewright.records import outcomes
 from tilewright.records.errors import warn_once
 from tilewright.records.outcomes import Outcome
 
 Impls = Mapping[str, Callable[..., object]]
 Operands = Sequence[torch.Tensor | Operand | None]
+MADE_FROM = ("kernels/linear",)
 
 
 def fastest(operator: str, operands: Operands, impls: Impls) -> str:
@@ -29,8 +30,7 @@ def fastest(operator: str, operands: Operands, impls: Impls) -> str:
     x, weight = operands[:2]
     assert x is not None and weight is not None
     rows = 1 << (x.shape[0] - 1).bit_length()
-    sizes = (str(rows), *map(str, weight.shape), str(x.dtype), torch.cuda.get_device_name(x.device))
-    key = cache.key_of(operator, *impls, *sizes, torch.__version__, _source())
+    key = race_key((operator, *impls, str(rows), *map(str, weight.shape), str(x.dtype)), x.device, MADE_FROM)
     known = outcomes.kept(key)
     if known is None:
         if torch.cuda.is_current_stream_capturing():
@@ -43,12 +43,6 @@ def fastest(operator: str, operands: Operands, impls: Impls) -> str:
             return next(iter(impls))
         outcomes.keep(key, known)
     return known.fastest
-
-
-@functools.cache
-def _source() -> str:
-    """The source of the kernels; an outcome is valid for this source only."""
-    return "".join(path.read_text() for path in sorted(cuda.SOURCE.parent.glob("*.cu*")))
 
 
 def _race(operands: Operands, impls: Impls) -> Outcome:
