@@ -30,7 +30,7 @@ from benchmarks.model_runs import placed, prepare
 from benchmarks.model_zoo import MODELS, Missing, Size
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
-from tilewright.measure.racing.results import append_results, environment, measurement
+from tilewright.measure.racing.results import append_results, environment, measurement, sources_of_programs
 from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.measurement import Measurement
 
@@ -111,6 +111,7 @@ def curve_row(name: str, device: str, tiny: bool, steps: int) -> Measurement:
         case=f"{name} curve {workload.shape} {'fp32' if device == 'cpu' else 'bf16'}",
         impl="tilewright",
         direction="step",
+        made_from=sources_of_programs("tilewright"),
         error=ours,
         eager_error=spread,
         note="" if ours <= spread else f"its losses are {ours / spread:.1f} times the spread of eager runs away",

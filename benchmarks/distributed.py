@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.step_stopwatch import StepStopwatch
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
-from tilewright.measure.racing.results import append_results, environment, measurement
+from tilewright.measure.racing.results import append_results, environment, measurement, sources_of_programs
 from tilewright.measure.timing.benchmark import Timing, timing_of
 from tilewright.measure.timing.stopwatch import CpuStopwatch
 from tilewright.records.measurement import Measurement
@@ -184,6 +184,7 @@ def race(way: str, device: torch.device, given: argparse.Namespace) -> Iterator[
             direction="step",
             peak_bytes=peaks[name],
             first_call_us=first_us[name],
+            made_from=sources_of_programs(name),
             error=largest_difference(losses[name], losses["eager"]),
             eager_error=largest_difference(losses[AGAIN], losses["eager"]),
             note=f"losses {losses[name][0]:.5f} to {losses[name][-1]:.5f}",

@@ -29,7 +29,7 @@ from tilewright.hardware.detect import detect
 from tilewright.hardware.target import target_of
 from tilewright.launch.executor import EXTENSION
 from tilewright.measure.memory import peak_bytes
-from tilewright.measure.racing.results import append_results, environment, measurement
+from tilewright.measure.racing.results import append_results, environment, measurement, sources_of_programs
 from tilewright.measure.timing.benchmark import Timing, benchmark
 from tilewright.measure.timing.stopwatch import CpuStopwatch
 from tilewright.measure.truth.contract import compare
@@ -296,6 +296,7 @@ class _Running:
             # Infinite where the reference is 0: such a gradient is noise, and the note names it.
             error=error.error if error and math.isfinite(error.error) else None,
             eager_error=error.eager_error if error else None,
+            made_from=sources_of_programs(name),
             note=f"{error.tensor} is outside the numbers contract" if error and not error.ok else "",
         )
 

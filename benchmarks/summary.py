@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cute_attention import TIMES_CUDNN
+from benchmarks.todays import is_todays
 from tilewright.measure.racing.results import read_results
 from tilewright.records.measurement import Measurement
 
@@ -26,6 +27,7 @@ NOISE = 0.98
 """Interleaved medians of the same kernel differ by so much."""
 GIB = 2**30
 ROW_KERNELS = ("softmax", "layer_norm", "rms_norm", "cross_entropy")
+NUMBERS = ("required", "measured", "rows", "of old sources")
 LARGE = 2**27
 """Elements from which a row kernel's workload is one of bandwidth: about 1 GiB of traffic."""
 PEERS = ("torch", "eager", "inductor", "inductor-max-autotune", "liger")
@@ -222,6 +224,8 @@ class Verdict:
     figure: float | None
     rows: int
     worst: str
+    old: int = 0
+    """Rows that were measured from other sources than today's."""
 
     @property
     def reached(self) -> bool:
@@ -238,7 +242,8 @@ def verdicts(results: Results) -> Iterator[Verdict]:
             continue
         least, row = min(known, key=lambda pair: pair[0])
         figure = statistics.geometric_mean([f for f, _ in known]) if bar.together else least
-        yield Verdict(bar, figure, len(known), f"{least:.3g} at {row.suite} {row.case}")
+        old = sum(not is_todays(row) for _, row in known)
+        yield Verdict(bar, figure, len(known), f"{least:.3g} at {row.suite} {row.case}", old)
 
 
 def read_all(folder: Path) -> Results:
@@ -254,13 +259,13 @@ def read_all(folder: Path) -> Results:
 def main(folder: Path) -> int:
     results = read_all(folder)
     table = Table(title=f"{folder} · copy {results.copy_GBps():,.0f} GB/s", title_justify="left")
-    for heading in ("kernels", "bar", "required", "measured", "rows", "least", ""):
-        table.add_column(heading, justify="right" if heading in ("required", "measured", "rows") else "left")
+    for heading in ("kernels", "bar", "required", "measured", "rows", "of old sources", "least", ""):
+        table.add_column(heading, justify="right" if heading in NUMBERS else "left")
     found = list(verdicts(results))
     for v in found:
         figure = "no row" if v.figure is None else f"{v.figure:.3g}"
         mark = "[green]reached" if v.reached else "[red]missed"
-        table.add_row(v.bar.group, v.bar.what, f"{v.bar.bound:g}", figure, str(v.rows), v.worst, mark)
+        table.add_row(v.bar.group, v.bar.what, f"{v.bar.bound:g}", figure, str(v.rows), str(v.old or ""), v.worst, mark)
     Console(width=150).print(table)
     return 0 if all(v.reached for v in found) else 1
 

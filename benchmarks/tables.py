@@ -6,7 +6,8 @@ A table stands between two comments that name it,
     <!-- /table -->
 
 and everything between them is replaced. Shares of a copy are shares of the copy bandwidth measured beside the row
-kernels; times against a peer are ratios of medians in one race.
+kernels; times against a peer are ratios of medians in one race. A figure of tilewright's that was measured from other
+sources than today's has a mark (`todays.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from benchmarks.summary import (
     read_all,
     row_kernels,
 )
+from benchmarks.todays import mark, with_footnote
 from tilewright.bench.catalogue import suite
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.report.quantity import duration
@@ -79,7 +81,11 @@ def implementations(name: str, case: str, directions: Sequence[Direction]) -> Ca
         return markdown(
             ["impl", *(h for d in directions for h in (headings[d], "of copy")), "what limits it"],
             (
-                [f"`{impl}`", *_times_and_shares(results, rows[impl], directions), notes.get(impl, "")]
+                [
+                    f"`{impl}`{mark(rows[impl].values())}",
+                    *_times_and_shares(results, rows[impl], directions),
+                    notes.get(impl, ""),
+                ]
                 for impl in slowest_first
             ),
         )
@@ -107,7 +113,7 @@ def row_kernel(lines: Sequence[tuple[str, str, Direction, str, str]]) -> Callabl
     """Shares of a copy over the columns of full-sized workloads; a line is (label, suite, direction, dtype, impl)."""
 
     def table(results: Results) -> str:
-        shares: list[tuple[str, dict[int, float | None]]] = []
+        shares: list[tuple[str, dict[int, str]]] = []
         for label, name, direction, dtype, impl in lines:
             found = [
                 row
@@ -116,11 +122,11 @@ def row_kernel(lines: Sequence[tuple[str, str, Direction, str, str]]) -> Callabl
                 and row.case.endswith(dtype)
                 and elements(row.case) >= LARGE
             ]
-            shares.append((label, {columns_of(row): of_copy(results, row) for row in found}))
+            shares.append((label, {columns_of(row): share(of_copy(results, row)) + mark([row]) for row in found}))
         widths = sorted({columns for _, known in shares for columns in known})
         return markdown(
             ["columns", *(label for label, _ in shares)],
-            ([f"{columns}", *(share(known.get(columns)) for _, known in shares)] for columns in widths),
+            ([f"{columns}", *(known.get(columns, NONE) for _, known in shares)] for columns in widths),
         )
 
     return table
@@ -143,12 +149,12 @@ def linear(results: Results) -> str:
     """The bare product in TFLOP/s, and each epilogue as a share of its speed in the same race."""
     suites = {"linear_gelu": "GELU erf", "linear_gelu_tanh": "GELU tanh", "linear_dropout_add": "dropout + residual"}
     bare: dict[str, list[float]] = {}
-    shares: dict[tuple[str, str], float] = {}
+    shares: dict[tuple[str, str], str] = {}
     for name in suites:
         for row in results.of(name, direction="fwd"):
             (product,) = results.beside(row, ["cublas-bare"])
             bare.setdefault(row.case, []).append(product.TFLOPs or float("nan"))
-            shares[row.case, name] = product.median_us / row.median_us
+            shares[row.case, name] = share(product.median_us / row.median_us) + mark([row])
     largest_first = sorted(bare, key=elements, reverse=True)
     return markdown(
         ["M×N×K", "cuBLAS alone, TFLOP/s", *suites.values()],
@@ -156,7 +162,7 @@ def linear(results: Results) -> str:
             [
                 case.split(" ")[0].replace("x", "×"),
                 f"{statistics.median(bare[case]):.0f}",
-                *(share(shares.get((case, name))) for name in suites),
+                *(shares.get((case, name), NONE) for name in suites),
             ]
             for case in largest_first
         ),
@@ -178,7 +184,7 @@ def linear_cross_entropy(results: Results) -> str:
         ["forward + backward", "ms", "TFLOP/s of useful work", "MiB beyond inputs and gradients"],
         (
             [
-                labels[row.impl],
+                labels[row.impl] + mark([row]),
                 f"{row.median_us / 1e3:.1f}",
                 f"{row.TFLOPs:.0f}",
                 f"{((row.peak_bytes or 0) - gradients) / 2**20:.0f}",
@@ -192,13 +198,14 @@ def attention(direction: Direction) -> Callable[[Results], str]:
     """Times against the better of cuDNN and FlashAttention-2, over lengths."""
 
     def table(results: Results) -> str:
-        times = {row.case: of_shipped_attention(results, row) for row in results.of("attention", direction=direction)}
+        rows = results.of("attention", direction=direction)
+        times = {row.case: share(of_shipped_attention(results, row)) + mark([row]) for row in rows}
         return markdown(
             [{"fwd": "forward", "bwd": "backward"}[direction] + ", S", *(f"{length}" for length in GRID)],
             (
                 [
                     f"d {size}{', causal' if kind == 'causal' else ''}",
-                    *(share(times.get(f"d{size} S{s} {kind}")) for s in GRID),
+                    *(times.get(f"d{size} S{s} {kind}", NONE) for s in GRID),
                 ]
                 for size in (64, 128, 256)
                 for kind in ("full", "causal")
@@ -217,7 +224,10 @@ def decode(results: Results) -> str:
     )
     return markdown(
         ["batch × keys", *(f"{batch} × {keys}" for (batch, keys), _ in sizes)],
-        ([label, *(share(of_copy(results, rows[case, impl])) for _, case in sizes)] for impl, label in names.items()),
+        (
+            [label, *(share(of_copy(results, row)) + mark([row]) for _, case in sizes for row in [rows[case, impl]])]
+            for impl, label in names.items()
+        ),
     )
 
 
@@ -260,10 +270,8 @@ def races(results: Results) -> str:
         pairs = [(figure, row) for row in race.rows(results) if (figure := race.figure(results, row)) is not None]
         figures = [figure for figure, _ in pairs]
         worst, row = min(pairs, key=lambda pair: pair[0])
-        together = statistics.geometric_mean(figures)
-        lines.append(
-            [race.what, race.against, f"{len(figures)}", share(together), share(worst), f"{row.suite} {row.case}"]
-        )
+        together = share(statistics.geometric_mean(figures)) + mark(row for _, row in pairs)
+        lines.append([race.what, race.against, f"{len(figures)}", together, share(worst), f"{row.suite} {row.case}"])
     return markdown(["kernel", "× the speed of", "races", "together", "worst", "which is"], lines)
 
 
@@ -363,7 +371,9 @@ def shown(results: Results) -> str:
             "TFLOP/s": f"{ours.TFLOPs or 0:.0f}",
         }
         peers = (time(words) for words in (line.torch, line.inductor, line.others))
-        lines.append([line.label, *peers, f"**{duration(ours.median_us)}**", f"{figures[line.limit]} {line.limit}"])
+        lines.append(
+            [line.label, *peers, f"**{duration(ours.median_us)}**{mark([ours])}", f"{figures[line.limit]} {line.limit}"]
+        )
     return markdown(["", "PyTorch", "Inductor", "others", "tilewright", "of the limit"], lines)
 
 
@@ -380,7 +390,10 @@ def replayed(results: Results) -> str:
     return markdown(
         ["a step of", "by calls", "its host", "as CUDA graphs", "its host"],
         (
-            [impl, *(duration(us) if us else NONE for row in pair for us in _step_and_host(row))]
+            [
+                impl + mark(filter(None, pair)),
+                *(duration(us) if us else NONE for row in pair for us in _step_and_host(row)),
+            ]
             for impl, pair in found.items()
         ),
     )
@@ -409,7 +422,7 @@ def _inference_and_training(found: Mapping[tuple[bool, str], Line]) -> list[str]
     for trains in (False, True):
         called, replayed = found.get((trains, "calls")), found.get((trains, "replay"))
         cells += [
-            duration(called.ours.median_us) if called else NONE,
+            duration(called.ours.median_us) + mark([called.ours]) if called else NONE,
             share(called and called.of_eager),
             share(called and called.ratio),
             share(replayed and replayed.ratio),
@@ -433,7 +446,7 @@ def _models(rows: list[Measurement]) -> str:
                 + (", CUDA graphs" if line.by == "replay" else ""),
                 duration(line.eager.median_us) if line.eager else NONE,
                 duration(line.peer.median_us),
-                duration(line.ours.median_us),
+                duration(line.ours.median_us) + mark([line.ours]),
                 *(NONE if ratio is None else f"{ratio:.2f}" for ratio in (line.ratio, line.gpu, line.memory)),
             ]
             for line in lines(rows)
@@ -451,7 +464,7 @@ def ranks(_: Results) -> str:
         lines.append(
             [
                 case,
-                *(duration(row.median_us) for row in found.values()),
+                *(duration(row.median_us) + mark([row]) for row in found.values()),
                 f"{peer.median_us / ours.median_us:.2f}",
                 f"{ours.peak_bytes / peer.peak_bytes:.2f}" if ours.peak_bytes and peer.peak_bytes else NONE,
                 f"{ours.error:.1e}",
@@ -494,7 +507,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
 
 def rewritten(text: str, results: Results) -> str:
     """The text with each of its tables made anew; a name that no table has is a `KeyError`."""
-    return TABLE.sub(lambda found: found[1] + TABLES[found["name"]](results) + found[3], text)
+    return TABLE.sub(lambda found: found[1] + with_footnote(TABLES[found["name"]](results)) + found[3], text)
 
 
 def main(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 import tilewright
 from benchmarks.claims import PAGE, page, results
 from benchmarks.summary import ROOT as RESULTS
-from benchmarks.summary import Results, read_all
+from benchmarks.summary import Results, read_all, verdicts
 from benchmarks.tables import DOCUMENTS, TABLE, TABLES, rewritten
+from benchmarks.todays import ALL, FOOTNOTE, is_todays
 from examples.claims.check import documents
+from tests.copied_sources import change_a_line, copied_sources
+from tilewright.bench.catalogue import suite
 from tilewright.records.measurement import Direction, Measurement
+from tilewright.records.sources import digest
 from tilewright.targets import load_case
 from tilewright.verbs import explain_case
 
@@ -67,9 +72,41 @@ def test_text_around_a_table_stays() -> None:
     rows.append(row("layer_norm", "65536x4096 bf16", "tilewright", "bwd", 500.0, 2000.0))
     rows.append(row("layer_norm", "3x4096 bf16", "tilewright", "fwd", 5.0, 1.0))
     new = rewritten(text, Results(rows))
-    assert new.startswith("before\n<!-- table: norms -->\n| columns |") and new.endswith("|\n<!-- /table -->\nafter\n")
+    assert new.startswith("before\n<!-- table: norms -->\n| columns |") and new.endswith(
+        ALL + "<!-- /table -->\nafter\n"
+    )
     assert "old" not in new
     assert "| 4096 | – | 0.75 | – | – | 0.50 | – | – | – |\n" in new
+
+
+def test_figures_of_sources_that_changed_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with copied_sources(tmp_path, monkeypatch, "kernels", "emit", "loops") as folder:
+
+        def measured(name: str, impl: str = "tilewright") -> Measurement:
+            made_from = suite(name).sources_of(impl)
+            made = row(name, "65536x4096 bf16", impl, "fwd", 250.0, 3000.0)
+            return replace(made, sources=digest(*made_from) if made_from else "")
+
+        rows = [measured("rms_norm"), measured("rms_norm", "torch"), measured("cross_entropy"), measured("gelu")]
+        assert all(map(is_todays, rows)) and is_todays(measured("gelu", "generated"))
+        text = "<!-- table: norms -->\n<!-- /table -->\n<!-- table: cross entropy -->\n<!-- /table -->\n"
+        assert "†" not in rewritten(text, Results(rows))
+        change_a_line(folder / "kernels/norm/moments.cuh")
+        assert [is_todays(r) for r in rows] == [False, True, True, True]
+        rows.append(replace(rows[0], case="32768x8192 bf16", sources=digest(*suite("rms_norm").sources)))
+        both = rewritten(text, Results(rows))
+        assert both.count("0.75 †") == both.count(FOOTNOTE) == 1 and both.count("| 0.75 |") == 2
+        change_a_line(folder / "kernels/row.cuh")
+        assert [is_todays(r) for r in rows] == [False, True, False, True, False]
+        assert rewritten(text, Results(rows)).count(ALL) == 2
+        (judged,) = (v for v in verdicts(Results(rows)) if v.bar.what == "row kernels forward, of copy")
+        assert (judged.rows, judged.old) == (3, 3)
+
+
+def test_a_row_without_a_digest_is_marked() -> None:
+    assert not is_todays(row("softmax", "65536x4096 bf16", "tilewright", "fwd", 250.0))
+    assert not is_todays(row("models", "gpt2 B8 bf16", "tilewright", "infer", 250.0))
+    assert is_todays(row("models", "gpt2 B8 bf16", "inductor", "infer", 250.0))
 
 
 def test_every_claim_was_checked_on_each_device() -> None:

@@ -87,7 +87,7 @@ def remarks(result: RaceResult) -> list[str]:
 def _worth(result: RaceResult) -> list[str]:
     """Whether tilewright's hand-written kernel wins the 5 % over the generated program that it must; on a GPU only."""
     times = {row.impl: row.median_us for row in result.rows}
-    if result.device == "cpu" or not {"tilewright", "generated"} <= times.keys():
+    if result.device == "cpu" or result.suite.is_generated or not {"tilewright", "generated"} <= times.keys():
         return []
     speedup = times["generated"] / times["tilewright"]
     if speedup >= WORTH:
@@ -315,6 +315,8 @@ def _rows(
             error=outcome.worst.error if outcome.worst else None,
             eager_error=outcome.worst.eager_error if outcome.worst else None,
             note="; ".join(outcome.notes),
+            made_from=suite.sources_of(outcome.impl),
+            package=suite.variant(outcome.impl).package,
         )
         for outcome in outcomes
         if outcome.timing is not None

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,18 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.records.errors import UsageError
+from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Language, Variant, Workload
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 """The examples of a checkout; an installed package has none."""
+DISTRIBUTIONS = {
+    "liger_kernel": "liger-kernel",
+    "quack": "quack-kernels",
+    "flash_attn": "flash-attn-4",
+    "cudnn": "nvidia-cudnn-frontend",
+}
+"""The peers' distributions by the package that is imported."""
 _EXAMPLES = "tilewright_examples"
 """The name under which they are imported, whatever else is called `examples`."""
 
@@ -42,7 +51,7 @@ def generated(function: Callable[..., Any], **options: Any) -> Variant:
 
         return torch.compile(function, backend=backend, dynamic=False, options={"hand_written": False})
 
-    return Variant("generated", "inductor", lambda *inputs: compiled()(*inputs), **options)
+    return Variant("generated", "inductor", lambda *inputs: compiled()(*inputs), sources=GENERATED, **options)
 
 
 def library(name: str, target: str, call: Callable[..., Any], **options: Any) -> Variant:
@@ -50,15 +59,15 @@ def library(name: str, target: str, call: Callable[..., Any], **options: Any) ->
 
     `call(found, *inputs)` calls what `target` (`quack.softmax:softmax`) names, which is imported then.
     """
-    package = target.split(".")[0]
+    package = re.split("[.:]", target)[0]
 
     def refuses(_: Workload) -> str | None:
-        return None if importlib.util.find_spec(package) else f"{package} is not installed"
+        return None if importlib.util.find_spec(package) else f"{DISTRIBUTIONS[package]} is not installed"
 
     def run(*inputs: Any) -> Any:
         return call(pkgutil.resolve_name(target), *inputs)
 
-    return Variant(name, "library", run, refuses=refuses, **options)
+    return Variant(name, "library", run, refuses=refuses, package=DISTRIBUTIONS[package], **options)
 
 
 def example(

@@ -61,6 +61,10 @@ class Variant:
     """The reason why a workload is unsupported, or None."""
     overwrites_inputs: bool = False
     """It may overwrite its inputs and incoming gradients, by its documentation; a bench notes it in its rows."""
+    sources: Sequence[str] | None = None
+    """Tilewright's sources that it runs (`records/sources.py`); None: those of the suite if it is tilewright's."""
+    package: str = ""
+    """The distribution that has it, if it is neither tilewright's nor PyTorch's."""
     unverified: str = ""
     """Why its values are not compared with float64 (another dropout mask, the matrix product alone), or ""."""
 
@@ -88,7 +92,18 @@ class Suite:
     """
     sweeps: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """Named series of sizes for plots: `columns`, `rows`, ..."""
+    sources: Sequence[str] = ()
+    """What tilewright's implementations are made from (`records/sources.py`)."""
+    is_generated: bool = False
+    """Whether tilewright's kernels for it are all generated: then `generated` differs by the host's time alone."""
 
     def variant(self, name: str) -> Variant:
         """The variant of that name; KeyError if there is none."""
         return {variant.name: variant for variant in self.variants}[name]
+
+    def sources_of(self, impl: str) -> Sequence[str]:
+        """The sources of tilewright that a row of `impl` measures; none for a peer."""
+        known = {variant.name: variant.sources for variant in self.variants}.get(impl)
+        if known is None:
+            return self.sources if impl.startswith("tilewright") else ()
+        return known

@@ -70,7 +70,7 @@ def measure(
     from tilewright.hardware.ceilings import device_name
     from tilewright.hardware.detect import detect
     from tilewright.measure.memory import peak_bytes
-    from tilewright.measure.racing.results import environment, measurement
+    from tilewright.measure.racing.results import environment, measurement, sources_of_programs
     from tilewright.measure.timing.benchmark import benchmark
 
     direction: Direction = "fwd+bwd" if subject.case.training else "infer"
@@ -96,6 +96,7 @@ def measure(
             flops=flops,
             predicted_us=predicted if impl == "tilewright" else None,
             peak_bytes=peaks[impl],
+            made_from=sources_of_programs(impl),
         )
         for impl, timing in timings.items()
     ]

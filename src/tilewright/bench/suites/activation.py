@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from tilewright.bench.peers import example, inductor, library
+from tilewright.bench.peers import example, generated, inductor, library
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.activation import gelu, swiglu
 from tilewright.records.measurement import Direction
+from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 FULL = (16384, 16384)
@@ -67,9 +68,12 @@ SUITES = {
             ),
             Variant("torch", "torch", F.gelu, "instructions in 16 bits: the exact erf"),
             Variant("eager", "torch", _gelu_in_steps, "memory, five kernels: nine reads and writes more"),
+            generated(F.gelu, note="memory"),
             inductor(F.gelu, note="instructions in 16 bits: the exact erf"),
         ),
         sizes=(FULL,),
+        sources=("kernels/activation.py", *GENERATED),
+        is_generated=True,
         sweeps={"sizes": tuple((2**k, 2**k) for k in range(8, 15))},
     ),
     "swiglu": Suite(
@@ -80,6 +84,7 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", swiglu, "memory"),
             Variant("eager", "torch", _swiglu, "memory, two kernels"),
+            generated(_swiglu, note="memory"),
             inductor(_swiglu, note="memory"),
             # Its backward writes the gradients over its inputs, which may not be called twice.
             library(
@@ -91,5 +96,7 @@ SUITES = {
             ),
         ),
         sizes=((16384, 11008), FULL),
+        sources=("kernels/activation.py", *GENERATED),
+        is_generated=True,
     ),
 }

@@ -180,6 +180,7 @@ SUITES = {
         ),
         sizes=tuple((d, s, c) for d in (64, 128, 256) for s in (512, 1024, 2048, 4096, 8192, 16384) for c in (0, 1)),
         dtypes=("bfloat16",),
+        sources=("kernels/attention",),
         sweeps={
             "study": tuple((d, s, 0, 8, 1) for s in (256, 1024, 4096, 8192, 16384) for d in (16, 32, 64, 128, 256)),
             "memory": tuple((128, 1024 * s, 0, 1, 1) for s in (1, 2, 4, 8, 16, 32, 64, 128)),
@@ -206,5 +207,6 @@ SUITES = {
             (b, 64, 8, s, 128) for b, s in ((8, 4096), (8, 32768), (8, 131072), (16, 65536), (64, 4096), (64, 16384))
         ),
         dtypes=("bfloat16",),
+        sources=("kernels/attention",),
     ),
 }

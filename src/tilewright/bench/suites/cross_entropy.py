@@ -76,6 +76,7 @@ SUITES = {
             ),
         ),
         sizes=tuple((ELEMENTS // columns, columns) for columns in COLUMNS),
+        sources=("kernels/cross_entropy",),
         sweeps={"columns": tuple((ELEMENTS // columns, columns) for columns in (2**power for power in range(6, 21)))},
     )
 }

@@ -12,6 +12,7 @@ from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.activation import formula
 from tilewright.kernels.dropout_add import drawn_by_pytorch, dropout_add
 from tilewright.records.measurement import Direction
+from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Suite, Variant, Work
 
 P = 0.1
@@ -65,5 +66,7 @@ SUITES = {
         ),
         sizes=((16384, 16384),),
         draws=draws,
+        sources=("kernels/dropout_add", *GENERATED),
+        is_generated=True,
     )
 }

@@ -126,6 +126,7 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
         variants=variants,
         sizes=SIZES,
         dtypes=("bfloat16",),
+        sources=("kernels/linear",),
     )
 
 
@@ -154,6 +155,7 @@ SUITES = {
         ),
         sizes=SIZES,
         dtypes=("bfloat16",),
+        sources=("kernels/linear",),
         draws=_draws,
     ),
 }

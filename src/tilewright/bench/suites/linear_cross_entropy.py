@@ -61,5 +61,6 @@ SUITES = {
         ),
         sizes=((8192, 4096, 131072),),
         dtypes=("bfloat16",),
+        sources=("kernels/linear_cross_entropy",),
     )
 }

@@ -14,6 +14,7 @@ from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels import norm
 from tilewright.kernels.norm import by_torch
 from tilewright.records.measurement import Direction
+from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 COLUMNS = (256, 1024, 4096, 5000, 8192, 16384, 32768)
@@ -94,6 +95,7 @@ def _suite(
             *peers,
         ),
         sizes=tuple((ELEMENTS // columns, columns) for columns in COLUMNS),
+        sources=("kernels/norm", *GENERATED),
         sweeps={"columns": tuple((2**24 // columns, columns) for columns in (2**k for k in range(6, 19)))},
     )
 

@@ -8,6 +8,7 @@ from tilewright.bench.peers import example, generated, inductor, library
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.softmax import log_softmax, softmax
 from tilewright.records.measurement import Direction
+from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Suite, Variant, Work, Workload
 
 ELEMENTS = 2**28
@@ -96,6 +97,7 @@ SUITES = {
         ),
         sizes=_SIZES,
         sweeps=_SWEEPS,
+        sources=("kernels/softmax", *GENERATED),
     ),
     "log_softmax": Suite(
         name="log_softmax",
@@ -111,5 +113,6 @@ SUITES = {
         ),
         sizes=_SIZES,
         sweeps=_SWEEPS,
+        sources=("kernels/softmax", *GENERATED),
     ),
 }

@@ -8,6 +8,7 @@ from tilewright.bench.peers import example, generated, inductor
 from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.weighted_sum import weighted_sum
 from tilewright.records.measurement import Direction
+from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Suite, Variant, Work
 
 
@@ -48,6 +49,8 @@ SUITES = {
             inductor(_in_steps, note="memory; backward reads and writes in separate kernels"),
         ),
         sizes=((1000, 512), (16384, 16384)),
+        sources=("kernels/weighted_sum", *GENERATED),
+        is_generated=True,
         sweeps={"columns": tuple((2**28 // columns, columns) for columns in (2**k for k in range(8, 19)))},
     )
 }

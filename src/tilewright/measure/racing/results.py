@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,6 +15,7 @@ from tilewright.measure.timing.benchmark import Timing
 from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction, Measurement
+from tilewright.records.sources import PROGRAMS, digest
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,12 @@ def measurement(
     nbytes: int | None = None, flops: int | None = None, predicted_us: float | None = None,
     peak_bytes: int | None = None, gpu_us: float | None = None, launches: int | None = None,
     first_call_us: float | None = None, of_ceiling: float | None = None, error: float | None = None,
-    eager_error: float | None = None, note: str = "",
+    eager_error: float | None = None, note: str = "", made_from: Sequence[str] = (), package: str = "",
 ) -> Measurement:  # fmt: skip
-    """A row of a bench result file; GB/s and TFLOP/s follow from `nbytes`, `flops` and the median."""
+    """A row of a bench result file; GB/s and TFLOP/s follow from `nbytes`, `flops` and the median.
+
+    `made_from`: the sources of tilewright that were measured; `package`: the distribution that was, if it is a peer's.
+    """
     return Measurement(
         suite=suite,
         case=case,
@@ -95,8 +99,15 @@ def measurement(
         error=error,
         eager_error=eager_error,
         **asdict(where),
+        sources=digest(*made_from) if made_from else "",
+        package=f"{package} {_version(package)}" if package else "",
         note=note,
     )
+
+
+def sources_of_programs(impl: str) -> Sequence[str]:
+    """The sources that a row of a compiled program measures; none where another compiler made it."""
+    return PROGRAMS if impl.startswith("tilewright") else ()
 
 
 def write_results(path: Path, rows: Iterable[Measurement]) -> None:
@@ -110,12 +121,12 @@ def write_results(path: Path, rows: Iterable[Measurement]) -> None:
 
 
 def as_line(row: Measurement) -> str:
-    """A row as JSON, without an empty note and without figures that only whole models have where those are missing.
+    """A row as JSON, without empty texts and without figures that only whole models have where those are missing.
 
     ValueError for NaN and infinities.
     """
     fields = asdict(row)
-    for name in ("note", "gpu_us", "launches", "first_call_us"):
+    for name in ("note", "sources", "package", "gpu_us", "launches", "first_call_us"):
         if fields[name] in ("", None):
             del fields[name]
     return json.dumps(fields, allow_nan=False, ensure_ascii=False)
