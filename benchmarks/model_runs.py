@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.kernel_times import KernelTimes, kernel_times
+from benchmarks.kernelbench import problems
 from benchmarks.model_launches import Explained, differences, explained, launch_rows, write
 from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
 from benchmarks.step_stopwatch import StepStopwatch
@@ -47,6 +48,7 @@ ENTRANTS: Mapping[str, Mapping[str, str] | None] = {
 DEFAULT_ENTRANTS = tuple(name for name in ENTRANTS if "max-autotune" not in name)
 REPLAYED = tuple(name for name, how in ENTRANTS.items() if how and "mode" in how)
 OURS = "tilewright"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SHOWN_NAMES = 6
 WARM_UP = 4
 """Calls after the first: CUDA graphs are recorded in them."""
@@ -65,6 +67,14 @@ class Request:
     folder: Path
     launches: bool = False
     """Whether each launch of tilewright's entrant is timed beside its prediction, and what `explain` names is seen."""
+    problems: Path | None = None
+    """The folder of KernelBench's problems."""
+    dtype: str | None = None
+    """Of the floats; None: bf16 on a GPU, fp32 on a CPU."""
+
+    @property
+    def of_floats(self) -> str:
+        return self.dtype or ("fp32" if self.device == "cpu" else "bf16")
 
 
 @dataclass
@@ -119,15 +129,16 @@ def run(request: Request) -> None:
     torch.manual_seed(0)
     decodes = request.name in DECODERS
     try:
-        workload = {**MODELS, **DECODERS, **WIDER}[request.name](Size(request.tiny))
+        known = {**MODELS, **DECODERS, **WIDER, **(problems(request.problems) if request.problems else {})}
+        workload = known[request.name](Size(request.tiny))
     except Missing as missing:
         print(f"left out: {missing}")
         return
     prepare()
     on_gpu = request.device != "cpu"
-    dtype = torch.bfloat16 if on_gpu else torch.float32
+    dtype = DTYPES[request.of_floats]
     kinds = [kind for kind in KINDS if kind in request.kinds and (kind == "decode") == decodes]
-    running = _Running(request, workload, "bf16" if on_gpu else "fp32")
+    running = _Running(request, workload, request.of_floats)
     running.workload = placed(workload, request.device, dtype)
     if request.launches:
         running.explain(kinds)
@@ -149,9 +160,17 @@ def placed(workload: Workload, device: str, dtype: torch.dtype) -> Workload:
     """The model and its inputs on a device, floats in `dtype`."""
     inputs = {
         name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        if isinstance(value, Tensor)
+        else value
         for name, value in workload.inputs.items()
     }
     return Workload(workload.model.to(device).to(dtype), inputs, workload.shape)
+
+
+def _placed(value: Any, device: str, dtype: torch.dtype) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype if value.is_floating_point() else value.dtype)
 
 
 def prepare() -> None:
@@ -191,7 +210,7 @@ class _Running:
     def explain(self, kinds: Sequence[str]) -> None:
         """Plan each kind for this device from a model that is not on it."""
         workload = self.workload
-        dtype = torch.bfloat16 if self.dtype == "bf16" else torch.float32
+        dtype = DTYPES[self.dtype]
         here = placed(replace(workload, model=copy.deepcopy(workload.model)), "cpu", dtype)
         profile = target_of(torch.device(self.request.device)).profile
         self.explained = {kind: explained(here, kind == "train", profile) for kind in kinds}
@@ -281,11 +300,13 @@ class _Running:
         peak: int | None,
         error: Verified | None,
     ) -> Measurement:
-        model = self.request.name.split("-")[0] + (" decode" if kind == "decode" else "")
+        is_problem = self.request.problems is not None
+        model = self.request.name if is_problem else self.request.name.split("-")[0]
+        model += " decode" if kind == "decode" else ""
         return measurement(
             timing,
             environment(device_name(detect(), self.request.device)),
-            suite="wider_models" if self.request.name in WIDER else "models",
+            suite="kernelbench" if is_problem else "wider_models" if self.request.name in WIDER else "models",
             case=f"{model} {self.workload.shape} {self.dtype}",
             impl=name,
             direction="step" if kind == "train" else "infer",

@@ -3,6 +3,7 @@
     python -m benchmarks.models --device cuda --out benchmarks/results/h200/models.jsonl
     python -m benchmarks.models --tiny --models gpt2,unet --kinds infer      # on a CPU
     python -m benchmarks.models --device cuda --models wider                 # those of `wider_zoo`
+    python -m benchmarks.models --device cuda --kinds infer --problems KernelBench/KernelBench --models level1
 
 Every model runs in a process of its own, with empty caches. All compile side by side and are then measured one at a
 time. Inference is evaluation: the forward pass with its loss. A step of training ends with the gradients released.
@@ -22,9 +23,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from benchmarks.kernelbench import problems
 from benchmarks.model_launches import read
 from benchmarks.model_launches import table as launch_table
-from benchmarks.model_runs import DEFAULT_ENTRANTS, ENTRANTS, KINDS, Request, run
+from benchmarks.model_runs import DEFAULT_ENTRANTS, DTYPES, ENTRANTS, KINDS, Request, run
 from benchmarks.model_table import table
 from benchmarks.model_zoo import DECODERS, MODELS
 from benchmarks.wider_zoo import WIDER
@@ -35,13 +37,24 @@ ROOT = Path(__file__).parents[1]
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument("--problems", type=Path, help="folder of KernelBench's problems, which are models then")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[folder]
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tiny", action="store_true", help="sizes that a CPU can take")
+    parser.add_argument("--dtype", choices=DTYPES, help="bf16 on a GPU, fp32 on a CPU if not given")
     names = [*MODELS, *DECODERS]
-    known = [*names, *WIDER]
+    given, _ = folder.parse_known_args()
+    more = list(problems(given.problems)) if given.problems else []
+    levels = {level: [name for name in more if name.startswith(level)] for level in ("level1", "level2", "level3")}
+    known = [*names, *WIDER, *more]
     parser.add_argument(
-        "--models", type=_list(known, wider=list(WIDER)), default=names, help=f"of {', '.join(known)}, or wider"
+        "--models",
+        type=_list(known, wider=list(WIDER), **levels),
+        default=names,
+        help=f"of {', '.join([*names, *WIDER])}, or wider; of problems the names of files, as level1-1_…, or a level",
     )
     parser.add_argument("--kinds", type=_list(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument(
@@ -86,6 +99,8 @@ def main() -> None:
             given.seconds,
             given.folder,
             given.launches is not None,
+            given.problems,
+            given.dtype,
         )
         run(request)
         return
@@ -168,6 +183,8 @@ def _start(name: str, folder: Path, given: argparse.Namespace, side_by_side: int
     ]  # fmt: skip
     command += ["--tiny"] if given.tiny else []
     command += ["--launches", str(given.launches)] if given.launches else []
+    command += ["--problems", str(given.problems)] if given.problems else []
+    command += ["--dtype", given.dtype] if given.dtype else []
     with (folder / f"{name}.log").open("w") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
 
