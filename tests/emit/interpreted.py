@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from tests.emit import float8
+from tests.emit import float8, stored_values
 from tests.emit.triton_programs import (
     DRAWS,
     PROGRAMS,
@@ -200,6 +200,11 @@ def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatc
 @pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
 def test_pools_give_eagers_values_and_gradients(name: str, layout: str, in_triton: None) -> None:
     assert not library_pools(name, image(layout))
+
+
+@pytest.mark.parametrize("dtype", stored_values.DTYPES, ids=str)
+def test_a_conversion_reads_what_is_stored(dtype: torch.dtype, in_triton: None) -> None:
+    assert stored_values.differing(dtype) == []
 
 
 def test_a_compiled_module_trains_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ class _Tracer:
         self.inside = set(members)
         self.values: dict[fx.Node, Any] = {}
         self.exact = _feeding_discontinuous(members)
+        self.as_stored = _feeding_conversions(members)
         self.rounded: set[fx.Node] = set()
 
     def run(self, outputs: Sequence[fx.Node]) -> Traced:
@@ -91,7 +92,7 @@ class _Tracer:
         call = Call(self.trace, dtype, sizes, _common_dtype(node, row, dtype), self.language == "c++")
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
-            args = tuple(_converted(row, given, a, wanted) for given, a in zip(node.args, args, strict=True))
+            args = tuple(_converted(node, row, given, a, wanted) for given, a in zip(node.args, args, strict=True))
             kwargs = {k: a.to_compute(wanted) if isinstance(a, Value) else a for k, a in kwargs.items()}
         self.trace.approximate = node in self.rounded and node not in self.exact
         value = row.body(call, *args, **kwargs)
@@ -99,7 +100,7 @@ class _Tracer:
         return self._finish(node, value)
 
     def _finish(self, node: fx.Node, value: Any) -> Any:
-        """Convert each result to its dtype; round it as eager does if a discontinuous operator reads it."""
+        """Convert each result to its dtype; round it as eager does if a discontinuous operator or a cast reads it."""
         vals = node.meta["val"]
         if not isinstance(vals, (tuple, list)):
             return self._convert_result(node, value, vals)
@@ -114,7 +115,7 @@ class _Tracer:
         value = value.to_compute(name)
         if tuple(value.shape) != tuple(meta.shape):
             value = value.expand([int(s) for s in meta.shape])
-        return value.rounded(name) if node in self.exact else value
+        return value.rounded(name) if node in self.exact or node in self.as_stored else value
 
     def _operand(self, node: fx.Node) -> Any:
         if node in self.values:
@@ -191,13 +192,23 @@ def _one_element(operand: fx.Node) -> torch.Tensor:
     return torch.ones([1] * value.dim(), dtype=value.dtype)
 
 
-def _converted(row: Row, given: Any, value: Any, wanted: str) -> Any:
-    """An operand in the operator's compute dtype; a wider operand is rounded first, as PyTorch's promotion does."""
+def _converted(node: fx.Node, row: Row, given: Any, value: Any, wanted: str) -> Any:
+    """An operand in the operator's compute dtype; one of another dtype is rounded as PyTorch's promotion does."""
     if not isinstance(value, Value):
         return value
     value = value.to_compute(wanted)
-    wider = row.promotion == "common" and dtype_name(given.meta["val"].dtype) != wanted
-    return value.rounded(wanted) if wider else value
+    operand: torch.Tensor = given.meta["val"]
+    if dtype_name(operand.dtype) == wanted or _is_number(node, operand):
+        return value
+    promotes = row.promotion == "common" or (row.operator_class == "pointwise" and not row.own)
+    return value.rounded(wanted) if promotes else value
+
+
+def _is_number(node: fx.Node, operand: torch.Tensor) -> bool:
+    """Whether PyTorch takes this operand for a number, which has the accuracy of the compute dtype."""
+    if operand.dim() or operand.device.type != "cpu":
+        return operand.dtype is torch.bool
+    return node.target in (aten.mul.Tensor, aten.div.Tensor) or results(node)[0].device.type != "cpu"
 
 
 def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
@@ -216,6 +227,26 @@ def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
         if any(u in needed or _is_discontinuous(u) for u in users):
             needed.add(node)
     return needed
+
+
+def _feeding_conversions(members: Sequence[fx.Node]) -> set[fx.Node]:
+    """Members that a conversion of a 16-bit float to a wider one depends on, up to reductions: it reads what eager
+    stores, so these are rounded one by one."""
+    needed = set[fx.Node]()
+    for node in reversed(members):
+        users = {u for user in node.users for u in _through_moves(user)}
+        if any(_widens(u, node) or (u in needed and class_of(u) == "pointwise") for u in users):
+            needed.add(node)
+    return needed
+
+
+def _widens(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether PyTorch converts a 16-bit operand to a wider float: by a cast, a promotion or an argument `dtype`."""
+    row = row_of(node.target)
+    if row is None or row.own or row.operator_class not in ("pointwise", "reduction"):
+        return False
+    narrow, wide = (dtype_name(results(n)[0].dtype) if results(n) else "" for n in (operand, node))
+    return narrow in COMPUTE_DTYPE and wide in FLOATS - set(COMPUTE_DTYPE)
 
 
 def _rounded(members: Sequence[fx.Node], outputs: set[fx.Node]) -> set[fx.Node]:
