@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tilewright.measure.recording.compilation import Replacements
 from tilewright.measure.recording.ranges import Ranges, nvtx
 from tilewright.measure.recording.recorder import Recorder, RecordingPlan
 from tilewright.profiling.block import profile
@@ -131,7 +132,7 @@ def test_nvtx_ranges_balance() -> None:
     training = Training()
     # The depth of the stack of ranges, before and after.
     before = torch.cuda.nvtx.range_push("outermost")
-    with Ranges() as ranges:
+    with Ranges(Replacements()) as ranges:
         ranges.start(nvtx)
         training.step()
     assert torch.cuda.nvtx.range_pop() == before

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.trace.kineto import analysed, rows
+from tilewright.measure.recording.compilation import Replacements
 from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 
@@ -48,7 +49,7 @@ def trace_of(step: Callable[[], None], path: Path) -> Path:
     ) as profiler:
         for _ in range(2):
             ranges = HostRanges()
-            with marked_synchronisations(ranges.mark):
+            with marked_synchronisations(ranges.mark, Replacements()):
                 step()
             profiler.step()
     bare = path.with_suffix(".bare")

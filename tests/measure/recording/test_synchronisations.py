@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tilewright.measure.recording.compilation import Replacements
 from tilewright.measure.recording.ranges import Marker
 from tilewright.measure.recording.synchronisations import MARK, marked_synchronisations
 
@@ -31,7 +32,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 def marks(run: Callable[[], object]) -> list[str]:
     """The places that `run` was marked at."""
     names: list[str] = []
-    with marked_synchronisations(into(names)):
+    with marked_synchronisations(into(names), Replacements()):
         run()
     return [name.removeprefix(MARK) for name in names if name.startswith(MARK)]
 
@@ -101,7 +102,7 @@ def test_a_frame_of_the_standard_library_is_not_the_users(
 def test_other_warnings_are_shown_as_ever(cuda: list[object]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with marked_synchronisations(into([])):
+        with marked_synchronisations(into([]), Replacements()):
             warnings.warn("something else", UserWarning, stacklevel=1)
             waits()
     assert [str(warning.message) for warning in caught] == ["something else"]
@@ -115,7 +116,7 @@ def test_a_mode_that_the_user_set_stays(cuda: list[object]) -> None:
 
 def test_everything_is_put_back_after_an_error(cuda: list[object]) -> None:
     before = (torch.cuda.synchronize, torch.cuda.Event.synchronize, torch.cuda.Stream.synchronize, warnings.showwarning)
-    with contextlib.suppress(ZeroDivisionError), marked_synchronisations(into([])):
+    with contextlib.suppress(ZeroDivisionError), marked_synchronisations(into([]), Replacements()):
         raise ZeroDivisionError
     after = (torch.cuda.synchronize, torch.cuda.Event.synchronize, torch.cuda.Stream.synchronize, warnings.showwarning)
     assert before == after and cuda[-1] == 0
@@ -125,5 +126,5 @@ def test_without_a_gpu_nothing_is_touched() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     before = torch.cuda.synchronize
-    with marked_synchronisations(into([])):
+    with marked_synchronisations(into([]), Replacements()):
         assert torch.cuda.synchronize is before

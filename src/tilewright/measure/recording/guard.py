@@ -6,7 +6,8 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _POLL_SECONDS = 0.01
 _POLLS_KEPT = 10
@@ -34,6 +35,8 @@ class RecordingGuard:
         self._bytes = float("inf")
         self._learning = False
         self._usual = 0
+        self._excused = 0
+        self._due = False
         self._held: deque[int] = deque(maxlen=_POLLS_KEPT)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -64,6 +67,19 @@ class RecordingGuard:
             self._thread.join()
             self._thread = None
 
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """While inside, interrupt nothing; the time that passes and the memory that is kept do not count."""
+        held, began = held_bytes(), time.monotonic()
+        self._excused += 1
+        try:
+            yield
+        finally:
+            self._bytes += max(0, held_bytes() - held)
+            self._deadline += time.monotonic() - began
+            self._held.clear()
+            self._excused -= 1
+
     def _start(self) -> None:
         if self.works and self._thread is None:
             self._ended.clear()
@@ -72,16 +88,21 @@ class RecordingGuard:
 
     def _poll(self) -> None:
         while not self._ended.wait(_POLL_SECONDS):
+            if self._excused:
+                continue
             if self._learning or self._bytes < float("inf"):
                 self._held.append(held_bytes())
             kept = min(self._held) if len(self._held) == _POLLS_KEPT else 0
             if self._learning:
                 self._usual = max(self._usual, kept)
-            elif kept > self._bytes or time.monotonic() > self._deadline:
+            elif (kept > self._bytes or time.monotonic() > self._deadline) and not self._due:
+                self._due = True
                 ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
-                return
 
     def _call(self, _: object) -> int:
+        self._due = False
+        if self._excused:
+            return 0
         self.rest()
         try:
             self._on_limit()

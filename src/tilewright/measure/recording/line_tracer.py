@@ -183,6 +183,18 @@ class LineTracer:
         self._which.append(_NOWHERE)
 
 
+def traced_by_another() -> bool:
+    """Whether this thread's lines or calls are followed by anything but this module and PyTorch's profiler."""
+    tracer, profiler = sys.gettrace(), sys.getprofile()
+    if tracer is not None and getattr(tracer, "__module__", "") != __name__:
+        return True
+    if profiler is not None and type(profiler).__name__ != "TraceContext":
+        return True
+    if _MONITORING is None:
+        return False
+    return any(_MONITORING.get_tool(tool) not in (None, LINES) for tool in range(6))
+
+
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     """A frame, its caller, and so on."""
     while frame is not None:

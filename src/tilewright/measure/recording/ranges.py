@@ -11,8 +11,11 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from weakref import ref
+
+from tilewright.measure.recording.compilation import Replacements
+from tilewright.records.errors import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 STEP = "ProfilerStep#"
 PHASE = "phase "
 LAYER = "layer "
+
+
+# By identity, since a module that defines equality has no hash; weakly, since the program may drop a model.
+LayerNames: TypeAlias = "dict[int, tuple[ref[nn.Module], str]]"
 
 
 class Marker(Protocol):
@@ -44,19 +51,21 @@ class Ranges:
 
     A module that is not called from another module's `forward` is a model: its call is the phase `forward`, and
     each of its submodules is a layer, named by its path in the model. `torch.autograd.backward` and `grad` are
-    the phase `backward`. A compiled model has no layers: hooks do not run in it. At other times while entered
-    only the optimizers have hooks, so that steps without a profiler are as fast as without this.
+    the phase `backward`. A compiled region has none of them, since `replacements` hides the hooks there. At other
+    times while entered only the optimizers have hooks, so that steps without a profiler are as fast as without this.
 
     `after_step` is called after every step of an optimizer, on its thread.
     """
 
-    def __init__(self, *, layers: bool = True, after_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, replacements: Replacements, *, layers: bool = True, after_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._mark: Marker | None = None
+        self._replacements = replacements
         self._layers = layers
         self._after_step = after_step
-        self._names: WeakKeyDictionary[nn.Module, dict[nn.Module, str]] = WeakKeyDictionary()
+        self._names: dict[int, tuple[ref[nn.Module], LayerNames]] = {}
         self._thread = _OpenRanges()
-        self._is_compiling: Callable[[], bool] = lambda: False
         self._entered = ExitStack()
         self._started = ExitStack()
 
@@ -64,12 +73,9 @@ class Ranges:
         from torch.optim import optimizer
 
         # Not in `start`: it is called from such a hook, while PyTorch iterates over them.
-        handles = (
-            optimizer.register_optimizer_step_pre_hook(self._enter_optimizer),
-            optimizer.register_optimizer_step_post_hook(self._leave_optimizer),
-        )
-        for handle in handles:
-            self._entered.callback(handle.remove)
+        hook, entry = object(), self._replacements.entry
+        self._entered.enter_context(entry(optimizer._global_optimizer_pre_hooks, hook, self._enter_optimizer))
+        self._entered.enter_context(entry(optimizer._global_optimizer_post_hooks, hook, self._leave_optimizer))
         self._entered.enter_context(warnings.catch_warnings())
         # The extra call of the hooks for the wrapper of a compiled model is expected.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
@@ -85,17 +91,16 @@ class Ranges:
 
     def start(self, mark: Marker) -> None:
         """Make ranges by `mark` from here on."""
-        import torch
         from torch.nn.modules import module
 
         self._mark, self._thread = mark, _OpenRanges()
-        self._is_compiling = torch.compiler.is_compiling
-        handles = (
-            module.register_module_forward_pre_hook(self._enter_module),
-            module.register_module_forward_hook(self._leave_module, always_call=True),
-        )
-        for handle in handles:
-            self._started.callback(handle.remove)
+        hook, entry = object(), self._replacements.entry
+        for hooks, value in (
+            (module._global_forward_pre_hooks, self._enter_module),
+            (module._global_forward_hooks_always_called, True),
+            (module._global_forward_hooks, self._leave_module),
+        ):
+            self._started.enter_context(entry(hooks, hook, value))
         self._started.enter_context(self._around_backward())
 
     def stop(self) -> None:
@@ -122,44 +127,56 @@ class Ranges:
     # With stacks the profiler records every call in these two, which take most of the time of a small layer's.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         mark, thread = self._mark, self._thread
-        if mark is None or self._is_compiling():
+        if mark is None:
             return
-        name: str | None = ""
-        if not thread.modules:
-            thread.names = self._names_in(module)
-            name = PHASE + "forward"
-        elif module in thread.names:
-            name = thread.names[module]
-        thread.modules += ((module, mark(name) if name else None),)
+        try:
+            name: str | None = ""
+            if not thread.modules:
+                thread.names = self._names_in(module)
+                name = PHASE + "forward"
+            elif (known := thread.names.get(id(module))) and known[0]() is module:
+                name = known[1]
+            thread.modules += ((module, mark(name) if name else None),)
+        except Exception as error:
+            self._fails(error)
 
     def _leave_module(self, module: nn.Module, _: Any, __: Any) -> None:
         opened = self._thread.modules
-        if not opened or self._is_compiling():
+        if not opened:
             return
-        if opened[-1][0] is not module and not any(module is entered for entered, _ in opened):
-            return
-        # An exception may have skipped the exits of inner modules: close their ranges too.
-        while opened:
-            entered, close = opened[-1]
-            del opened[-1]
-            if close:
-                close()
-            if entered is module:
+        try:
+            if opened[-1][0] is not module and not any(module is entered for entered, _ in opened):
                 return
+            # An exception may have skipped the exits of inner modules: close their ranges too.
+            while opened:
+                entered, close = opened[-1]
+                del opened[-1]
+                if close:
+                    close()
+                if entered is module:
+                    return
+        except Exception as error:
+            self._fails(error)
 
-    def _names_in(self, model: nn.Module) -> dict[nn.Module, str]:
+    def _names_in(self, model: nn.Module) -> LayerNames:
         """The name of each layer's range; no layers if these are not asked for."""
         if not self._layers:
             return {}
-        if model not in self._names:
-            wrappers = ("_orig_mod.", "module.")
-            named = {}
-            for name, layer in model.named_modules():
-                for wrapper in wrappers:
-                    name = name.removeprefix(wrapper)
-                named[layer] = LAYER + name if name else ""
-            self._names[model] = named
-        return self._names[model]
+        known = self._names.get(id(model))
+        if known and known[0]() is model:
+            return known[1]
+        wrappers = ("_orig_mod.", "module.")
+        named: LayerNames = {}
+        for name, layer in model.named_modules():
+            for wrapper in wrappers:
+                name = name.removeprefix(wrapper)
+            named[id(layer)] = ref(layer), LAYER + name if name else ""
+        self._names[id(model)] = ref(model), named
+        return named
+
+    def _fails(self, error: Exception) -> None:
+        self._mark = None
+        warn_once(f"ranges of phases and layers end here: {type(error).__name__}: {error}")
 
     def _enter_optimizer(self, *_: Any) -> None:
         if self._mark:
@@ -168,41 +185,38 @@ class Ranges:
     def _leave_optimizer(self, *_: Any) -> None:
         if self._thread.optimizers:
             self._thread.optimizers.pop()()
-        self._after_step()
+        # PyTorch iterates over the hooks here, which may not be taken back meanwhile.
+        with self._replacements.held:
+            self._after_step()
 
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
         """Wrap both functions in `torch.autograd`; `Tensor.backward` looks them up at each call."""
         import torch
 
-        before = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
-
         def ranged(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def call(*arguments: Any, **options: Any) -> Any:
-                if self._mark is None or self._is_compiling():
-                    return function(*arguments, **options)
-                close = self._mark(PHASE + "backward")
+                close = self._mark(PHASE + "backward") if self._mark else None
                 try:
                     return function(*arguments, **options)
                 finally:
-                    close()
+                    if close:
+                        close()
 
             return call
 
-        for name, function in before.items():
-            setattr(torch.autograd, name, ranged(function))
-        try:
+        with ExitStack() as stack:
+            for name in ("backward", "grad"):
+                replacement = ranged(getattr(torch.autograd, name))
+                stack.enter_context(self._replacements.attribute(torch.autograd, name, replacement))
             yield
-        finally:
-            for name, function in before.items():
-                setattr(torch.autograd, name, function)
 
 
 class _OpenRanges(threading.local):
     """The open ranges of one thread, outermost first."""
 
     def __init__(self) -> None:
-        self.names: dict[nn.Module, str] = {}
+        self.names: LayerNames = {}
         self.modules: list[tuple[torch.nn.Module, Callable[[], None] | None]] = []
         self.optimizers: list[Callable[[], None]] = []

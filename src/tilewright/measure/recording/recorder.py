@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from tilewright.measure.recording.compilation import COMPILING, Replacements, noticed_compilations
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, profiler_runs
 from tilewright.measure.recording.ranges import STEP, Ranges
@@ -87,6 +88,12 @@ class Recording:
     recorded_us: float | None = None
     cut: bool = False
     """The bound was reached before the end of a step, or of a program recorded as a whole."""
+    compiling_seconds: float = 0.0
+    """Of the kept steps, on the threads that compiled; not in `recorded_us`."""
+    compiled_in: list[int] = field(default_factory=list)
+    """The kept steps, by number, in which PyTorch compiled."""
+    failed: str = ""
+    """Why the recorder gave up, if it did; it keeps what it had recorded."""
     gave_way: bool = False
     """The program started another profiler, of PyTorch's or tilewright's, and the recording ended there."""
 
@@ -121,10 +128,11 @@ class Recorder:
         """Whether the recording is complete."""
         # Nsight Systems holds its events in another process.
         self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
-        self.ranges = Ranges(layers=plan.layers, after_step=self._after_optimizer)
+        self._replacements = Replacements()
+        self.ranges = Ranges(self._replacements, layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
         self._hooks = ExitStack()
-        self._within_windows = RangesWithinWindows()
+        self._within_windows = RangesWithinWindows(self._replacements)
         self._guard = RecordingGuard(self._on_limit)
         self._window: Window | None = None
         self._close_step: Callable[[], None] | None = None
@@ -132,6 +140,7 @@ class Recorder:
         self._whole_seconds = 0.0
         """From the begin of the first step that is kept to the end of the last whole one."""
         self._paused = False
+        self._compiled_seconds = 0.0
         self._began = self._warm_paused = self._step_seconds = 0.0
 
     def start(self) -> None:
@@ -149,6 +158,8 @@ class Recorder:
                 "or load its trace with `tilewright trace`"
             )
         self._began = time.perf_counter()
+        self._hooks.enter_context(self._replacements)
+        self._hooks.enter_context(noticed_compilations(self._compilation))
         self._hooks.enter_context(noticed(self._give_way))
         _started.append(self)
         self._hooks.callback(_started.remove, self)
@@ -183,6 +194,24 @@ class Recorder:
             yield
         finally:
             self._paused = False
+
+    @contextmanager
+    def _compilation(self) -> Iterator[None]:
+        """Around a compilation, which is timed, and not recorded."""
+        began, step, window = time.perf_counter(), self.recording.steps_seen, self._window
+        with ExitStack() as around:
+            around.enter_context(self._replacements.while_compiling())
+            around.enter_context(self._guard.excused())
+            if window is not None:
+                around.callback(window.mark(COMPILING))
+                around.enter_context(window.paused())
+            yield
+        seconds = time.perf_counter() - began
+        self._compiled_seconds += seconds
+        if self._keeps and window is not None and not self.done:
+            self.recording.compiling_seconds += seconds
+            if step not in self.recording.compiled_in:
+                self.recording.compiled_in.append(step)
 
     def _after_optimizer(self) -> None:
         if self._by_optimizer:
@@ -299,7 +328,7 @@ class Recorder:
         self._window = NsightWindow() if self._plan.nvtx else make()
         self._window.start()
         self._within_windows.opened()
-        self._marked.enter_context(marked_synchronisations(self._window.mark))
+        self._marked.enter_context(marked_synchronisations(self._window.mark, self._replacements))
         self.ranges.start(self._window.mark)
 
     def _close(self) -> None:

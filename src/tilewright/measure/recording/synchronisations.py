@@ -16,8 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tilewright.measure.recording.compilation import Replacements
 from tilewright.measure.recording.line_tracer import is_user_file
 from tilewright.measure.recording.ranges import Marker
+from tilewright.records.errors import warn_once
 
 MARK = "synchronisation at "
 """Prefix of a mark in the trace; `file:line` follows. The mark is right after the wait."""
@@ -27,7 +29,7 @@ _SYNCHRONIZE = (("", "synchronize"), ("Stream", "synchronize"), ("Event", "synch
 
 
 @contextmanager
-def marked_synchronisations(mark: Marker) -> Iterator[None]:
+def marked_synchronisations(mark: Marker, replacements: Replacements) -> Iterator[None]:
     """Mark every synchronisation of this process while inside; does nothing without a GPU.
 
     Other warnings are shown as usual. If the user has set a sync debug mode it is kept, and only calls of
@@ -44,7 +46,8 @@ def marked_synchronisations(mark: Marker) -> Iterator[None]:
             stack.callback(torch.cuda.set_sync_debug_mode, 0)
             torch.cuda.set_sync_debug_mode("warn")
         for owner, name in _SYNCHRONIZE:
-            stack.enter_context(_marked(getattr(torch.cuda, owner) if owner else torch.cuda, name, mark))
+            place = getattr(torch.cuda, owner) if owner else torch.cuda
+            stack.enter_context(replacements.attribute(place, name, _marked(getattr(place, name), mark)))
         yield
 
 
@@ -66,25 +69,21 @@ def _warnings_as_marks(mark: Marker) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _marked(owner: Any, name: str, mark: Marker) -> Iterator[None]:
-    original: Callable[..., Any] = getattr(owner, name)
-
+def _marked(original: Callable[..., Any], mark: Marker) -> Callable[..., Any]:
     @wraps(original)
     def synchronize(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
         _mark(mark)
         return result
 
-    setattr(owner, name, synchronize)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+    return synchronize
 
 
 def _mark(mark: Marker) -> None:
-    mark(MARK + line_of(sys._getframe(1)))()
+    try:
+        mark(MARK + line_of(sys._getframe(1)))()
+    except Exception as error:
+        warn_once(f"a synchronisation is not marked: {type(error).__name__}: {error}")
 
 
 def line_of(frame: FrameType | None) -> str:

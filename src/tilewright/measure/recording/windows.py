@@ -6,12 +6,13 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilewright.measure.recording.compilation import Replacements, unrecorded_thread
 from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.line_tracer import LINES, LineTracer
 from tilewright.measure.recording.other_profilers import starting_our_own
@@ -46,6 +47,9 @@ class Window(Protocol):
 
     def mark(self, name: str) -> Callable[[], None]: ...
 
+    def paused(self) -> AbstractContextManager[None]:
+        """While inside, what the calling thread runs is not recorded."""
+
     def start(self) -> None: ...
 
     def stop(self) -> WindowResult: ...
@@ -73,6 +77,9 @@ class _TraceWindow:
 
     def mark(self, name: str) -> Callable[[], None]:
         return self._host_ranges.mark(name)
+
+    def paused(self) -> AbstractContextManager[None]:
+        return unrecorded_thread()
 
     def start(self) -> None:
         self._began = _start(self._profiler, self._labels)
@@ -166,6 +173,9 @@ class NsightWindow:
     def mark(self, name: str) -> Callable[[], None]:
         return nvtx(name)
 
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def start(self) -> None:
         from torch.cuda import profiler
 
@@ -223,7 +233,8 @@ class RangesWithinWindows:
     range is kept alive and never ended; no trace could contain all of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replacements: Replacements) -> None:
+        self._replacements = replacements
         self._open: int | None = None
         self._windows = 0
         self._patched = ExitStack()
@@ -253,9 +264,8 @@ class RangesWithinWindows:
             else:
                 _never_ended.append(span)
 
-        for name, replacement, before in (("__enter__", enter, begin), ("__exit__", leave, end)):
-            setattr(record_function, name, replacement)
-            self._patched.callback(setattr, record_function, name, before)
+        for name, replacement in (("__enter__", enter), ("__exit__", leave)):
+            self._patched.enter_context(self._replacements.attribute(record_function, name, replacement))
         return self
 
     def __exit__(self, *_: object) -> None:

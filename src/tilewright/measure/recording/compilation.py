@@ -1,0 +1,227 @@
+"""Keeps recording and compilation apart: the compiler sees nothing of the recorder's, and its work is not recorded.
+
+Dynamo reads the bytecode of all that runs in a compiled region, guards on the hooks that it finds there, and ends the
+graph, or the program, at what it does not understand. So in a compiled region PyTorch is as if nothing recorded it:
+each hook and replaced function is taken back when a thread enters the first such region, and put back after the last.
+
+A compilation makes millions of calls, which would fill the recording. While a thread compiles, its calls, lines and
+operators are not recorded; one range shows the time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+from tilewright.measure.recording.line_tracer import traced_by_another
+
+COMPILING = "compilation"
+"""Name of the range around each compilation."""
+_TRIGGERS = ("DYNAMO", "LAZY_BACKWARD")
+"""What begins a compilation. PyTorch also names the recording of CUDA graphs and autotuning, which run kernels."""
+
+
+class Replacements:
+    """Hooks and replaced functions in PyTorch's modules, there only while no thread is in a compiled region.
+
+    The modules are shared: while one thread is in a compiled region, the others have no hooks either.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[_Attribute | _Entry] = []
+        self._inside: set[int] = set()
+        self._compiling: set[int] = set()
+        self._hidden = False
+        self.held = threading.RLock()
+        """While a thread holds it, no other enters or leaves a compiled region. Reentrant: the guard's pending call may
+        run in the middle of any of these methods."""
+        self._installed = ExitStack()
+
+    def __enter__(self) -> Replacements:
+        from torch._dynamo import convert_frame, eval_frame
+
+        set_bare: Callable[[Any], Any] = eval_frame._maybe_set_eval_frame
+        convert_bare: Callable[..., Any] = convert_frame.CatchErrorsWrapper.__call__
+
+        # Dynamo calls this as it enters and leaves a region, each time while it looks at no frame.
+        @wraps(set_bare)
+        def set_eval_frame(callback: Any) -> Any:
+            if callback is not None:
+                self._change(self._inside.add)
+                return set_bare(callback)
+            result = set_bare(callback)
+            self._change(self._inside.discard)
+            return result
+
+        # And this for each frame that it has not seen; it leaves and enters regions within.
+        @wraps(convert_bare)
+        def convert(*arguments: Any) -> Any:
+            with self.while_compiling():
+                return convert_bare(*arguments)
+
+        for made in (
+            _Attribute(eval_frame, "_maybe_set_eval_frame", set_eval_frame),
+            _Attribute(convert_frame.CatchErrorsWrapper, "__call__", convert),
+        ):
+            made.put()
+            self._installed.callback(made.take_back)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._installed.close()
+
+    @contextmanager
+    def attribute(self, owner: Any, name: str, replacement: Any) -> Iterator[None]:
+        """While inside, `owner.name` is `replacement`."""
+        with self._standing(_Attribute(owner, name, replacement)):
+            yield
+
+    @contextmanager
+    def entry(self, mapping: MutableMapping[Any, Any], key: object, value: Any) -> Iterator[None]:
+        """While inside, `mapping[key]` is `value`; PyTorch keeps hooks so, under keys of their own."""
+        with self._standing(_Entry(mapping, key, value)):
+            yield
+
+    @contextmanager
+    def while_compiling(self) -> Iterator[None]:
+        """While inside, this thread is as in a compiled region; afterwards it is, or is not, in one as before."""
+        thread = threading.get_ident()
+        if thread in self._compiling:
+            yield
+            return
+        before = self._inside.add if thread in self._inside else self._inside.discard
+        self._change(self._compiling.add)
+        try:
+            yield
+        finally:
+            self._change(before)
+            self._change(self._compiling.discard)
+
+    def forget(self) -> None:
+        """Take all back for good, in a forked child, where the threads that held the lock do not exist."""
+        self.held = threading.RLock()
+        self._inside.clear()
+        self._compiling.clear()
+        for made in self._made:
+            made.take_back()
+        self._made.clear()
+        self._installed.close()
+
+    @contextmanager
+    def _standing(self, made: _Attribute | _Entry) -> Iterator[None]:
+        with self.held:
+            self._made.append(made)
+            if not self._hidden:
+                made.put()
+        try:
+            yield
+        finally:
+            with self.held:
+                if made in self._made:
+                    self._made.remove(made)
+                made.take_back()
+
+    def _change(self, thread_set: Callable[[int], None]) -> None:
+        """Add this thread to one of the sets, or remove it; then show or hide."""
+        with self.held:
+            thread_set(threading.get_ident())
+            hidden = bool(self._inside or self._compiling)
+            if hidden is self._hidden:
+                return
+            self._hidden = hidden
+            for made in tuple(self._made):
+                if hidden:
+                    made.take_back()
+                else:
+                    made.put()
+
+
+class _Attribute:
+    """Leaves alone an attribute that the program replaces meanwhile."""
+
+    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
+        self._owner, self._name, self._replacement = owner, name, replacement
+        self._before = getattr(owner, name)
+
+    # By equality: each look at a method makes another object.
+    def put(self) -> None:
+        if getattr(self._owner, self._name) == self._before:
+            setattr(self._owner, self._name, self._replacement)
+
+    def take_back(self) -> None:
+        if getattr(self._owner, self._name) == self._replacement:
+            setattr(self._owner, self._name, self._before)
+
+
+class _Entry:
+    def __init__(self, mapping: MutableMapping[Any, Any], key: object, value: Any) -> None:
+        self._mapping, self._key, self._value = mapping, key, value
+
+    def put(self) -> None:
+        self._mapping[self._key] = self._value
+
+    def take_back(self) -> None:
+        self._mapping.pop(self._key, None)
+
+
+@contextmanager
+def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """While inside, the outermost compilation of each thread runs within the context that `around` gives.
+
+    PyTorch's own callbacks would be called by the first thread that compiles and the last one that ends.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    install = callback_handler.install_callbacks
+    thread = threading.local()
+
+    @wraps(install)
+    @contextmanager
+    def install_callbacks(trigger: Any, compile_id: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            if trigger.name in _TRIGGERS and not getattr(thread, "compiles", False):
+                thread.compiles = True
+                stack.callback(setattr, thread, "compiles", False)
+                stack.enter_context(around())
+            stack.enter_context(install(trigger, compile_id))
+            yield
+
+    made = _Attribute(callback_handler, "install_callbacks", install_callbacks)
+    made.put()
+    try:
+        yield
+    finally:
+        made.take_back()
+
+
+@contextmanager
+def unrecorded_thread() -> Iterator[None]:
+    """While inside, the calls, lines and operators of this thread are not recorded.
+
+    Where another tracer or profiler of Python's follows the thread, such as coverage, calls are recorded: Python
+    stops and resumes all of them together.
+    """
+    import torch
+
+    enable = torch._C._autograd._enable_record_function
+    state = None if traced_by_another() else ctypes.pythonapi.PyThreadState_Get()
+    enable(False)
+    # Between these two calls in this function: PyTorch's profiler pairs calls with returns by their number.
+    if state:
+        _suspend(state)
+    try:
+        yield
+    finally:
+        if state:
+            _resume(state)
+        enable(True)
+
+
+ctypes.pythonapi.PyThreadState_Get.restype = ctypes.c_void_p
+_suspend, _resume = ctypes.pythonapi.PyThreadState_EnterTracing, ctypes.pythonapi.PyThreadState_LeaveTracing
+for _function in (_suspend, _resume):
+    _function.argtypes, _function.restype = [ctypes.c_void_p], None
