@@ -129,11 +129,10 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write JSON lines; rows of claims that are not among `rows` stay."""
-    from tilewright.records.atomic_file import write_atomically
+    from tilewright.records.atomic_file import write_document
 
     known = {row.id: row for row in read_rows(path)} if path.exists() else {}
     known |= {row.id: row for row in rows}
     order = [claim.id for document in documents() for claim in document.claims]
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{known[id_].as_json()}\n" for id_ in order if id_ in known)
-    write_atomically(path, text, mode=0o644)
+    write_document(path, text, "claims")

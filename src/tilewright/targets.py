@@ -65,6 +65,12 @@ def load_object(target: str) -> object:
 
 
 def _load_file(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise TargetError(
+            f"{str(path)!r} is a folder; name a file in it, or for a package its module, package.module:NAME"
+        )
+    if path.is_symlink() and not path.exists():
+        raise TargetError(f"{str(path)!r} is a symbolic link to a file that does not exist")
     if not path.is_file():
         siblings = path.parent.glob("*.py") if path.parent.is_dir() else ()
         near = get_close_matches(path.name, [sibling.name for sibling in siblings], n=3)
@@ -115,11 +121,11 @@ def error_location(error: BaseException) -> str:
         line = (error.text or "").strip()
         return f"at {error.filename}:{error.lineno}: {line}\n  {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if _is_user_file(frame.filename)), frames[-1])
-    return f"at {frame.filename}:{frame.lineno}: {frame.line}\n  {type(error).__name__}: {error}"
+    frame = next((frame for frame in reversed(frames) if is_user_file(frame.filename)), frames[-1])
+    return f"at {frame.filename}:{frame.lineno}: {frame.line}\n  {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _is_user_file(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Whether a file is outside Python's library, installed packages and tilewright."""
     others = (sysconfig.get_path("stdlib"), "<frozen", str(Path(__file__).parent))
     return not filename.startswith(others) and not re.search(r"/(site|dist)-packages/", filename)

@@ -106,7 +106,8 @@ def test_a_run_without_a_timeline(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot write the flame graph"):
-        write_flame(run, tmp_path / "missing" / "f.svg")
+        write_flame(run, tmp_path / "file" / "f.svg")
     with pytest.raises(StoreError, match="cannot write the speedscope file"):
-        write_speedscope(run, tmp_path / "missing" / "s.json")
+        write_speedscope(run, tmp_path / "file" / "s.json")

@@ -152,12 +152,14 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written(sample: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot write the page .*No such file"):
-        write_page(sample, tmp_path / "missing" / "page.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write the page .*File exists|Not a directory"):
+        write_page(sample, tmp_path / "file" / "page.html")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StoreError, match="cannot write the page"):
         write_page(sample, tmp_path / "folder")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
+    assert write_page(sample, tmp_path / "new" / "folder" / "page.html").exists()
 
 
 def test_a_page_needs_no_cache(sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,8 @@ def kernel_views(request: Request) -> list[tuple[str, list[KernelView]]]:
     file, _, name = request.target.rpartition(":")
     if file.endswith(".cu"):
         return [(name, [_cuda_file_view(Path(file), name, request, device)])]
+    if request.grid is not None or request.threads is not None:
+        raise UsageError(f"--grid and --threads are for file.cu:kernel; {request.target} has its own: leave them out")
     found = []
     for target, opaque in _targets(request):
         views = _profiler_views(target, device) if opaque else _views(target, device, request.code_only)

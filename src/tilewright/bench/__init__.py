@@ -135,6 +135,8 @@ def races(suite: Suite, wanted: SuiteFilter) -> list[tuple[Workload, Direction]]
         for direction in workload.work
         if not wanted.directions or direction in wanted.directions
     ]
+    if empty := [workload.name for workload, direction in selected if not workload.work[direction].nbytes]:
+        raise UsageError(f"{suite.name} {empty[0]} has no elements to move: give sizes of 1 or more")
     first, step = wanted.shard
     return selected[first - 1 :: step]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from tilewright.cli.claims import claims
 from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
+from tilewright.cli.failures import INTERRUPTED, message_of
 from tilewright.cli.kernel import kernel
 from tilewright.cli.optimize import optimize
 from tilewright.cli.plan import plan
@@ -20,11 +23,9 @@ from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.sql import sql
 from tilewright.cli.trace import trace
-from tilewright.records.errors import TilewrightError, UsageError
 
 # In the order in which help lists them.
 VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, claims)
-INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -51,30 +52,25 @@ def tilewright(
 
 def main() -> None:
     """Entry point of the `tilewright` command."""
-    interrupted = "interrupted; nothing was left half-written"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An arrow or a µ that the encoding lacks is a `?`.
+            stream.reconfigure(errors="replace")
     try:
         # What typer ends by itself (help, and in some versions Ctrl-C) comes back as an exit code.
         ended = app(standalone_mode=False)
         if ended == INTERRUPTED:
-            _fail(interrupted, INTERRUPTED)
-        sys.exit(ended)
-    except TilewrightError as error:
-        _fail(str(error), error.exit_code)
+            raise KeyboardInterrupt
+        sys.stdout.flush()
     except typer.Exit as done:
-        sys.exit(done.exit_code)
-    except (typer.Abort, KeyboardInterrupt):
-        _fail(interrupted, INTERRUPTED)
+        ended = done.exit_code
     except BrokenPipeError:
-        sys.exit(0)
-    except Exception as error:
-        # click's own errors of usage carry an exit code and know how to show themselves.
-        if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-            _fail(error.format_message(), UsageError.exit_code)
-        raise
-
-
-def _fail(message: str, code: int) -> None:
-    # Without a command the help was printed, and its error has no text.
-    if message:
-        print(f"tilewright: {message}", file=sys.stderr)
-    sys.exit(code)
+        # Python flushes the stream once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        ended = 0
+    except BaseException as error:
+        message, ended = message_of(error)
+        # Without a command the help was printed, and its error has no text.
+        if message:
+            print(f"tilewright: {message}", file=sys.stderr)
+    sys.exit(ended)

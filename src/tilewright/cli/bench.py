@@ -44,6 +44,7 @@ def bench(
 ) -> None:
     """Implementations side by side, verified."""
     from tilewright.bench import suite_named
+    from tilewright.measure.racing.results import check_results
     from tilewright.records.suite_filter import SuiteFilter
 
     wanted = SuiteFilter.parse(impl=impl, shapes=shapes, dtype=dtype, direction=direction, sweep=sweep, shard=shard)
@@ -55,6 +56,8 @@ def bench(
         f"{target} is {'an operator with its own inputs' if operator else 'a case'}",
     )
     where = device_here(device)
+    if out:
+        check_results(out)
     if operator:
         _bench_operator(operator, wanted, where, seconds or 3.0, out, plot, as_json, quiet)
         return

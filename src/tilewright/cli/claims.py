@@ -25,11 +25,14 @@ def claims(
     from collections import Counter
 
     from tilewright.bench.peers import example_module
+    from tilewright.records.atomic_file import ensure_writable
     from tilewright.report.rows import show_rows
 
     check = example_module("claims/check.py")
     where = device_here(device)
     rows = []
+    if out:
+        ensure_writable(out, "claims")
     with stages(quiet or as_json) as tell:
         for row in check.check_claims([name for name in only.split(",") if name], device=where, tell=tell):
             rows.append(row)

@@ -26,7 +26,10 @@ def doctor(
     """The machine, its ceilings measured and from the datasheet."""
     from tilewright.hardware.profiles import local_ceilings
     from tilewright.hardware.summary import machine_record, machine_report
+    from tilewright.records.atomic_file import ensure_writable, write_document
 
+    if out:
+        ensure_writable(out, "report")
     with working("measuring ceilings", quiet or as_json):
         machine, ceilings = local_ceilings(refresh, device)
     record = machine_record(machine, ceilings)
@@ -34,10 +37,7 @@ def doctor(
     if kernels:
         record["kernels"] = fitted
     if out:
-        from tilewright.records.atomic_file import write_atomically
-
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, json.dumps(record, indent=1, ensure_ascii=False) + "\n", mode=0o644)
+        write_document(out, json.dumps(record, indent=1, ensure_ascii=False) + "\n", "report")
     if as_json:
         print_json(record)
         return

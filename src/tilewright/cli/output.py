@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +16,12 @@ from tilewright.report.progress import ProgressLine
 
 
 def show(renderable: Any) -> None:
-    """Print as wide as the terminal, or 160 columns without one."""
-    console = Console()
-    Console(width=console.width if console.is_terminal else 160).print(renderable)
+    """Print as wide as `COLUMNS` or the terminal, or 160 columns without either; with `NO_COLOR` without styles."""
+    columns = os.environ.get("COLUMNS", "")
+    has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
+    width = None if has_width else 160
+    console = Console(width=width, color_system=None) if os.environ.get("NO_COLOR") else Console(width=width)
+    console.print(renderable)
 
 
 def print_json(value: Any) -> None:
@@ -34,7 +39,8 @@ def working(what: str, quiet: bool) -> Iterator[None]:
 def stages(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A spinner on stderr with the stage, what it counts and its seconds; nothing if stderr is no terminal."""
     console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    # rich takes any stream for a terminal under FORCE_COLOR, which notebooks set.
+    if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
     line = ProgressLine("")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 _warned: set[str] = set()
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def warn_once(line: str) -> None:
@@ -12,6 +15,18 @@ def warn_once(line: str) -> None:
     if line not in _warned:
         _warned.add(line)
         print(f"tilewright: {line}", file=sys.stderr, flush=True)
+
+
+def with_advice(what: str, error: BaseException) -> str:
+    """`cannot write …: No space left on device; free some space …`: `what`, why, and on a full disk what to do."""
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]
+    advice = "; free some space, or name a file or set TILEWRIGHT_HOME to a folder on another disk"
+    return f"{what}: {why}{advice if disk_is_full(error) else ''}"
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether a file could not grow. DuckDB's errors quote the system's text, without its number."""
+    return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 class TilewrightError(Exception):
@@ -56,6 +71,12 @@ class KernelError(CompilerError):
     def __init__(self, kernel: str, message: str) -> None:
         super().__init__(message)
         self.kernel = kernel
+
+
+class OutOfMemory(TilewrightError):
+    """The machine or the device has too little memory."""
+
+    exit_code = 1
 
 
 class CacheError(TilewrightError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.records.atomic_file import ensure_writable, writing
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Measurement
 
@@ -16,13 +17,14 @@ _FORMATS = (".png", ".svg", ".html", ".json")
 
 
 def check(path: Path) -> None:
-    """UsageError if a plot cannot be written to `path`; call it before measuring."""
+    """UsageError or StoreError if a plot cannot be written to `path`; call it before measuring."""
     import importlib.util
 
     if path.suffix not in _FORMATS:
         raise UsageError(f"cannot draw {path.name}: the name of a plot ends with {', '.join(_FORMATS)}")
     if not importlib.util.find_spec("altair"):
         raise UsageError("plots need the package altair, and vl-convert-python for PNG and SVG")
+    ensure_writable(path, "plot")
 
 
 def draw(rows: Sequence[Measurement], unit: str, path: Path) -> None:
@@ -30,9 +32,9 @@ def draw(rows: Sequence[Measurement], unit: str, path: Path) -> None:
 
     `unit` is `GB/s` or `TFLOP/s`; sizes are drawn in the order of `rows`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The scale is for PNG; vector formats ignore it. An HTML plot embeds its scripts and uses no network.
-    chart(rows, unit).save(str(path), scale_factor=2, inline=path.suffix == ".html")
+    with writing(path, "plot"):
+        # The scale is for PNG; vector formats ignore it. An HTML plot embeds its scripts and uses no network.
+        chart(rows, unit).save(str(path), scale_factor=2, inline=path.suffix == ".html")
 
 
 def chart(rows: Sequence[Measurement], unit: str) -> altair.FacetChart:

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from tilewright.records.atomic_file import write_document
 from tilewright.report.flame import TITLES, Node, flames, in_order
 from tilewright.report.kinds import kind_of
-from tilewright.report.output import write_document
 from tilewright.report.quantity import duration
 from tilewright.trace.flame import Flame
 

@@ -11,12 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tilewright.records.atomic_file import ensure_writable, write_document
 from tilewright.records.cache import build, key_of
 from tilewright.records.errors import CacheError
 from tilewright.report.charts import live_memory, roofline
 from tilewright.report.graph_chart import graph_charts
 from tilewright.report.optimised_findings import findings
-from tilewright.report.output import write_document
 from tilewright.report.page_budget import harmless_json
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import DRAWN, Answer, ask_all
@@ -48,6 +48,7 @@ def write_page(run: Path, out: Path) -> Path:
     Raises:
         StoreError: the run is missing or damaged, or `out` cannot be written.
     """
+    ensure_writable(out, "page")
     trace = traced(run)
     island = "" if trace is None else harmless_json(trace)
     answers = ask_all(run, taken=len(island))

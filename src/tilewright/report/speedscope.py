@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewright.records.atomic_file import write_document
 from tilewright.report.flame import TITLES, Node, flames, in_order
-from tilewright.report.output import write_document
 from tilewright.trace.flame import Flame
 from tilewright.trace.frames import place_of
 

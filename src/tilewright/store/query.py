@@ -37,13 +37,15 @@ def reading(path: Path) -> Iterator[DuckDBPyConnection]:
     connection: DuckDBPyConnection | None = None
     try:
         connection = duckdb.connect(str(path.resolve()), read_only=True, config=_SANDBOX)
+        if not connection.execute("FROM duckdb_tables() WHERE table_name = 'run'").fetchall():
+            raise StoreError(f"{path} is not a run: it is a DuckDB file without tilewright's table `run`")
         yield connection
     except duckdb.IOException as error:
         raise StoreError(f"run {path} cannot be read, it may be damaged: {first_line(error)}") from error
     except (duckdb.FatalException, duckdb.InternalException, duckdb.SerializationException) as error:
         raise StoreError(f"run {path} is damaged: {first_line(error)}") from error
     except duckdb.Error as error:
-        raise StoreError(f"run {path} refuses the query: {error}") from error
+        raise StoreError(f"run {path} refuses the query: {_in_one_line(error)}") from error
     finally:
         if connection is not None:
             connection.close()
@@ -80,6 +82,12 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 def _as_written(name: str, sql: str) -> str:
     """DuckDB names a column after its expression but prints `/` as `//`; undo that unless `sql` has `//`."""
     return name if name in sql else name.replace(" // ", " / ")
+
+
+def _in_one_line(error: BaseException) -> str:
+    """DuckDB's message with its hint and the line of the query, without the caret below it."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(line for line in lines if line.strip("^"))
 
 
 def first_line(error: BaseException) -> str:

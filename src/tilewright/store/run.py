@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tilewright.records.errors import StoreError
+from tilewright.records.errors import StoreError, disk_is_full, with_advice
 from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
 from tilewright.store.query import first_line, reading
 from tilewright.store.rows import Row, create_tables, insert, select, storable
@@ -64,10 +64,10 @@ class Run:
             _sweep(path.parent)
             folder = TemporaryDirectory(prefix=_PREFIX, suffix=_SUFFIX, dir=path.parent)
             connection = duckdb.connect(f"{folder.name}/{_PARTIAL}")
-        except OSError as error:
+        except (OSError, duckdb.Error) as error:
+            why = getattr(error, "strerror", None) or first_line(error)
             raise StoreError(
-                f"cannot write a run in {path.parent}: {error.strerror}; "
-                "set TILEWRIGHT_HOME to a folder that you can write"
+                f"cannot write a run in {path.parent}: {why}; set TILEWRIGHT_HOME to a folder that you can write"
             ) from error
         run = cls(path, folder, connection)
         with run._discard_on_error():
@@ -135,6 +135,8 @@ class Run:
             self.commit()
         else:
             self.discard()
+        if error is not None and disk_is_full(error):
+            raise StoreError(with_advice(f"cannot write the run {self.path}", error)) from error
 
     @contextmanager
     def _store_errors(self) -> Iterator[None]:
@@ -143,7 +145,7 @@ class Run:
         try:
             yield
         except (duckdb.Error, OSError) as error:
-            raise StoreError(f"cannot write the run {self.path}: {first_line(error)}") from error
+            raise StoreError(with_advice(f"cannot write the run {self.path}", error)) from error
 
     @contextmanager
     def _discard_on_error(self) -> Iterator[None]:

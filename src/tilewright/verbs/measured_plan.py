@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright.hardware.ceilings import machine_dir
 from tilewright.records import outcomes
-from tilewright.records.atomic_file import write_atomically
+from tilewright.records.atomic_file import write_atomically, write_document
 from tilewright.records.errors import CacheError, UsageError
 from tilewright.records.outcomes import Outcome
 
@@ -33,13 +33,13 @@ class Moved:
 
 
 def export_plan(path: Path) -> Moved:
-    """Write what was measured here. Raises CacheError where the file cannot be written."""
+    """Write what was measured here. Raises StoreError where the file cannot be written."""
     races = {key: dict(outcome.times_us) for key, outcome in outcomes.every().items()}
     machines = {
         file.name: json.loads(file.read_text(encoding="utf-8")) for file in sorted(machine_dir().glob("*.json"))
     }
     text = json.dumps({"format": FORMAT, "outcomes": races, "machines": machines}, indent=1, ensure_ascii=False)
-    _write(path, text)
+    write_document(path, text + "\n", "plan")
     return Moved(len(races), len(machines))
 
 

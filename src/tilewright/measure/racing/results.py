@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tilewright.measure.timing.benchmark import Timing
-from tilewright.records.atomic_file import write_atomically
+from tilewright.records.atomic_file import ensure_writable, write_document
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.records.sources import PROGRAMS, digest
@@ -116,8 +116,7 @@ def write_results(path: Path, rows: Iterable[Measurement]) -> None:
     ValueError for a figure that is NaN or infinite, which JSON does not have.
     """
     lines = [as_line(row) + "\n" for row in sorted(rows, key=_subject)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(lines), mode=0o644)
+    write_document(path, "".join(lines), "results")
 
 
 def as_line(row: Measurement) -> str:
@@ -130,6 +129,13 @@ def as_line(row: Measurement) -> str:
         if fields[name] in ("", None):
             del fields[name]
     return json.dumps(fields, allow_nan=False, ensure_ascii=False)
+
+
+def check_results(path: Path) -> None:
+    """Raise what `append_results` would raise for this file; call it before measuring."""
+    ensure_writable(path, "results")
+    if path.exists():
+        read_results(path)
 
 
 def append_results(
@@ -152,7 +158,12 @@ def _subject(row: Measurement) -> tuple[str, str, str, str, str, int]:
 def read_results(path: Path) -> list[Measurement]:
     """The rows of a result file; UsageError names a malformed line."""
     rows: list[Measurement] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"cannot read bench results in {path}: {why}") from error
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(Measurement(**json.loads(line)))
         except (ValueError, TypeError) as error:
