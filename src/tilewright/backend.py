@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,7 +33,7 @@ from tilewright.launch.generated import compile_together, kernel_of
 from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
 from tilewright.records import outcomes
-from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, warn_once
+from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, strict, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
@@ -79,10 +78,6 @@ def recording() -> Iterator[Recording]:
         yield record
     finally:
         _recording.reset(token)
-
-
-def strict() -> bool:
-    return os.environ.get("TILEWRIGHT_STRICT") == "1"
 
 
 REPLAYING_MODES = ("reduce-overhead", "max-autotune")

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests.backend.compiling import agrees, compiled, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S, until
 from tilewright.launch.cxx import compile_to
+from tilewright.passes.stages import rewrite
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -98,17 +100,23 @@ def test_a_fault_of_our_own(why: Why, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why() == "KeyError: 'nobody thought of this'"
 
 
+@pytest.mark.parametrize("name", ["channels_last", "contract", "split_norms"])
 def test_a_rewrite_that_fails_halfway(
-    lenient: None, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+    name: str, lenient: None, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
 ) -> None:
-    def broken(module: torch.fx.GraphModule, *_: object) -> None:
-        for node in module.graph.nodes:
+    def broken(graph: torch.fx.Graph, *_: object, **__: object) -> None:
+        for node in graph.nodes:
             node.args = ()
         raise ValueError("halfway")
 
-    monkeypatch.setattr("tilewright.compile.planner.optimise_module", broken)
-    agrees(new_function(), [torch.randn(4, 5)], runs=False)
-    assert "it cannot be traced: ValueError: halfway" in "".join(told())
+    monkeypatch.setattr(rewrite(name), "run", broken)
+    agrees(new_function(), [with_grad(4, 5)], backward=True)
+    (line,) = told()
+    where = re.fullmatch(
+        rf"tilewright: the rewrite {name} is left out at test_compiler_faults\.py:\d+: .*: it failed with "
+        r"ValueError: halfway \(test_compiler_faults\.py:\d+\); please report it\n?", line,
+    )  # fmt: skip
+    assert where, line
 
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from tilewright.backend import Recording, backend, recording
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes import pipeline
 from tilewright.passes.convolution.channels_last import channels_last
 from tilewright.passes.convolution.request import Convolution, LayoutTimes
 from tilewright.passes.norm.group import group_norm
+from tilewright.passes.stages import rewrite
 from tilewright.records.program import Decision
 
 H200 = target_named("h200")
@@ -44,11 +44,11 @@ def planned_for_h200(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
     """The backend on a CPU with the layout of an H200; gives what was decided."""
     decided: list[Decision] = []
 
-    def run(module: torch.fx.GraphModule, target: Any, layout_times: LayoutTimes) -> list[Decision]:
-        decided.extend(channels_last(module, H200, layout_times))
+    def run(graph: torch.fx.Graph, target: Any, layout_times: LayoutTimes) -> list[Decision]:
+        decided.extend(channels_last(graph, H200, layout_times))
         return []
 
-    monkeypatch.setattr(pipeline, "channels_last", run)
+    monkeypatch.setattr(rewrite("channels_last"), "run", run)
     torch._dynamo.reset()
     return decided
 
@@ -162,7 +162,7 @@ def test_races_decide_with_the_time_of_copies(last_us: float, verdict: str) -> N
     decisions: list[Decision] = []
 
     def run(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        decisions.extend(channels_last(module, H200, times))
+        decisions.extend(channels_last(module.graph, H200, times))
         return module.forward
 
     torch._dynamo.reset()

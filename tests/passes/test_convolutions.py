@@ -10,9 +10,9 @@ from tests.backend.compiling import compiled
 from tests.contract import keeps_contract
 from tests.passes.test_channels_last import trains_as_eager
 from tilewright.backend import Recording, recording
-from tilewright.compile import planner
 from tilewright.hardware.target import target_named
 from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes.stages import rewrite
 
 CHANNELS = 24
 
@@ -99,7 +99,7 @@ def arguments(graph: fx.Graph, name: str) -> list[tuple[object, ...]]:
 def test_outputs_and_gradients_keep_the_contract(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "split_bias", lambda graph, target: split_bias(graph, H200))
+    monkeypatch.setattr(rewrite("split_bias"), "run", lambda graph, target: split_bias(graph, H200))
     torch.manual_seed(0)
     model, shape = copy.deepcopy(CASES[name][0]).to(dtype), CASES[name][1]
     alone = name == "bias alone has a gradient"

@@ -14,9 +14,9 @@ from tests.passes.test_candidates import priced
 from tilewright.backend import recording
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_named
-from tilewright.passes import pipeline
 from tilewright.passes.index import embedding_groups, embeddings
 from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
+from tilewright.passes.stages import rewrite
 from tilewright.passes.units import behind_views
 from tilewright.runtime.native import Native
 
@@ -144,7 +144,7 @@ class Tables(nn.Module):
 @pytest.mark.parametrize("padding", [None, 2])
 def test_tables_of_one_width_are_one_sum(laid: str, padding: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are tensors of their own for autograd: backward adds to them, and users write to them."""
-    monkeypatch.setattr(pipeline, "sum_sorted", lambda graph, _: sum_sorted(graph, H200))
+    monkeypatch.setattr(rewrite("sum_sorted"), "run", lambda graph, _: sum_sorted(graph, H200))
     monkeypatch.setattr(embedding_groups, "UNSORTED_US", 28.0)
     model = Tables(laid, padding)
     with recording() as record:
@@ -209,5 +209,5 @@ def test_where_sums_are_not_added_in_place(device: str) -> None:
             return function(x @ w, torch.ops.tilewright.embedding_sums(*sent, 12, -1))
 
         graph = aten(lambda *tensors, gradient=gradient: gradient(*tensors), *given)
-        assert len(add_sums_in_place(graph, "backward", target_named(device))) == count
+        assert len(add_sums_in_place(graph, target_named(device))) == count
         torch.testing.assert_close(run(graph, *given), gradient(*given))

@@ -30,7 +30,7 @@ X = torch.zeros(6, 10)
 
 def fused(function: Callable[..., Any], *inputs: Tensor) -> tuple[fx.Graph, Fusion]:
     graph = aten(function, *inputs)
-    simplify(graph)
+    simplify(graph, target_named("cpu"))
     split_dropout(graph, target_of(torch.device("cpu")))
     return graph, fuse(graph, "forward", target_named("cpu"))
 
@@ -90,7 +90,7 @@ def test_a_dear_table_that_many_elements_read_is_computed_once(layers: int) -> N
         return tuple(torch.nn.functional.relu(each) + buckets for each in scores)
 
     graph = aten(program, *(torch.empty(128, size, size) for _ in range(layers)))
-    simplify(graph)
+    simplify(graph, target_named("cpu"))
     target = target_named("h200")
     compute_in_each_reader(graph, fuse(graph, "forward", target).regions, target.profile)
     fusion = fuse(graph, "forward", target)

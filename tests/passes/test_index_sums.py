@@ -147,7 +147,7 @@ def test_many_rows_are_sorted(name: str, dtype: torch.dtype) -> None:
 
     y, index = drawn((130000, 4, 32), dtype), torch.arange(130000) ** 2 % 1013 % 100
     graph = aten(function, y, index)
-    simplify(graph)
+    simplify(graph, target_named("cpu"))
     decisions = sum_by_index(graph, H200)
     assert [decision.verdict for decision in decisions] == ["taken"] * 2
     assert all("sorted by index" in decision.reason for decision in decisions)
@@ -219,7 +219,7 @@ def test_rows_of_neighbours(how: str, base: float, include: bool, dtype: torch.d
 
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(3)).to(dtype)
     graph = aten(both, x.requires_grad_(), *EDGES)
-    simplify(graph)
+    simplify(graph, target_named("cpu"))
     decisions = sum_by_index(graph, H200)
     assert {decision.verdict for decision in decisions} == {"taken"}
     graph.eliminate_dead_code()
@@ -342,7 +342,7 @@ def test_a_gradient_by_a_permutation_adds_nothing_up(function: Function, rows: i
     given = inputs(rows, keys)
     graph = aten(gradient(function), *given)
     before = calls(graph)
-    decisions = gather_back(graph)
+    decisions = gather_back(graph, target_named("cpu"))
     assert [decision.verdict for decision in decisions] == ["taken"] * (1 if function is by_order else 2)
     # One scatter is left in each: the inverse.
     assert before.count("index_put.default") == len(decisions) + (function is there_and_back)
@@ -367,7 +367,7 @@ OTHERS: dict[str, tuple[Function, int, int]] = {
 
 @pytest.mark.parametrize(("function", "rows", "keys"), OTHERS.values(), ids=OTHERS)
 def test_other_gradients_of_gathers_stay(function: Function, rows: int, keys: int) -> None:
-    assert stays(gather_back, gradient(function), *inputs(rows, keys)) == []
+    assert stays(lambda graph: gather_back(graph, target_named("cpu")), gradient(function), *inputs(rows, keys)) == []
 
 
 def by_expert(scores: Tensor) -> Any:

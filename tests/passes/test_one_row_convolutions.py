@@ -10,9 +10,9 @@ from tests.passes.test_channels_last import convolutions, planned_for_h200, stor
 from tilewright.backend import Recording, backend, recording
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
-from tilewright.passes import pipeline
 from tilewright.passes.convolution.memory_formats import lies_channels_last
 from tilewright.passes.convolution.one_row import convolve_as_images
+from tilewright.passes.stages import rewrite
 from tilewright.records.program import Decision
 
 assert planned_for_h200
@@ -21,7 +21,7 @@ assert planned_for_h200
 @pytest.fixture
 def of_one_row(monkeypatch: pytest.MonkeyPatch, planned_for_h200: list[Decision]) -> list[Decision]:
     h200 = target_named("h200")
-    monkeypatch.setattr(pipeline, "convolve_as_images", lambda module, _: convolve_as_images(module, h200))
+    monkeypatch.setattr(rewrite("convolve_as_images"), "run", lambda graph, _: convolve_as_images(graph, h200))
     return planned_for_h200
 
 

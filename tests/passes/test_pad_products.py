@@ -13,7 +13,7 @@ from tests.passes.losses import ignoring
 from tests.passes.test_candidates import priced
 from tilewright.compile.price import PricedCase
 from tilewright.hardware.profiles import profile_for
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import Target, target_named
 from tilewright.passes import candidates
 from tilewright.passes.candidates import choose_candidates
 from tilewright.passes.product.padded import pad_products
@@ -132,7 +132,7 @@ def test_numbers_stay(
     x, w, b = (torch.randn(shape, dtype=torch.bfloat16) for shape in ((24, 16), (classes, 16), (classes,)))
     inputs = (*(tensor.requires_grad_() for tensor in (x, w, b)), torch.randint(0, classes, (24,)))
     graph = aten(function, *inputs)
-    simplify(graph)
+    simplify(graph, target_named("cpu"))
     if function is fed_back:
         assert [d.verdict for d in choose_candidates(graph, Target(H200))] == ["taken"]
     decisions = pad_products(graph, FREE_COPIES)

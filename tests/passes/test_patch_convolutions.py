@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from tests.contract import targets
 from tests.passes.test_channels_last import planned_for_h200, trains_as_eager
 from tilewright.hardware.target import target_named
-from tilewright.passes import pipeline
 from tilewright.passes.convolution.patches import multiply_patches
+from tilewright.passes.stages import rewrite
 
 assert planned_for_h200
 
@@ -19,7 +19,7 @@ assert planned_for_h200
 @pytest.fixture
 def in_patches(monkeypatch: pytest.MonkeyPatch, planned_for_h200: object) -> None:
     h200 = target_named("h200")
-    monkeypatch.setattr(pipeline, "multiply_patches", lambda module, _: multiply_patches(module, h200))
+    monkeypatch.setattr(rewrite("multiply_patches"), "run", lambda graph, _: multiply_patches(graph, h200))
 
 
 class Embedded(nn.Module):

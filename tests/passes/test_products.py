@@ -55,7 +55,7 @@ LEFT: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 def test_products_give_the_sums(name: str) -> None:
     function, inputs = CONTRACTED[name]
     graph = aten(function, *inputs)
-    (decision,) = contract(graph)
+    (decision,) = contract(graph, target_named("cpu"))
     assert decision.verdict == "taken"
     assert "bmm.default" in calls(graph) and not any(call.startswith("sum") for call in calls(graph))
     wanted = function(*inputs)
@@ -67,7 +67,7 @@ def test_products_give_the_sums(name: str) -> None:
 
 @pytest.mark.parametrize(("function", "inputs"), LEFT.values(), ids=LEFT)
 def test_other_sums_stay(function: Callable[..., Any], inputs: list[Tensor]) -> None:
-    assert stays(contract, function, *inputs) == []
+    assert stays(lambda graph: contract(graph, target_named("cpu")), function, *inputs) == []
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def tf32() -> Iterator[None]:
 
 def test_fp32_stays_where_products_would_lose_bits(tf32: None) -> None:
     graph = aten(CONTRACTED["last axis"][0], A.float(), B.float())
-    assert contract(graph) == []
+    assert contract(graph, target_named("cpu")) == []
 
 
 X, W, BIAS, TURNED = (given(*shape).bfloat16() for shape in ((6, 7, 40), (24, 40), (24,), (6, 40, 7)))

@@ -20,11 +20,11 @@ from tests.passes.graphs import aten, is_view, planned
 from tilewright.graph.partition import cut
 from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import fuse
-from tilewright.passes.pipeline import optimise_joint, optimise_module
 from tilewright.passes.random.dropout import keep_mask
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import is_pure
+from tilewright.passes.stages import JOINT, TORCH_LEVEL
 
 Model = Callable[..., Any]
 
@@ -70,7 +70,7 @@ def partitions(model: Model, *inputs: Tensor, min_cut: bool = True) -> dict[str,
                 theirs, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options
             )
             found["torch"] = Partition(forward, backward, kept(forward, num_fwd_outputs))
-        optimise_joint(joint.graph, target_named("cpu"))
+        JOINT.run(joint.graph, target_named("cpu"))
         forward, backward = cut(joint, num_fwd_outputs, values_to_save)
         found["ours"] = Partition(forward, backward, kept(forward, num_fwd_outputs))
         return forward, backward
@@ -83,7 +83,8 @@ def partitions(model: Model, *inputs: Tensor, min_cut: bool = True) -> dict[str,
         return call
 
     def backend(module: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
-        optimise_module(module, target_named("cpu"))
+        TORCH_LEVEL.run(module.graph, target_named("cpu"))
+        module.recompile()
         return aot_autograd(fw_compiler=interpret, bw_compiler=interpret, partition_fn=split)(module, examples)
 
     torch._dynamo.reset()

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from tests.contract import targets
 from tilewright.backend import backend, recording
-from tilewright.compile import planner
 from tilewright.hardware.target import target_named
 from tilewright.launch.executor import EXTENSION
+from tilewright.passes.stages import rewrite
 from tilewright.passes.write_back import write_back_together
 from tilewright.runtime.native import Native
 
@@ -20,7 +20,7 @@ H200, CPU = target_named("h200"), torch.device("cpu")
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "write_back_together", lambda graph, target: write_back_together(graph, H200))
+    monkeypatch.setattr(rewrite("write_back_together"), "run", lambda graph, target: write_back_together(graph, H200))
     torch._dynamo.reset()
 
 

@@ -10,7 +10,7 @@ import torch
 from tilewright.launch import race_key
 from tilewright.records import sources
 
-ENVIRONMENT = ("TILEWRIGHT_TARGET", "TRITON_INTERPRET", "CXX")
+ENVIRONMENT = ("TILEWRIGHT_TARGET", "TILEWRIGHT_SKIP", "TRITON_INTERPRET", "CXX")
 
 
 def keeps_programs() -> bool:

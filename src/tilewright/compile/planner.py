@@ -1,10 +1,8 @@
 """Plans a captured program; explaining, measuring and compiling all use this planner.
 
-torch-level graph → attention recognised
-joint graph       → copies, simplification, attention's kernels, dropout
+torch-level graph, joint graph → rewrites (`passes/stages.py`)
 cut               → which forward values are saved, which are computed again
-each graph        → undefined gradients dropped → norms and biases cut → writes in place → fusion
-                  → choice by what was measured → schedule → sources
+each graph        → rewrites → fusion → choice by what was measured → schedule → sources
 """
 
 from __future__ import annotations
@@ -14,31 +12,17 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from tilewright.compile.plan import GraphPlan, Plan
-from tilewright.cost.kinds import attention_us
 from tilewright.emit.source import source_of
 from tilewright.graph.capture import Rewriter
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
-from tilewright.passes.attention.library import name_attention
-from tilewright.passes.cache_writes import write_caches
-from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes import stages
 from tilewright.passes.fusion import Region, fuse
-from tilewright.passes.in_place import write_in_place
-from tilewright.passes.index.embeddings import add_sums_in_place
-from tilewright.passes.norm.group import split_group_norms
-from tilewright.passes.norm.sample_sums import sum_samples_last
-from tilewright.passes.norm.split import split_norms
-from tilewright.passes.pipeline import optimise_joint, optimise_module
-from tilewright.passes.product.accumulated import accumulate_products
-from tilewright.passes.product.padded import write_padded
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.schedule import schedule
-from tilewright.passes.strided_rows import split_strided_rows
-from tilewright.passes.undefined import drop_undefined
-from tilewright.passes.write_back import write_back_together
 from tilewright.records.errors import CaptureError
-from tilewright.records.program import Cost, Decision, GraphName
+from tilewright.records.program import Decision, GraphName
 from tilewright.tune.attention import race, raced
 from tilewright.tune.convolution import layout_times
 from tilewright.tune.settle import settle
@@ -67,12 +51,15 @@ class Planner(Rewriter):
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite Dynamo's graph of torch functions."""
-        return self._noted(optimise_module(module, self.target, self._price, layout_times))
+        options = {"channels_last": {"layout_times": layout_times}}
+        decisions = stages.TORCH_LEVEL.run(module.graph, self.target, options=options)
+        module.recompile()
+        return self._noted(decisions)
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""
-        times = race if self.measure else raced
-        return self._noted(optimise_joint(graph, self.target, times, hand_written=self.hand_written))
+        options = {"choose_kernels": {"raced": race if self.measure else raced}}
+        return self._noted(stages.JOINT.run(graph, self.target, hand_written=self.hand_written, options=options))
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """The forward values to save for backward, which recomputes other `needed` values."""
@@ -85,19 +72,7 @@ class Planner(Rewriter):
         return Plan(self.target, planned, list(self.decisions))
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
-        if drop_undefined(graph):
-            write_padded(graph)
-        name_attention(graph, self.target)
-        split_norms(graph, self.target)
-        split_group_norms(graph)
-        split_strided_rows(graph, self.target)
-        split_bias(graph, self.target)
-        sum_samples_last(graph, self.target)
-        written = write_in_place(graph, name)
-        written += accumulate_products(graph, name)
-        if self.hand_written:
-            written += write_caches(graph, name, self.target) + add_sums_in_place(graph, name, self.target)
-        write_back_together(graph, self.target)
+        written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
         proposed = fuse(graph, name, self.target)
         if compute_in_each_reader(graph, proposed.regions, self.target.profile):
             proposed = fuse(graph, name, self.target)
@@ -112,9 +87,6 @@ class Planner(Rewriter):
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
         self.decisions += decisions
         return decisions
-
-    def _price(self, cost: Cost, dtype: str) -> float | None:
-        return attention_us(cost, dtype, self.target.profile)
 
 
 class _Kernels:

@@ -62,4 +62,4 @@ def _operands(node: Node) -> tuple[Tensor, Tensor, list[int], int]:
     """Input, weight, stride and groups of `convolution` or `convolution_backward`."""
     first, strides, groups = (1, 4, 9) if _is_backward(node) else (0, 3, 8)
     x, weight = (calls.tensor(operand) for operand in node.args[first : first + 2])
-    return x, weight, node.args[strides], node.args[groups]  # type: ignore[return-value]
+    return x, weight, node.args[strides], calls.number(node.args[groups])  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError
@@ -145,11 +145,13 @@ def dtype_name(kind: dtype) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def number(size: int | SymInt) -> int:
-    """A size as a number; a dynamic size has the value with which it was captured.
+def number(size: Any) -> int:
+    """A size, or a node that computes one, as a number; a dynamic size has the value with which it was captured.
 
     Raises `CaptureError` for a size that depends on data.
     """
+    if not isinstance(size, int) and (meta := getattr(size, "meta", None)) is not None:
+        size = meta.get("val", meta.get("example_value"))
     if isinstance(size, int):
         return size
     hint = _hint(size)

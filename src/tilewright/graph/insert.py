@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 
+REFUSED_VIEW = (RuntimeError, ValueError)
+"""Raised by a call on a fake tensor that is no view of it: "view size is not compatible with input tensor's size and
+stride", of which eager makes a RuntimeError."""
+
+
 def insert_call(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """Insert a call in front of `before`, with that node's source line and module.
 
@@ -99,9 +104,7 @@ def retrace_views(node: Node) -> bool:
         try:
             with node.meta["val"].fake_mode, torch.no_grad():
                 found[view] = target(*args, **kwargs)
-        except (RuntimeError, ValueError):
-            # Eager raises, too: "view size is not compatible with input tensor's size and stride". A fake tensor
-            # raises either error.
+        except REFUSED_VIEW:
             return False
     for view, value in found.items():
         view.meta["val"] = value

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import REFUSED_VIEW, insert_call
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def _can_apply(moves: list[Node], source: Node) -> bool:
         try:
             with value.fake_mode, torch.no_grad():
                 value = target(value, *args, **kwargs)
-        except (RuntimeError, ValueError):
+        except REFUSED_VIEW:
             return False
     return True
 

@@ -25,7 +25,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.simplify import drop_unread, is_pure
 from tilewright.passes.units import behind_views
-from tilewright.records.program import Decision, GraphName
+from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 MOST_TOKENS = 64
@@ -50,7 +50,7 @@ class _Rotary(NamedTuple):
     sin: fx.Node
 
 
-def write_caches(graph: fx.Graph, name: GraphName, target: Target) -> list[Decision]:
+def write_caches(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite an inference graph of ATen operators in place; a decision for each pair of writes that became one."""
     if target.language != "triton":
         return []
@@ -59,7 +59,7 @@ def write_caches(graph: fx.Graph, name: GraphName, target: Target) -> list[Decis
     while len(writes) > 1:
         first, second, *rest = writes
         if _is_pair(first, second):
-            decisions.append(_join(first, second, name))
+            decisions.append(_join(first, second))
             writes = rest
         else:
             writes = writes[1:]
@@ -104,7 +104,7 @@ def _is_pair(first: _Write, second: _Write) -> bool:
     return True
 
 
-def _join(first: _Write, second: _Write, name: GraphName) -> Decision:
+def _join(first: _Write, second: _Write) -> Decision:
     import tilewright.kernels.cache_write  # noqa: F401, what defines the operator
 
     place = second.node
@@ -128,7 +128,9 @@ def _join(first: _Write, second: _Write, name: GraphName) -> Decision:
         write.node.graph.erase_node(write.node)
     what = "keys and values of a token in one launch" + (", with their rotary embedding" if cos is not None else "")
     what += ", and the queries" if queries is not None else ""
-    return Decision(name, first.node.name, new.name, "taken", what, source=source_line(new), passed_by="cache writes")
+    return Decision(
+        "forward", first.node.name, new.name, "taken", what, source=source_line(new), passed_by="cache writes"
+    )
 
 
 def _unwidened(node: fx.Node) -> fx.Node:

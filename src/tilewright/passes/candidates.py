@@ -24,6 +24,7 @@ from tilewright.kernels.cross_entropy.candidate import CANDIDATE as CROSS_ENTROP
 from tilewright.kernels.linear.candidate import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.candidate import CANDIDATE as NORM
 from tilewright.kernels.softmax.candidate import CANDIDATE as SOFTMAX
+from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.generated import Groups
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
@@ -46,6 +47,9 @@ def choose_candidates(graph: fx.Graph, target: Target) -> list[Decision]:
                 if decision.verdict == "taken":
                     drop_unread(graph)
                     groups = Groups(graph)
+    if any(decision.verdict == "taken" for decision in decisions):
+        drop_round_trips(graph)
+        drop_unread(graph)
     return decisions
 
 

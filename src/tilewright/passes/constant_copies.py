@@ -17,6 +17,7 @@ from tilewright.graph.calls import closure, is_view
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
+from tilewright.hardware.target import Target
 from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
@@ -25,8 +26,8 @@ MOST_BYTES = 2**24
 NAME = "_made_on_cpu"
 
 
-def copy_constants_once(graph: fx.Graph) -> int:
-    """Rewrite `graph` in place; returns the number of copies removed."""
+def copy_constants_once(graph: fx.Graph, target: Target) -> None:
+    """Rewrite `graph` in place."""
     found = [node for node in graph.nodes if node.target is aten._to_copy.default and _is_constant(node)]
     for node in found:
         value, module = _computed(node), graph.owning_module
@@ -39,7 +40,6 @@ def copy_constants_once(graph: fx.Graph) -> int:
         node.replace_all_uses_with(held)
     if found:
         drop_unread(graph)
-    return len(found)
 
 
 def _is_constant(copy: fx.Node) -> bool:

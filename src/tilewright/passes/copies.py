@@ -18,9 +18,10 @@ from tilewright.graph import calls
 from tilewright.graph.insert import replace
 from tilewright.graph.layouts import layout
 from tilewright.graph.writes import shows_operand, written
+from tilewright.hardware.target import Target
 
 
-def drop_copies(graph: fx.Graph) -> None:
+def drop_copies(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph` in place."""
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.clone.default and _is_needless(node):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
@@ -32,9 +32,9 @@ KEYS = 1
 """PyTorch's kind of a mask [B, Sk] of padding; kind 0 is [Sq, Sk], and 2 is [B, H, Sq, Sk]."""
 
 
-def write_layers_out(gm: GraphModule, target: Target) -> list[Decision]:
-    """Rewrite `gm`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
-    calls = [node for node in gm.graph.nodes if spelled(node) == CALL]
+def write_layers_out(graph: Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
+    calls = [node for node in graph.nodes if spelled(node) == CALL]
     return [_decide(node) for node in calls if (x := example(node)) is not None and target.runs_on_gpu(x.device)]
 
 

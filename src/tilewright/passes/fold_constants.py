@@ -19,6 +19,7 @@ from torch import fx
 from tilewright.graph.insert import insert_known
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.writes import written
+from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of
 from tilewright.passes.simplify import is_pure
 
@@ -27,7 +28,7 @@ CONVERTED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.d
 """Overloads for tensors that also take a number as an operand; others raise."""
 
 
-def fold_constants(graph: fx.Graph) -> None:
+def fold_constants(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph` in place."""
     known: dict[fx.Node, torch.Tensor] = {}
     for node in list(graph.nodes):

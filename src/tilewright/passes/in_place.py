@@ -24,9 +24,10 @@ from tilewright.graph.calls import arguments, strides_of
 from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
+from tilewright.hardware.target import Target
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import readers
-from tilewright.records.program import Decision, GraphName, Verdict
+from tilewright.records.program import Decision, Verdict
 
 aten: Any = torch.ops.aten
 BY_INDEX = {aten.index_put.default: aten.index_put_.default, aten.index_copy.default: aten.index_copy_.default}
@@ -40,15 +41,15 @@ class Refusal(Exception):
     """Why a write does not stay in place."""
 
 
-def write_in_place(graph: fx.Graph, name: GraphName) -> list[Decision]:
+def write_in_place(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite an inference, forward or backward graph in place; returns a decision for each partly written input."""
     copies = [node for node in graph.nodes if node.target is aten.copy_.default and node.args[0].op == "placeholder"]
-    decisions = [_decide(copy, writes, name) for copy in copies if (writes := _writes(copy.args[1], copy.args[0]))]
+    decisions = [_decide(copy, writes) for copy in copies if (writes := _writes(copy.args[1], copy.args[0]))]
     drop_unread(graph)
     return decisions
 
 
-def _decide(copy: fx.Node, writes: Sequence[fx.Node], name: GraphName) -> Decision:
+def _decide(copy: fx.Node, writes: Sequence[fx.Node]) -> Decision:
     memory, first, last = copy.args[0], writes[0], writes[-1]
     assert isinstance(memory, fx.Node)
     verdict: Verdict = "taken"
@@ -65,7 +66,7 @@ def _decide(copy: fx.Node, writes: Sequence[fx.Node], name: GraphName) -> Decisi
         copy.replace_all_uses_with(memory)
         copy.graph.erase_node(copy)
     return Decision(
-        name, first.name, memory.name, verdict, reason, saved, source=source_line(last), passed_by="in place"
+        "forward", first.name, memory.name, verdict, reason, saved, source=source_line(last), passed_by="in place"
     )
 
 

@@ -14,11 +14,12 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import arguments
+from tilewright.hardware.target import Target
 
 aten = torch.ops.aten
 
 
-def read_results(graph: fx.Graph) -> None:
+def read_results(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph`, a joint graph of ATen operators, in place."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.find_nodes(op="call_function", target=aten.leaky_relu_backward.default):

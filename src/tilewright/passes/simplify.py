@@ -18,6 +18,7 @@ from tilewright.graph.insert import replace
 from tilewright.graph.layouts import layout
 from tilewright.graph.views import is_relabelled
 from tilewright.graph.writes import maker, shows_operand
+from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of
 
 
@@ -34,9 +35,8 @@ def is_pure(node: fx.Node) -> bool:
     return False
 
 
-def simplify(graph: fx.Graph) -> int:
-    """Apply the rewrites in place; returns the number of nodes removed."""
-    before = len(graph.nodes)
+def simplify(graph: fx.Graph, target: Target) -> None:
+    """Apply the rewrites in place."""
     seen: dict[Any, fx.Node] = {}
     returned = set(graph.output_node().all_input_nodes)
     shown = {maker(node) for node in returned}
@@ -59,7 +59,6 @@ def simplify(graph: fx.Graph) -> int:
                 shown.add(original)
             replace(node, original)
     drop_unread(graph)
-    return before - len(graph.nodes)
 
 
 def drop_unread(graph: fx.Graph) -> None:

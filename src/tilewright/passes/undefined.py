@@ -18,16 +18,18 @@ from tilewright.graph.insert import insert_known
 from tilewright.graph.layouts import layout
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import UNDEFINED, is_tangent
+from tilewright.hardware.target import Target
+from tilewright.passes.product.padded import write_padded
 from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
 
 
-def drop_undefined(graph: fx.Graph) -> bool:
-    """Remove what depends on the zeros of undefined gradients alone, in place; whether there are such."""
+def drop_undefined(graph: fx.Graph, target: Target) -> None:
+    """Remove what depends on the zeros of undefined gradients alone, in place."""
     undefined = {node for node in graph.nodes if UNDEFINED in node.meta}
     if not undefined:
-        return False
+        return
     defined = {node for node in graph.find_nodes(op="placeholder") if is_tangent(node)}
     for node in list(graph.nodes):
         read = [operand for operand in node.all_input_nodes if operand in undefined]
@@ -47,7 +49,8 @@ def drop_undefined(graph: fx.Graph) -> bool:
             for operand in filter(_is_contiguous, read):
                 node.replace_input_with(operand, _zeros(node, operand))
     drop_unread(graph)
-    return True
+    # Between cross entropy and a pad there may have been such a term.
+    write_padded(graph)
 
 
 def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:

@@ -29,6 +29,11 @@ def disk_is_full(error: BaseException) -> bool:
     return any(os.strerror(number) in str(error) for number in _FULL)
 
 
+def strict() -> bool:
+    """Whether what is left to PyTorch, or out of a plan, is an error: `TILEWRIGHT_STRICT=1`."""
+    return os.environ.get("TILEWRIGHT_STRICT") == "1"
+
+
 class TilewrightError(Exception):
     """A failure with a message for the user. `exit_code` is the exit status of the command line."""
 

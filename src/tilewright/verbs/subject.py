@@ -102,7 +102,8 @@ def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[
     from tilewright.passes.attention.recognise import recognise_attention
 
     device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), torch.device("cpu"))
-    recognise_attention(module, target_of(device))
+    recognise_attention(module.graph, target_of(device))
+    module.recompile()
     return module.forward
 
 

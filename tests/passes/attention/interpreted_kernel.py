@@ -1,6 +1,7 @@
 """Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -26,9 +27,9 @@ from tests.passes.attention.spellings import (
 )
 from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
-from tilewright.passes import pipeline
 from tilewright.passes.attention import constants
 from tilewright.passes.attention.kernel import choose_kernels
+from tilewright.passes.stages import rewrite
 from tilewright.records.program import Decision
 
 pytestmark = pytest.mark.usefixtures("in_triton")
@@ -203,7 +204,8 @@ def test_a_race_decides(times: tuple[float, float], verdict: str, monkeypatch: p
         asked.append(training)
         return times
 
-    monkeypatch.setattr(pipeline, "choose_kernels", lambda graph, target, _: choose_kernels(graph, target, raced))
+    run = partial(choose_kernels, raced=raced)
+    monkeypatch.setattr(rewrite("choose_kernels"), "run", lambda graph, target, **_: run(graph, target))
     compiled = Compiled(causal)
     value_and_gradients(compiled.call, with_gradients(heads(d=16)))
     (choice,) = compiled.choices

@@ -48,7 +48,8 @@ from tests.passes.attention.spellings import (
 )
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.attention.recognise import recognise_attention, unpriced
+from tilewright.passes.attention import recognise
+from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.records.program import Cost, Decision
 
 
@@ -59,18 +60,18 @@ class Compiled:
         self,
         fn: Function,
         finish: Callable[..., Callable[..., object]] | None = None,
-        price: Callable[[Cost, str], float | None] = unpriced,
         **options: bool,
     ) -> None:
         torch._dynamo.reset()
         self.decisions: list[Decision] = []
-        self.finish, self.price = finish, price
+        self.finish = finish
         self.graphs = 0
         self.call = torch.compile(fn, backend=self.backend, fullgraph=True, **options)
 
     def backend(self, gm: GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        self.decisions = recognise_attention(gm, target_named("cpu"), self.price)
+        self.decisions = recognise_attention(gm.graph, target_named("cpu"))
         gm.graph.lint()
+        gm.recompile()
         self.graph = gm.graph
         self.graphs += 1
         return gm if self.finish is None else self.finish(gm, inputs)
@@ -294,14 +295,17 @@ def test_refused_with_a_reason(fn: Function, reason: str) -> None:
 @pytest.mark.parametrize(
     ("fn", "verdict"), [(plain, "taken"), (einsum_sequence_first, "taken"), (training_dropout, "refused")]
 )
-def test_taken_and_refused_alike_carry_the_time_of_the_fused_kernel(fn: Function, verdict: str) -> None:
+def test_taken_and_refused_alike_carry_the_time_of_the_fused_kernel(
+    fn: Function, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[Cost, str]] = []
 
-    def price(cost: Cost, dtype: str) -> float:
+    def price(cost: Cost, dtype: str, _: object) -> float:
         asked.append((cost, dtype))
         return 12.5
 
-    compiled = Compiled(fn, price=price)
+    monkeypatch.setattr(recognise, "attention_us", price)
+    compiled = Compiled(fn)
     compiled.call(*heads(n=7, m=7))
     (decision,), ((cost, dtype),) = compiled.decisions, asked
     assert decision.verdict == verdict and decision.predicted_us == 12.5 and dtype == "float32"
@@ -411,7 +415,7 @@ def work(blocks: int, others: int) -> tuple[int, int]:
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
         nodes = len(gm.graph.nodes)
         counted.append(
-            (nodes, calls_made(lambda: recognise_attention(gm, target_named("cpu")), within="passes/attention"))
+            (nodes, calls_made(lambda: recognise_attention(gm.graph, target_named("cpu")), within="passes/attention"))
         )
         return gm
 

@@ -52,9 +52,10 @@ class Settled:
         found: list[GraphModule] = []
 
         def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-            mark_pinned(gm)
-            self.decisions: list[Decision] = prepare_calls(gm, target)
+            mark_pinned(gm.graph, target)
+            self.decisions: list[Decision] = prepare_calls(gm.graph, target)
             gm.graph.lint()
+            gm.recompile()
             found.append(gm)
             return self.runnable(gm)
 
@@ -94,7 +95,8 @@ def traced(function: Function, *inputs: Tensor) -> list[str]:
     inner = aot_autograd(fw_compiler=keep)
 
     def backend(gm: GraphModule, examples: Sequence[Tensor]) -> Callable[..., object]:
-        prepare_calls(gm, TARGET)
+        prepare_calls(gm.graph, TARGET)
+        gm.recompile()
         compiled: Callable[..., object] = inner(gm, examples)
         return compiled
 
@@ -191,7 +193,8 @@ def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> No
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        reasons.extend(decision.reason for decision in prepare_calls(gm, TARGET))
+        reasons.extend(decision.reason for decision in prepare_calls(gm.graph, TARGET))
+        gm.recompile()
         return gm.forward
 
     settled = torch.compile(function, backend=backend, fullgraph=True)
@@ -461,7 +464,8 @@ def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        reasons.append("; ".join(decision.reason for decision in prepare_calls(gm, TARGET)))
+        reasons.append("; ".join(decision.reason for decision in prepare_calls(gm.graph, TARGET)))
+        gm.recompile()
         gm.graph.lint()
         return gm.forward
 
@@ -513,7 +517,8 @@ def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal
     options: list[bool] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        prepare_calls(gm, TARGET)
+        prepare_calls(gm.graph, TARGET)
+        gm.recompile()
         (call,) = (node for node in gm.graph.nodes if node.target is sdpa)
         options.append(bool(call.kwargs.get("is_causal")))
         return gm.forward

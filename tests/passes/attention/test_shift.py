@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from tilewright.hardware.target import target_named
-from tilewright.passes.pipeline import optimise_module
+from tilewright.passes.stages import TORCH_LEVEL
 
 B, S, D, H = 2, 7, 12, 3
 
@@ -71,8 +71,9 @@ def compiled(model: Heads, graphs: list[GraphModule]) -> Callable[[Tensor], Tens
     """The model, run as PyTorch runs its rewritten graph, which is put into `graphs`."""
 
     def rewrite(gm: GraphModule, _: object) -> GraphModule:
-        optimise_module(gm, target_named("cpu"))
+        TORCH_LEVEL.run(gm.graph, target_named("cpu"))
         gm.graph.lint()
+        gm.recompile()
         graphs.append(gm)
         return gm
 

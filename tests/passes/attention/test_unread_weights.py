@@ -29,7 +29,7 @@ class Settled:
         self.call = torch.compile(function, backend=self.backend, fullgraph=True)
 
     def backend(self, gm: GraphModule, _: Sequence[Tensor]) -> Callable[..., object]:
-        self.decisions = leave_weights_out(gm, target_named(self.device))
+        self.decisions = leave_weights_out(gm.graph, target_named(self.device))
         gm.recompile()
         return gm
 

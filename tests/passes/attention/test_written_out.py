@@ -145,7 +145,8 @@ def test_a_trained_bias_of_written_out_attention_has_its_gradient() -> None:
         return scores.softmax(-1) @ v
 
     def backend(gm: GraphModule, _: Sequence[Tensor]) -> Callable[..., object]:
-        decisions = recognise_attention(gm, H200)
+        decisions = recognise_attention(gm.graph, H200)
+        gm.recompile()
         assert {d.verdict for d in decisions} == {"taken"}
         fused = [n for n in gm.graph.nodes if "scaled_dot_product" in str(n.target)]
         assert len(fused) == 1

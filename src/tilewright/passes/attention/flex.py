@@ -14,7 +14,7 @@ import operator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.source import source_line
@@ -29,28 +29,25 @@ from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
 
-def call_for_bands(gm: GraphModule, target: Target) -> list[Decision]:
-    """Rewrite `gm`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
-    calls = [node for node in gm.graph.nodes if node.op == "call_function" and str(node.target) == "flex_attention"]
+def call_for_bands(graph: Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
+    calls = [node for node in graph.nodes if node.op == "call_function" and str(node.target) == "flex_attention"]
     on_gpu = [node for node in calls if target.language_of(tensor_of(node.args[0]).device) == "triton"]
-    decisions = [_decide(gm, node, target) for node in on_gpu]
-    if decisions:
-        gm.recompile()
-    return decisions
+    return [_decide(node, target) for node in on_gpu]
 
 
-def _decide(gm: GraphModule, node: Node, target: Target) -> Decision:
+def _decide(node: Node, target: Target) -> Decision:
     verdict: Verdict = "taken"
     source, producer = source_line(node), node.all_input_nodes[0].name
     consumer, reason = node.name, "flex_attention in a band, in tilewright's kernels"
     try:
-        consumer = _rewrite(gm, node).name
+        consumer = _rewrite(node).name
     except Refusal as refusal:
         verdict, reason = "refused", f"flex_attention computes every score: {refusal}"
     return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="attention")
 
 
-def _rewrite(gm: GraphModule, node: Node) -> Node:
+def _rewrite(node: Node) -> Node:
     q, k, v = (x for x in node.args[:3] if isinstance(x, Node))
     score, blocks, scale = node.args[3:6]
     others = [x for x in node.args[7:] if x]
@@ -65,19 +62,19 @@ def _rewrite(gm: GraphModule, node: Node) -> Node:
     results = [user for user in node.users if user.users]
     if [user.args[1] for user in results if user.target is operator.getitem] != [0]:
         raise Refusal("its log-sum-exp is read")
-    cap, factor = _softcap(_graph(gm, score))
-    band = _band(_graph(gm, blocks[-1]), int(values[0].shape[2]), int(values[1].shape[2]))
-    write = Writer(gm.graph, results[0])
+    cap, factor = _softcap(_graph(score))
+    band = _band(_graph(blocks[-1]), int(values[0].shape[2]), int(values[1].shape[2]))
+    write = Writer(node.graph, results[0])
     out, _ = call_attention(write, (q, k, v), None, band, scale * factor, cap)
     out = in_old_layout(write, results[0], out)
     results[0].replace_all_uses_with(out)
     for unused in (*node.users, node):
-        gm.graph.erase_node(unused)
+        node.graph.erase_node(unused)
     return out
 
 
-def _graph(gm: GraphModule, function: object) -> GraphModule:
-    body = getattr(gm, str(function.target), None) if isinstance(function, Node) else None
+def _graph(function: object) -> GraphModule:
+    body = getattr(function.graph.owning_module, str(function.target), None) if isinstance(function, Node) else None
     if not isinstance(body, GraphModule):
         raise Refusal("a function that is no graph")
     return body

@@ -25,6 +25,7 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
+from tilewright.graph.insert import REFUSED_VIEW
 from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking
@@ -307,7 +308,7 @@ def layout_may_change(write: Writer, old: Node, new: Node) -> bool:
             return False
         try:
             after = write.run(node, changed)
-        except (RuntimeError, ValueError):
+        except REFUSED_VIEW:
             return False
         if not same_shape(after.stride(), before.stride()):
             changed[node] = after

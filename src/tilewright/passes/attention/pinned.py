@@ -13,15 +13,17 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from tilewright.hardware.target import Target
+
 MARK = "tilewright_pinned"
 ALL = frozenset({"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"})
 """The kernels among which PyTorch chooses by default."""
 
 
-def mark_pinned(module: fx.GraphModule) -> None:
+def mark_pinned(graph: fx.Graph, target: Target) -> None:
     """Mark the nodes of `module`, a torch-level graph from Dynamo, that run while some kernels are disabled."""
     pinned = False
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         if getattr(node.target, "__name__", "") == "_sdpa_kernel":
             pinned = not _names(node.args[0]) >= ALL
         elif pinned:

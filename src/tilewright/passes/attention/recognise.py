@@ -18,8 +18,9 @@ from functools import partial
 from math import prod
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
+from tilewright.cost.kinds import attention_us
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import CONSTANT, Constants
@@ -52,33 +53,24 @@ PURE = (
     | {"empty", "softmax", "log_softmax", "logsumexp", "exp", "max", "amax", "sum", "size", "detach"}
 )
 """Calls without side effects: erased once they have no reader."""
-Price = Callable[[Cost, str], float | None]
-"""The predicted time in µs of a kernel of this cost and dtype; None without a prediction."""
 VIEWS = frozenset({"view", "unsqueeze", "squeeze", "getitem", "getattr", "expand", "detach", "dropout"})
 
 
-def unpriced(cost: Cost, dtype: str) -> None:
-    """No prediction is asked for."""
-    return None
-
-
-def recognise_attention(gm: GraphModule, target: Target, price: Price = unpriced) -> list[Decision]:
-    """Replace every attention in `gm`, a torch-level graph from Dynamo, in place.
+def recognise_attention(graph: Graph, target: Target) -> list[Decision]:
+    """Replace every attention in `graph`, a torch-level graph from Dynamo, in place.
 
     Each softmax between two matrix products gives one decision (`passed_by="attention"`): taken
     with the bytes of the N² tensors that vanish, or refused with the reason; either with the predicted time of the
     fused kernel's forward.
     """
-    roots = [node for node in gm.graph.nodes if _is_root(node)]
+    roots = [node for node in graph.nodes if _is_root(node)]
     if roots:
-        write_scores_apart(gm)
+        write_scores_apart(graph)
     candidates = [(node, *around) for node in roots if (around := _products_around(node)) is not None]
     if not candidates:
         return []
-    constants = Constants(gm.graph)
-    decisions = [_decide(gm, *candidate, constants, target, price) for candidate in candidates]
-    gm.recompile()
-    return decisions
+    constants = Constants(graph)
+    return [_decide(graph, *candidate, constants, target) for candidate in candidates]
 
 
 def _is_root(node: Node) -> bool:
@@ -96,11 +88,9 @@ def _products_around(root: Node) -> tuple[Node, Node] | None:
     return None if above is None or below is None else (above, below)
 
 
-def _decide(
-    gm: GraphModule, root: Node, above: Node, below: Node, constants: Constants, target: Target, price: Price
-) -> Decision:
+def _decide(graph: Graph, root: Node, above: Node, below: Node, constants: Constants, target: Target) -> Decision:
     producer, consumer, source = above.name, below.name, source_line(root)
-    predicted = _predicted(above, below, price)
+    predicted = _predicted(above, below, target)
     verdict: Verdict = "taken"
     try:
         attention = match_attention(root, constants.scalar)
@@ -112,10 +102,10 @@ def _decide(
         unread = _unread_afterwards(attention, masking)
         saved = sum(_nbytes(node, attention.scores) for node in attention.replaced)
         if within:
-            write = partial(write_windows, gm.graph, attention, masking)
+            write = partial(write_windows, graph, attention, masking)
         else:
-            write = partial(write_attention, gm.graph, attention, masking, target)
-        _replace(gm, attention, unread, write)
+            write = partial(write_attention, graph, attention, masking, target)
+        _replace(graph, attention, unread, write)
         reason = f"fused attention{_kind(attention, masking, within)}: no N² tensor is written or saved"
     except Refusal as refusal:
         verdict, reason, saved = "refused", str(refusal), 0
@@ -132,7 +122,7 @@ def _kind(attention: Attention, masking: Masking, within: bool) -> str:
     return f"{where}, {how}"
 
 
-def _predicted(above: Node, below: Node, price: Price) -> float | None:
+def _predicted(above: Node, below: Node, target: Target) -> float | None:
     """The price of the fused forward of these two products: q, k and v read once, out and the log-sum-exp written."""
     try:
         query, scores, result = scores_at(above).q, tensor_of(above), tensor_of(below)
@@ -155,7 +145,7 @@ def _predicted(above: Node, below: Node, price: Price) -> float | None:
         flops=2 * pairs * (depth + width),
         transcendentals=pairs,
     )
-    return price(cost, str(result.dtype).removeprefix("torch."))
+    return attention_us(cost, str(result.dtype).removeprefix("torch."), target.profile)
 
 
 def _check_order(attention: Attention) -> None:
@@ -225,12 +215,12 @@ def _hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 0)
 
 
-def _replace(gm: GraphModule, attention: Attention, unread: set[Node], write: Callable[[], Node]) -> None:
-    result, before = attention.result, set(gm.graph.nodes)
+def _replace(graph: Graph, attention: Attention, unread: set[Node], write: Callable[[], Node]) -> None:
+    result, before = attention.result, set(graph.nodes)
     try:
         new = write()
     except Refusal:
-        _erase(gm, (node for node in gm.graph.nodes if node not in before))
+        _erase(graph, (node for node in graph.nodes if node not in before))
         raise
     # Erase nodes that only the old form read: constants of masks, transposes of k.
     pending, upstream = [*attention.replaced, *attention.folded, result], set[Node]()
@@ -240,10 +230,10 @@ def _replace(gm: GraphModule, attention: Attention, unread: set[Node], write: Ca
             upstream.add(node)
             pending += [x for x in node.all_input_nodes if spelled(x) in PURE]
     result.replace_all_uses_with(new)
-    _erase(gm, (node for node in gm.graph.nodes if node in upstream or node in unread))
+    _erase(graph, (node for node in graph.nodes if node in upstream or node in unread))
 
 
-def _erase(gm: GraphModule, nodes: Iterable[Node]) -> None:
+def _erase(graph: Graph, nodes: Iterable[Node]) -> None:
     for node in reversed(list(nodes)):
         if not node.users:
-            gm.graph.erase_node(node)
+            graph.erase_node(node)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
@@ -51,23 +51,24 @@ CHECKPOINTS = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoin
 NOTHING = (None, None, None, None, 0.0, False, None, False)
 
 
-def prepare_calls(gm: GraphModule, target: Target) -> list[Decision]:
-    """Rewrite the calls in `gm`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
+def prepare_calls(graph: Graph, target: Target) -> list[Decision]:
+    """Rewrite the calls in `graph`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
     that no fused kernel of PyTorch takes. Bodies of activation checkpoints are graphs of their own in it."""
-    return _settle_graph(gm, target, {})
+    return _settle_graph(graph, target, {})
 
 
-def _settle_graph(gm: GraphModule, target: Target, given: dict[Node, torch.Tensor]) -> list[Decision]:
+def _settle_graph(graph: Graph, target: Target, given: dict[Node, torch.Tensor]) -> list[Decision]:
     """`prepare_calls` of a graph some of whose inputs are known."""
-    nodes = [node for node in gm.graph.nodes if _is_call(node, target)]
-    bodies = [node for node in gm.graph.nodes if spelled(node) in CHECKPOINTS]
+    nodes = [node for node in graph.nodes if _is_call(node, target)]
+    bodies = [node for node in graph.nodes if spelled(node) in CHECKPOINTS]
     if not nodes and not bodies:
         return []
-    constants = Constants(gm.graph, given)
+    constants = Constants(graph, given)
     decisions = [decision for node in nodes if (decision := _decide(node, constants, target)) is not None]
     for node in bodies:
         name, operands = node.args[0], node.args[1:]
-        body = getattr(gm, str(name.target), None) if isinstance(name, Node) and name.op == "get_attr" else None
+        is_held = isinstance(name, Node) and name.op == "get_attr"
+        body = getattr(graph.owning_module, str(name.target), None) if is_held else None
         if isinstance(body, GraphModule) and isinstance(name, Node) and len(name.users) == 1:
             inputs = body.graph.find_nodes(op="placeholder")
             known = (
@@ -75,8 +76,8 @@ def _settle_graph(gm: GraphModule, target: Target, given: dict[Node, torch.Tenso
                 for x, operand in zip(inputs, operands, strict=False)
                 if isinstance(operand, Node)
             )
-            decisions += _settle_graph(body, target, {x: value for x, value in known if value is not None})
-    gm.recompile()
+            decisions += _settle_graph(body.graph, target, {x: value for x, value in known if value is not None})
+            body.recompile()
     return decisions
 
 

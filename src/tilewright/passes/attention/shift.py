@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
+from tilewright.graph.insert import REFUSED_VIEW
+from tilewright.hardware.target import Target
 from tilewright.passes.attention.spelling import argument, example, mutates, same_shape, spelled, tensor_of
 from tilewright.passes.attention.writer import Writer
 
@@ -24,18 +26,15 @@ EQUAL = frozenset({"contiguous", "cast"})
 ATTENTION = frozenset({"scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu.default"})
 
 
-def zero_shift_gradients(gm: GraphModule) -> int:
-    """Rewrite `gm`, a torch-level graph from Dynamo, in place; returns the number of terms."""
-    functions = [node for node in gm.graph.nodes if node.op == "call_function"]
+def zero_shift_gradients(graph: Graph, target: Target) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
+    functions = [node for node in graph.nodes if node.op == "call_function"]
     keys = [argument(call, 1, "key") for call in functions if getattr(call.target, "__name__", "") in ATTENTION]
     found = [shift for key in keys if isinstance(key, Node) for shift in _shifts(key, [])]
     for reader, term in found:
-        write = Writer(gm.graph, reader)
+        write = Writer(graph, reader)
         nothing = write.call(torch.sub, term, term)
         reader.replace_input_with(term, write.call(torch.add, write.method("detach", term), nothing))
-    if found:
-        gm.recompile()
-    return len(found)
 
 
 def _shifts(node: Node, below: list[Node]) -> Iterator[tuple[Node, Node]]:
@@ -83,6 +82,6 @@ def _is_shift(term: Node, node: Node, below: list[Node]) -> bool:
             assert isinstance(source, Node)
             try:
                 seen = write.run(view, {source: seen})
-            except RuntimeError:
+            except REFUSED_VIEW:
                 return False
     return str(seen.stride(-2)) == "0"

@@ -9,7 +9,7 @@ kernels draw other masks. So does a call in which a query may have no key: unfus
 
 from __future__ import annotations
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
@@ -25,11 +25,11 @@ BY_NAME = 13
 """Positional arguments of PyTorch's modules; the others (training, masks, need_weights) are given by name."""
 
 
-def leave_weights_out(gm: GraphModule, target: Target) -> list[Decision]:
-    """Rewrite `gm`, a torch-level graph from Dynamo, in place; a decision for each call that asks for weights."""
-    found = (node for node in gm.graph.nodes if spelled(node) == CALL and len(node.args) <= BY_NAME)
+def leave_weights_out(graph: Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call that asks for weights."""
+    found = (node for node in graph.nodes if spelled(node) == CALL and len(node.args) <= BY_NAME)
     calls = [node for node in found if node.kwargs.get("need_weights", True)]
-    constants = Constants(gm.graph) if calls else None
+    constants = Constants(graph) if calls else None
     return [_decide(node, constants, target) for node in calls if constants is not None]
 
 

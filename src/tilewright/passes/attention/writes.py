@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, Node
 
 from tilewright.passes.attention.match import product_above, product_below
 from tilewright.passes.attention.spelling import example, memory_of, same_shape, spelled, tensor_of
@@ -23,9 +23,9 @@ FUNCTIONS: dict[str, Callable[..., object]] = {
 METHODS = frozenset({"add_", "sub_", "mul_", "div_", "masked_fill_", "tanh_"})
 
 
-def write_scores_apart(gm: GraphModule) -> None:
-    """Rewrite `gm`, a torch-level graph from Dynamo, in place: in-place calls between two matrix products."""
-    nodes = list(gm.graph.nodes)
+def write_scores_apart(graph: Graph) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place: in-place calls between two matrix products."""
+    nodes = list(graph.nodes)
     if any(spelled(node) == "_enter_inference_mode" for node in nodes):
         return
     places = {node: place for place, node in enumerate(nodes)}

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import closure
+from tilewright.graph.calls import closure, number
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -55,15 +55,15 @@ MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 """Calls whose results have the channels on another axis than the second."""
 
 
-def channels_last(module: fx.GraphModule, target: Target, layout_times: LayoutTimes = not_timed) -> list[Decision]:
-    """Rewrite `module`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
+def channels_last(graph: fx.Graph, target: Target, layout_times: LayoutTimes = not_timed) -> list[Decision]:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
     dtypes = (*NARROW, *WIDE) if target.is_gpu else WIDE
     names = [*CONVOLUTIONS] if target.is_gpu else ON_CPU
-    convolutions = [node for node in module.graph.nodes if spelled(node) in names and _is_of(node, dtypes)]
+    convolutions = [node for node in graph.nodes if spelled(node) in names and _is_of(node, dtypes)]
     if not convolutions:
         return []
-    reason = _obstacle(module.graph, convolutions, target)
-    faster, why = (False, reason) if reason else _is_faster(module.graph, convolutions, target, layout_times)
+    reason = _obstacle(graph, convolutions, target)
+    faster, why = (False, reason) if reason else _is_faster(graph, convolutions, target, layout_times)
     if faster:
         for node in convolutions:
             if _operand_channels(node) == 1:
@@ -71,11 +71,10 @@ def channels_last(module: fx.GraphModule, target: Target, layout_times: LayoutTi
         changed, images = _changed(convolutions), _images(convolutions)
         for node in convolutions:
             _convert(node, changed)
-        _restore(module.graph, changed, images)
+        _restore(graph, changed, images)
         _bring_gradients_back(images)
         for node in changed:
             _keep_the_layout(node, (node in images or _rank(node) == 4) and _is_of(node, dtypes))
-        module.recompile()
     first = convolutions[0]
     verdict: Verdict = "taken" if faster else "refused"
     source = source_line(first)
@@ -210,7 +209,7 @@ def _channels(node: fx.Node) -> int:
     """Input channels per group."""
     if spelled(node) not in TRANSPOSED:
         return int(_weight(node).shape[1])
-    return int(_weight(node).shape[0]) // int(argument(node, 6, "groups", 1))
+    return int(_weight(node).shape[0]) // number(argument(node, 6, "groups", 1))
 
 
 def _multiplications(node: fx.Node) -> int:

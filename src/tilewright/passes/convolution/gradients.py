@@ -50,8 +50,7 @@ def lighten_gradients(graph: fx.Graph, target: Target) -> None:
 
 def _is_depthwise(node: fx.Node) -> bool:
     weight = calls.output(node.all_input_nodes[OPERANDS - 1])
-    groups = node.args[9]
-    assert isinstance(groups, int)
+    groups = calls.number(node.args[9])
     return weight is not None and groups != 1 and tuple(weight.shape[:2]) == (groups, 1)
 
 

@@ -32,14 +32,13 @@ FAR = 16
 MANY = 2**17
 
 
-def convolve_as_images(module: fx.GraphModule, target: Target) -> None:
-    """Rewrite `module`, a torch-level graph from Dynamo, in place."""
+def convolve_as_images(graph: fx.Graph, target: Target) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
     if not target.is_gpu:
         return
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         if spelled(node) in IN_ROWS and _is_suited(node):
             _rewrite(node)
-    module.recompile()
 
 
 def _is_suited(node: fx.Node) -> bool:

@@ -25,14 +25,13 @@ from tilewright.passes.attention.writer import Writer
 from tilewright.passes.convolution.memory_formats import lies_channels_last
 
 
-def multiply_patches(module: fx.GraphModule, target: Target) -> None:
-    """Rewrite `module`, a torch-level graph from Dynamo, in place."""
+def multiply_patches(graph: fx.Graph, target: Target) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
     if not target.is_gpu:
         return
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         if spelled(node) == "conv2d" and _is_of_patches(node):
             _rewrite(node)
-    module.recompile()
 
 
 def _is_of_patches(node: fx.Node) -> bool:

@@ -36,7 +36,7 @@ from tilewright.passes.index.embedding_groups import join
 from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
 from tilewright.passes.units import behind_views, readers
-from tilewright.records.program import Decision, GraphName
+from tilewright.records.program import Decision
 
 aten = torch.ops.aten
 GRADIENT, ADD_ROWS = aten.embedding_dense_backward.default, aten.index_add_.default
@@ -111,7 +111,7 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     return new
 
 
-def add_sums_in_place(graph: fx.Graph, name: GraphName, target: Target) -> list[Decision]:
+def add_sums_in_place(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite a backward graph in place: sums are added into the product in place if nothing else reads the product.
 
     Returns a decision for each.
@@ -121,10 +121,10 @@ def add_sums_in_place(graph: fx.Graph, name: GraphName, target: Target) -> list[
         for node in graph.nodes
         if str(node.target) == SUMS or (node.target is GRADIENT and target.language == "c++")
     ]
-    return [decision for node in sums if (decision := _added(node, name)) is not None]
+    return [decision for node in sums if (decision := _added(node)) is not None]
 
 
-def _added(sums: fx.Node, name: GraphName) -> Decision | None:
+def _added(sums: fx.Node) -> Decision | None:
     total = next(iter(sums.users), None)
     if len(sums.users) != 1 or total is None or total.target is not aten.add.Tensor or total.kwargs:
         return None
@@ -141,7 +141,7 @@ def _added(sums: fx.Node, name: GraphName) -> Decision | None:
     replace(total, table)
     sums.graph.erase_node(sums)
     reason = "is added to the product in place, at the rows that were looked up"
-    return Decision(name, sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
+    return Decision("forward", sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
 
 
 def _add_by_index(gradient: fx.Node, table: fx.Node, total: fx.Node) -> bool:

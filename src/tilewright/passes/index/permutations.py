@@ -24,6 +24,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_known, replace
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
+from tilewright.hardware.target import Target
 from tilewright.passes.shared_zeros import is_zeros
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
@@ -33,7 +34,7 @@ aten: Any = torch.ops.aten
 SORTS = (aten.sort.default, aten.sort.stable)
 
 
-def gather_back(graph: fx.Graph) -> list[Decision]:
+def gather_back(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite a joint graph of ATen operators in place; returns a decision for each gradient that became a gather."""
     known = _Permutations()
     decisions = []

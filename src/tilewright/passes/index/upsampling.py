@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.operators.upsampling import MOST_READERS, Axis
 from tilewright.passes.attention.spelling import argument, example, spelled
@@ -37,9 +38,9 @@ OPERATORS = {
 """Eager's gradients of the modes whose axes are independent of each other; {} is the number of axes."""
 
 
-def gather_gradients(module: fx.GraphModule) -> None:
-    """Rewrite `module`, a torch-level graph from Dynamo, in place."""
-    for node in module.graph.nodes:
+def gather_gradients(graph: fx.Graph, target: Target) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
+    for node in graph.nodes:
         if spelled(node) != "interpolate" or argument(node, 6, "antialias", False):
             continue
         source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")
@@ -49,7 +50,6 @@ def gather_gradients(module: fx.GraphModule) -> None:
         scales = tuple(axis.scale for axis in axes)
         node.target, node.args = resampled, (source, mode, axes[0].align_corners, _sizes(axes), scales)
         node.kwargs = {}
-    module.recompile()
 
 
 def _axes(source: Any, node: fx.Node) -> tuple[Axis, ...] | None:

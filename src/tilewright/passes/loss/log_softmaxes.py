@@ -43,7 +43,7 @@ def _is_taken(softmax: fx.Node) -> bool:
     x, y = calls.output(softmax.args[0]), calls.output(softmax)  # type: ignore[arg-type]
     if x is None or y is None or has_symbols(y) or y.dtype not in DTYPES or softmax.args[1] not in (-1, y.dim() - 1):
         return False
-    if x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
+    if not x.dim() or x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
         return False
     return all(_picks(reader, softmax) or _computes(reader) for reader in readers(softmax))
 

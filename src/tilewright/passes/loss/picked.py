@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, replace, replace_results, retrace_views
+from tilewright.graph.insert import REFUSED_VIEW, insert_call, insert_formula, replace, replace_results, retrace_views
 from tilewright.graph.layouts import before_widening
 from tilewright.hardware.target import Target
 from tilewright.kernels.cross_entropy.candidate import Match, lies_across, matched
@@ -96,7 +96,7 @@ def _can_view(x: fx.Node, shape: torch.Size) -> bool:
     try:
         with value.fake_mode, torch.no_grad():
             value.view(shape)
-    except (RuntimeError, ValueError):
+    except REFUSED_VIEW:
         return False
     return True
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph.insert import insert_formula, replace_results
+from tilewright.hardware.target import Target
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
 from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
@@ -116,7 +117,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
     return y
 
 
-def split_group_norms(graph: fx.Graph) -> None:
+def split_group_norms(graph: fx.Graph, target: Target) -> None:
     """Replace group norms and their gradients by their formulas in a forward, backward or inference graph, in place."""
     for node in list(graph.nodes):
         if formula := FORMULAS.get(str(node.target)):

@@ -44,15 +44,12 @@ class _Norm:
     eps: float
 
 
-def norm_as_one(module: fx.GraphModule, target: Target) -> list[Decision]:
-    """Rewrite `module`, a torch-level graph from Dynamo, in place; a decision for each norm."""
+def norm_as_one(graph: fx.Graph, target: Target) -> list[Decision]:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each norm."""
     if target.language != "triton":
         return []
-    found = [norm for node in module.graph.nodes if (norm := _called(node) or _written_out(node)) is not None]
-    decisions = [_replace(norm) for norm in found if _may_move(norm)]
-    if decisions:
-        module.recompile()
-    return decisions
+    found = [norm for node in graph.nodes if (norm := _called(node) or _written_out(node)) is not None]
+    return [_replace(norm) for norm in found if _may_move(norm)]
 
 
 def _called(node: fx.Node) -> _Norm | None:
@@ -175,7 +172,7 @@ def _erase_unread(node: fx.Node) -> None:
             step.graph.erase_node(step)
 
 
-def as_aten(graph: fx.Graph) -> None:
+def as_aten(graph: fx.Graph, target: Target) -> None:
     """Convert the norms that `norm_as_one` wrote to PyTorch's fused form, in a joint or inference graph."""
     for node in list(graph.nodes):
         if str(node.target) == "tilewright.norm.default" and MARK in node.meta.get("custom", {}):

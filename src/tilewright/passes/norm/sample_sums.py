@@ -48,11 +48,11 @@ def _by_sample(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _is_by_channel(node: fx.Node, x: fx.Node) -> bool:
     """Whether this sums several samples of a large channels-last tensor of floats, one result a channel."""
     value: Any = x.meta["val"]
-    if not all(isinstance(size, int) for size in value.shape) or not value.is_floating_point():
+    if not all(isinstance(size, int) for size in value.shape) or not value.is_floating_point() or value.dim() <= 2:
         return False
     given: Any = arguments(node)
     dims = {dim % value.dim() for dim in given["dim"] or range(value.dim())}
-    by_channel = value.dim() > 2 and dims == set(range(value.dim())) - {1} and not given["keepdim"]
+    by_channel = dims == set(range(value.dim())) - {1} and not given["keepdim"]
     several = value.shape[0] > 1 and value.shape[2:].numel() > 1
     return by_channel and several and nbytes(x) >= LEAST_BYTES and lies_channels_last(_before_copies(x).meta["val"])
 

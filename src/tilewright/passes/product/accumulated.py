@@ -14,17 +14,18 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, replace
 from tilewright.graph.source import source_line
-from tilewright.records.program import Decision, GraphName
+from tilewright.hardware.target import Target
+from tilewright.records.program import Decision
 
 aten = torch.ops.aten
 
 
-def accumulate_products(graph: fx.Graph, name: GraphName) -> list[Decision]:
+def accumulate_products(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite a graph of ATen operators in place; returns a decision for each product that is added to another."""
-    return [found for node in list(graph.nodes) if (found := _accumulated(node, name)) is not None]
+    return [found for node in list(graph.nodes) if (found := _accumulated(node)) is not None]
 
 
-def _accumulated(total: fx.Node, name: GraphName) -> Decision | None:
+def _accumulated(total: fx.Node) -> Decision | None:
     if not _is_returned_sum(total):
         return None
     one, other = total.all_input_nodes if len(total.all_input_nodes) == 2 else (total, total)
@@ -36,7 +37,7 @@ def _accumulated(total: fx.Node, name: GraphName) -> Decision | None:
     replace(total, into)
     product.graph.erase_node(product)
     reason = "the library adds the product to the other in place"
-    return Decision(name, product.name, into.name, "taken", reason, saved, source=source, passed_by="products")
+    return Decision("forward", product.name, into.name, "taken", reason, saved, source=source, passed_by="products")
 
 
 def _is_returned_sum(total: fx.Node) -> bool:

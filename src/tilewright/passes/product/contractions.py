@@ -21,6 +21,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
+from tilewright.hardware.target import Target
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import gradients
 from tilewright.records.program import Decision, GraphName
@@ -32,7 +33,7 @@ LEAST_REUSE = 8
 """Multiplications per element of operands and sum below which the sum is as fast as a matrix product."""
 
 
-def contract(graph: fx.Graph) -> list[Decision]:
+def contract(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a joint graph of ATen operators, in place; returns a decision for each rewritten sum."""
     found = {n: made for n in graph.find_nodes(op="call_function", target=SUM) if (made := _contraction(n)) is not None}
     behind = gradients(graph) if found else set()
@@ -105,6 +106,8 @@ def _contraction(node: fx.Node) -> _Contraction | None:
         return None
     shape = tuple(values[2].shape)
     rank = len(shape)
+    if not rank:
+        return None
     own = _varying_axes(values[0], shape), _varying_axes(values[1], shape)
     given = calls.arguments(node)
     dims: Any = given["dim"] or list(range(rank))

@@ -55,7 +55,10 @@ def pad_products(graph: fx.Graph, target: Target) -> list[Decision]:
     found = [(node, alignment_of(node)) for node in graph.nodes if node.target in OPERATORS]
     unaligned = [(node, alignment) for node, alignment in found if alignment < ALIGNED]
     products = (_product(node, alignment) for node, alignment in unaligned)
-    return [padder.decide(product) for product in products if product is not None]
+    decisions = [padder.decide(product) for product in products if product is not None]
+    if any(decision.verdict == "taken" for decision in decisions):
+        drop_unread(graph)
+    return decisions
 
 
 @dataclass(frozen=True)

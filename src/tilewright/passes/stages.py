@@ -1,0 +1,131 @@
+"""The order of all rewrites, as data.
+
+torch-level graph → joint graph of ATen operators → cut into forward and backward → each graph → fusion
+"""
+
+from __future__ import annotations
+
+from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
+from tilewright.passes.attention.flex import call_for_bands
+from tilewright.passes.attention.kernel import choose_kernels
+from tilewright.passes.attention.library import name_attention
+from tilewright.passes.attention.pinned import mark_pinned
+from tilewright.passes.attention.recognise import recognise_attention
+from tilewright.passes.attention.sdpa import prepare_calls
+from tilewright.passes.attention.shift import zero_shift_gradients
+from tilewright.passes.attention.unread_weights import leave_weights_out
+from tilewright.passes.cache_writes import write_caches
+from tilewright.passes.candidates import choose_candidates
+from tilewright.passes.constant_copies import copy_constants_once
+from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes.convolution.channels_last import channels_last
+from tilewright.passes.convolution.gradients import lighten_gradients
+from tilewright.passes.convolution.one_row import convolve_as_images
+from tilewright.passes.convolution.operands import lay_operands
+from tilewright.passes.convolution.padded_groups import pad_groups
+from tilewright.passes.convolution.patches import multiply_patches
+from tilewright.passes.copies import drop_copies
+from tilewright.passes.encoder_layers import write_layers_out
+from tilewright.passes.fold_constants import fold_constants
+from tilewright.passes.in_place import write_in_place
+from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
+from tilewright.passes.index.narrow_sorts import narrow_sorts
+from tilewright.passes.index.permutations import gather_back
+from tilewright.passes.index.sums import sum_by_index
+from tilewright.passes.index.upsampling import gather_gradients
+from tilewright.passes.leaky_gradients import read_results
+from tilewright.passes.loss.log_softmaxes import compute_where_read
+from tilewright.passes.loss.picked import compute_across, compute_from_rows
+from tilewright.passes.norm.group import split_group_norms
+from tilewright.passes.norm.results import compute_from_moments
+from tilewright.passes.norm.rms import as_aten, norm_as_one
+from tilewright.passes.norm.sample_sums import sum_samples_last
+from tilewright.passes.norm.split import split_norms
+from tilewright.passes.product.accumulated import accumulate_products
+from tilewright.passes.product.biases import place_biases
+from tilewright.passes.product.contractions import contract
+from tilewright.passes.product.padded import pad_products
+from tilewright.passes.product.skinny import skinny_products
+from tilewright.passes.random.dropout import split_dropout
+from tilewright.passes.simplify import simplify
+from tilewright.passes.stage import Pass, Stage
+from tilewright.passes.strided_rows import split_strided_rows
+from tilewright.passes.undefined import drop_undefined
+from tilewright.passes.write_back import write_back_together
+
+TORCH_LEVEL = Stage(
+    "torch level",
+    before="functions and methods of torch, as Dynamo captured them",
+    after="each attention is one call, an RMS norm too; convolutions have their layouts; autograd can differentiate it",
+    passes=(
+        Pass("mark_pinned", mark_pinned),
+        Pass("write_layers_out", write_layers_out),
+        Pass("leave_weights_out", leave_weights_out),
+        Pass("call_for_bands", call_for_bands),
+        Pass("recognise_attention", recognise_attention),
+        Pass("prepare_calls", prepare_calls),
+        Pass("zero_shift_gradients", zero_shift_gradients),
+        Pass("gather_gradients", gather_gradients),
+        Pass("convolve_as_images", convolve_as_images),
+        Pass("multiply_patches", multiply_patches),
+        Pass("norm_as_one", norm_as_one),
+        Pass("channels_last", channels_last),
+    ),
+)
+JOINT = Stage(
+    "joint",
+    before="ATen operators without writes but those at the end; forward and backward, or inference, in one graph",
+    after="attention, products and other operators are those that run; draws are of known generators; nothing is dead",
+    passes=(
+        Pass("as_aten", as_aten),
+        Pass("fold_constants", fold_constants),
+        Pass("copy_constants_once", copy_constants_once),
+        Pass("drop_copies", drop_copies),
+        Pass("contract", contract),
+        Pass("simplify", simplify),
+        Pass("read_results", read_results),
+        Pass("place_biases", place_biases),
+        Pass("gather_back", gather_back),
+        Pass("narrow_sorts", narrow_sorts),
+        Pass("choose_kernels", choose_kernels, hand_written=True),
+        Pass("skinny_products", skinny_products, hand_written=True),
+        Pass("sum_sorted", sum_sorted, hand_written=True),
+        Pass("sum_by_index", sum_by_index, hand_written=True),
+        Pass("compute_across", compute_across),
+        Pass("compute_where_read", compute_where_read),
+        Pass("choose_candidates", choose_candidates, hand_written=True),
+        Pass("compute_from_rows", compute_from_rows),
+        Pass("lighten_gradients", lighten_gradients),
+        Pass("lay_operands", lay_operands),
+        Pass("pad_groups", pad_groups),
+        Pass("make_masks_contiguous", make_masks_contiguous),
+        Pass("pad_products", pad_products),
+        Pass("compute_from_moments", compute_from_moments),
+        Pass("split_dropout", split_dropout),
+    ),
+)
+EACH_GRAPH = Stage(
+    "each graph",
+    before="forward, backward or inference, of fixed sizes; zeros stand for undefined gradients",
+    after="what fusion partitions: norms are their formulas, writes are in place, no undefined gradient is read",
+    passes=(
+        Pass("drop_undefined", drop_undefined),
+        Pass("name_attention", name_attention),
+        Pass("split_norms", split_norms),
+        Pass("split_group_norms", split_group_norms),
+        Pass("split_strided_rows", split_strided_rows),
+        Pass("split_bias", split_bias),
+        Pass("sum_samples_last", sum_samples_last),
+        Pass("write_in_place", write_in_place),
+        Pass("accumulate_products", accumulate_products),
+        Pass("write_caches", write_caches, hand_written=True),
+        Pass("add_sums_in_place", add_sums_in_place, hand_written=True),
+        Pass("write_back_together", write_back_together),
+    ),
+)
+STAGES = (TORCH_LEVEL, JOINT, EACH_GRAPH)
+
+
+def rewrite(name: str) -> Pass:
+    """The rewrite with this name. Raises KeyError."""
+    return {one.name: one for stage in STAGES for one in stage.passes}[name]

@@ -1,0 +1,169 @@
+"""Rewrites run one after another: taken back if they fail, left out by name, verified."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from tests.passes.graphs import aten
+from tilewright import backend
+from tilewright.compile.capture import capture
+from tilewright.compile.planner import Planner
+from tilewright.graph.snapshot import Snapshot
+from tilewright.hardware.target import target_named
+from tilewright.passes.stage import Pass, Stage, attempt
+from tilewright.passes.stages import STAGES, rewrite
+from tilewright.passes.verify import VerificationFailed, verify
+from tilewright.records.case import Case, InputSpec
+from tilewright.records.errors import TilewrightError
+
+CPU = target_named("cpu")
+aten_ops: Any = torch.ops.aten
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TILEWRIGHT_STRICT")
+
+
+def graph_of_two() -> fx.Graph:
+    return aten(lambda x, w: torch.relu(x @ w).sum(), torch.randn(3, 4), torch.randn(4, 5))
+
+
+def spoiled(graph: fx.Graph, _: object) -> None:
+    node = graph.find_nodes(op="call_function", target=aten_ops.relu.default)[0]
+    node.target, node.meta["val"] = aten_ops.sin.default, None
+    for other in graph.nodes:
+        other.args = ()
+    graph.create_node("placeholder", "late")
+    raise ValueError("halfway\nthrough")
+
+
+def test_what_a_failed_rewrite_did_is_taken_back(lenient: None, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = graph_of_two()
+    before, metas = str(graph), [dict(node.meta) for node in graph.nodes]
+    (decision,) = attempt(Pass("spoiled", spoiled), graph, CPU)
+    graph.lint()
+    assert str(graph) == before and [node.meta for node in graph.nodes] == metas
+    assert [node.name for node in graph.nodes if node.op == "call_function"] == ["mm", "relu", "sum_1"]
+    assert (decision.verdict, decision.producer, decision.consumer) == ("impossible", "mm", "relu")
+    assert decision.passed_by == "spoiled"
+    line = capsys.readouterr().err
+    assert line.startswith("tilewright: the rewrite spoiled is left out at ") and line.endswith("; please report it\n")
+    assert "it failed with ValueError: halfway (test_stages.py:" in line and line.count("\n") == 1
+
+
+def test_strict_makes_a_failed_rewrite_an_error() -> None:
+    with pytest.raises(TilewrightError, match=r"the rewrite spoiled is left out at .*relu.*: it failed"):
+        attempt(Pass("spoiled", spoiled), graph_of_two(), CPU)
+
+
+def test_the_others_run_and_those_that_are_named_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def noted(name: str) -> Pass:
+        return Pass(name, lambda graph, _: ran.append(name), hand_written=name == "kernel")
+
+    stage = Stage("of three", "", "", tuple(map(noted, ("one", "two", "kernel"))))
+    monkeypatch.setenv("TILEWRIGHT_SKIP", "two")
+    stage.run(graph_of_two(), CPU)
+    stage.run(graph_of_two(), CPU, hand_written=False)
+    assert ran == ["one", "kernel", "one"]
+
+
+def test_each_rewrite_has_its_name() -> None:
+    names = [one.name for stage in STAGES for one in stage.passes]
+    assert len(names) == len(set(names)) and all(rewrite(name).name == name for name in names)
+
+
+def with_meta(node: fx.Node, value: Any) -> None:
+    node.meta["val"] = value
+
+
+SPOILED: dict[str, Callable[[fx.Node], object]] = {
+    "dtype": lambda node: with_meta(node, node.meta["val"].double()),
+    "shape": lambda node: with_meta(node, node.meta["val"][:2]),
+    "strides": lambda node: with_meta(node, node.meta["val"].t().contiguous().t()),
+    "operand": lambda node: setattr(node, "args", (node.all_input_nodes[0].all_input_nodes[0],)),
+    "operator": lambda node: setattr(node, "target", aten_ops.isnan.default),
+    "order": lambda node: node.append(node.all_input_nodes[0]),
+}
+
+
+@pytest.mark.parametrize("fault", SPOILED)
+def test_the_verifier_finds(fault: str) -> None:
+    graph = graph_of_two()
+    before = Snapshot(graph)
+    verify(graph, before)
+    (node,) = graph.find_nodes(op="call_function", target=aten_ops.relu.default)
+    with node.meta["val"].fake_mode:
+        SPOILED[fault](node)
+    with pytest.raises((VerificationFailed, RuntimeError)):
+        verify(graph, before)
+
+
+class SplitHeads(nn.Module):
+    """Attention whose heads become batch entries by a view of a contiguous tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+
+        def heads(y: Tensor) -> Tensor:
+            return y.view(batch, length, 2, 8).transpose(1, 2).contiguous().view(batch * 2, -1, 8)
+
+        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
+        return (torch.bmm(q, k.transpose(1, 2)) * 0.25).softmax(-1) @ v
+
+
+def blur(x: Tensor) -> Tensor:
+    return F.conv2d(x, torch.ones(x.shape[1], 1, 3, 3) / 9, padding=1, groups=x.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs", "dynamic"),
+    [
+        (SplitHeads(), (torch.randn(2, 4, 16),), False),
+        (blur, (torch.randn(2, 4, 8, 8),), True),
+        (lambda a, b: (a * b).sum(0), (torch.tensor(2.0), torch.tensor(3.0)), False),
+    ],
+    ids=["heads by view", "a symbolic number of groups", "a sum without dimensions"],
+)
+def test_these_do_not_fail(program: Any, inputs: tuple[Tensor, ...], dynamic: bool) -> None:
+    inputs = tuple(x.requires_grad_() for x in inputs)
+    with backend.recording() as record:
+        result = torch.compile(program, backend="tilewright", dynamic=dynamic)(*inputs)
+        gradients = torch.autograd.grad(result.sum(), inputs)
+    expected = program(*inputs)
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.sum(), inputs))
+    assert record.graphs and not record.fallbacks
+
+
+WITHOUT_DIMENSIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(0),
+    "amax": lambda x: x.amax(-1),
+    "softmax": lambda x: x.softmax(0),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "cumsum": lambda x: x.cumsum(0),
+    "sort": lambda x: x.sort(0)[0],
+    "scatter_add": lambda x: x.scatter_add(0, torch.zeros((), dtype=torch.long), x),
+    "index_add": lambda x: x.index_add(0, torch.zeros(1, dtype=torch.long), x),
+    "var": lambda x: x.var(0, correction=0),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_no_rewrite_fails_at_a_tensor_without_dimensions(device: str) -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        return [function(x * n) for n, function in enumerate(WITHOUT_DIMENSIONS.values(), 1)]
+
+    case = Case("scalars", lambda: program, InputSpec.parse_many("fp32[]"), training=True)
+    assert capture(case, Planner(target_named(device))).plan is not None
