@@ -19,7 +19,7 @@ from tilewright.records import outcomes
 from tilewright.records.errors import CompilerError
 from tilewright.records.outcomes import Outcome
 from tilewright.tune import settle as settle_module
-from tilewright.tune.regions import APART, FUSED, race_regions
+from tilewright.tune.regions import APART, FUSED, _Values, race_regions
 from tilewright.tune.settle import settle
 
 WON, LOST = Outcome({FUSED: 10.0, APART: 30.0}), Outcome({FUSED: 30.0, APART: 10.0})
@@ -163,6 +163,23 @@ def test_a_race_sees_views_between_its_parts() -> None:
     assert parts is not None and len(parts) > 2
     (outcome,) = race_regions([(region, parts)])
     assert set(outcome.times_us) == {FUSED, APART} and min(outcome.times_us.values()) > 0
+
+
+def test_both_sides_of_a_race_read_one_value_whole_or_as_a_view() -> None:
+    x, view, turned, _, _ = aten(lambda x: x.view(8, 5).t().sin(), torch.zeros(5, 8)).nodes
+    values = _Values()
+    assert torch.equal(values[turned], values[x].view(8, 5).t())
+    assert values[view].data_ptr() == values[x].data_ptr() and not values[x].eq(0).all()
+
+
+def test_a_race_of_an_expanded_operand() -> None:
+    """The gradient of a mean: all elements of a row at one address."""
+    gradient = torch.zeros(5, 1).expand(5, 8)
+    (region,) = fuse(aten(lambda g, x: (g / 8 * x).sin(), gradient, torch.zeros(5, 8)), "forward", CPU).regions
+    parts = settle_module.split_region(region)
+    assert parts is not None
+    (outcome,) = race_regions([(region, parts)])
+    assert set(outcome.times_us) == {FUSED, APART}
 
 
 def test_a_race_without_a_compiler_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import fx
 from tilewright.measure.timing.by_kernel import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
 from tilewright.passes.random.draws import example_stream, keep
-from tilewright.runtime.executable import Executable, Slots, Step
+from tilewright.runtime.executable import Executable, Slots, Step, layout_of
 
 REPEATS = 9
 
@@ -99,8 +99,12 @@ def random_like(meta: Any, generators: dict[torch.device, torch.Generator]) -> A
         return meta
     if meta.device not in generators:
         generators[meta.device] = torch.Generator(meta.device).manual_seed(0)
-    generator = generators[meta.device]
-    tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device)
-    if meta.dtype.is_floating_point:
-        return tensor.normal_(generator=generator)
-    return tensor.random_(0, 2, generator=generator)
+    generator, layout = generators[meta.device], layout_of(meta)
+    # Elements that share memory, as those of an expanded tensor do, are drawn once.
+    if meta.dtype.is_floating_point or meta.dtype.is_complex:
+        # No generator draws 8-bit floats.
+        drawn = meta.dtype if meta.dtype.itemsize > 1 else torch.float32
+        storage = torch.randn(layout.extent, dtype=drawn, device=meta.device, generator=generator).to(meta.dtype)
+    else:
+        storage = torch.randint(2, (layout.extent,), device=meta.device, generator=generator).to(meta.dtype)
+    return storage.as_strided(layout.shape, layout.strides)

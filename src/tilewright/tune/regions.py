@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
+from torch.fx.node import map_arg
 
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
@@ -16,6 +18,7 @@ from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.measure.timing.contest import contest
 from tilewright.passes.fusion import Region
 from tilewright.passes.random.draws import draw_stream
+from tilewright.passes.units import is_view
 from tilewright.records.outcomes import Outcome
 from tilewright.runtime.assemble import kernel_step
 from tilewright.runtime.compiler import load
@@ -35,9 +38,8 @@ def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outco
 
 def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -> Outcome:
     device = fused.device
-    generators: dict[torch.device, torch.Generator] = {}
     with in_real_tensors(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        values = {node: random_like(node.meta["val"], generators) for node in fused.lowered.inputs}
+        values = _Values()
         nest = fused.lowered.nest
         for step in nest.steps:
             if step.name == "draw" and step.access and step.philox is None:
@@ -47,35 +49,56 @@ def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -
         return contest({FUSED: whole.run, APART: split.run}, device)
 
 
+class _Values(dict[fx.Node, Any]):
+    """The same random tensor for both programs, wherever one reads what none of its kernels computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def __missing__(self, node: fx.Node) -> Any:
+        if isinstance(node.target, OpOverload) and is_view(node):
+            # One program may read a view of what the other reads whole; their results are compared.
+            args, kwargs = map_arg((node.args, node.kwargs), self.__getitem__)
+            return self.setdefault(node, node.target(*args, **kwargs))
+        return self.setdefault(node, random_like(node.meta["val"], self.generators))
+
+
 class _Program:
     """The kernels of some regions, run in order over a list of slots."""
 
     def __init__(
-        self,
-        library: ctypes.CDLL | None,
-        regions: Sequence[Region],
-        values: dict[fx.Node, torch.Tensor],
-        results: Sequence[fx.Node],
+        self, library: ctypes.CDLL | None, regions: Sequence[Region], values: _Values, results: Sequence[fx.Node]
     ) -> None:
-        self.slots = {node: i for i, node in enumerate(values)}
+        self.values = values
+        self.slots: dict[fx.Node, int] = {}
+        self.filled: Slots = []
         self.steps: list[Step] = []
         for region in regions:
             inputs = tuple(self._slot(n) for n in region.lowered.inputs)
-            for node in region.lowered.outputs:
-                self.slots.setdefault(node, len(self.slots))
-            outputs = tuple((self.slots[n], layout_of(n.meta["val"]), None) for n in region.lowered.outputs)
+            outputs = tuple((self._new_slot(n), layout_of(n.meta["val"]), None) for n in region.lowered.outputs)
             self.steps.append(kernel_step(region, source_of(region.lowered), library, inputs, outputs))
-        self.filled: Slots = [*values.values(), *([None] * (len(self.slots) - len(values)))]
         self.results = [self._slot(node) for node in results]
+
+    def _new_slot(self, node: fx.Node, value: Any = None) -> int:
+        self.filled.append(value)
+        return self.slots.setdefault(node, len(self.filled) - 1)
 
     def _slot(self, node: fx.Node) -> int:
         """The slot of `node`; for a view of a part's result, first add the step that makes it."""
-        if node not in self.slots:
-            args: Any = tuple(Slot(self._slot(a)) if isinstance(a, fx.Node) else a for a in node.args)
-            self.slots[node] = len(self.slots)
-            target: Any = node.target
-            self.steps.append(CallStep(node.name, self.slots[node], target, args, dict(node.kwargs)))
-        return self.slots[node]
+        if node in self.slots:
+            return self.slots[node]
+        if node in self.values or not self._is_computed(node):
+            return self._new_slot(node, self.values[node])
+        args: Any = tuple(Slot(self._slot(a)) if isinstance(a, fx.Node) else a for a in node.args)
+        target: Any = node.target
+        slot = self._new_slot(node)
+        self.steps.append(CallStep(node.name, slot, target, args, dict(node.kwargs)))
+        return slot
+
+    def _is_computed(self, node: fx.Node) -> bool:
+        """Whether a kernel of this program computes what `node` is, or is a view of."""
+        return node in self.slots or (is_view(node) and any(map(self._is_computed, node.all_input_nodes)))
 
     def run(self) -> list[torch.Tensor]:
         slots = list(self.filled)
