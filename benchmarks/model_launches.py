@@ -152,10 +152,7 @@ def explained(workload: Workload, trains: bool, profile: DeviceProfile) -> Expla
 
     The model and its inputs are on the CPU. A line where no plan can be made, as for a model that is not one graph.
     """
-    inputs = [
-        InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim())
-        for t in workload.inputs.values()
-    ]
+    inputs = [InputSpec.of(t) for t in workload.inputs.values()]
     model = _Positional(workload.model.train(trains), tuple(workload.inputs))
     case = Case("model", lambda: model, inputs, training=trains)
     try:

@@ -1,7 +1,7 @@
 """The verbs as functions: explain any model, optimise a block, time every way of running it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.timing import contest
 from tilewright.records import errors
 from tilewright.records.case import Case, InputSpec
-from tilewright.records.errors import TilewrightError, VerificationError
+from tilewright.records.errors import InputError, TilewrightError, VerificationError
+from tilewright.records.input_grammar import parse_arguments
 from tilewright.records.measurement import Ceiling, Verified
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Program
@@ -67,6 +68,76 @@ def test_explaining_a_model_and_its_inputs() -> None:
 def test_an_explanation_shows_itself_in_a_notebook() -> None:
     html = explain_case(naive_softmax.case(N=4, M=8), "cpu")._repr_html_()
     assert html.startswith("<pre>") and "reads 5·N·M + 2·N" in html and "<script" not in html
+
+
+@dataclass
+class Tagged:
+    logits: Tensor
+
+
+class Tagger(nn.Module):
+    """Called as models of Hugging Face are: by names alone, with ids, a mask and switches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 8)
+        self.tags = nn.Linear(8, 4)
+
+    def forward(self, *, input_ids: Tensor, attention_mask: Tensor, double: bool = False) -> Tagged:
+        logits = self.tags(self.words(input_ids) * attention_mask[..., None])
+        return Tagged(logits * 2 if double else logits)
+
+
+IDS, MASK = torch.arange(12).view(2, 6) + 15, torch.ones(2, 6, dtype=torch.long)
+
+
+def test_explaining_a_call_by_names() -> None:
+    text = "input_ids=i64[B=2,S=6]<30, attention_mask=i64[B,S], double=True"
+    positional, keywords = parse_arguments(text)
+    named = explain_case(Case("tagger", Tagger, positional, keywords=keywords, training=False), "h200").program
+    given = tilewright.explain(Tagger(), input_ids=IDS, attention_mask=MASK, double=True, on="h200").program
+    assert [op.target for op in given.operators] == [op.target for op in named.operators]
+    assert any(op.target == "aten.embedding.default" for op in named.operators)
+    assert sum(op.cost.bytes for op in given.operators) == sum(op.cost.bytes for op in named.operators)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_explaining_allocates_nothing(training: bool) -> None:
+    """Weights and inputs of 40 GB each, on the meta device, drawn, or made by the class."""
+
+    class Wide(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(100_000, 100_000)
+
+    with torch.device("meta"):
+        model, x = Wide(), torch.empty(100_000, 100_000)
+    drawn = [InputSpec.parse("f32[N=100000,M=100000]")]
+    named = explain_case(Case("wide", Wide, drawn, training=training), "h200").program
+    given = tilewright.explain(model, x, on="h200", training=training).program
+    product = next(op for op in named.operators if op.target == "aten.addmm.default")
+    assert product.cost.bytes == 3 * 4 * 10**10 + 4 * 10**5
+    assert [op.cost.bytes for op in given.operators] == [op.cost.bytes for op in named.operators]
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_explaining_a_model_whose_init_reads_values() -> None:
+    class Rates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Dropout(p.item()) for p in torch.linspace(0, 0.5, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[1](self.layers[0](x))
+
+    program = explain_case(case(Rates(), "f32[N=8]", training=True), "cpu").program
+    built = explain_case(Case("rates", Rates, [InputSpec.parse("f32[N=8]")]), "cpu").program
+    assert built.operators and [op.name for op in built.operators] == [op.name for op in program.operators]
+
+
+def test_explaining_a_function_that_holds_tensors() -> None:
+    layer, table = nn.Linear(4, 4), torch.ones(4)
+    program = tilewright.explain(lambda x: layer(x["a"][0]) * table, {"a": (torch.ones(2, 4), None)}, on="h200").program
+    assert any(op.target == "aten.addmm.default" for op in program.operators)
 
 
 def test_explaining_draws_nothing_from_the_users_generator() -> None:
@@ -140,6 +211,12 @@ def test_a_case_that_beats_its_floor_has_the_ceilings_measured_again(
     kept = {row.value for row in read_rows(done.run, Ceiling) if row.kind == "copy"}
     assert (ours > floor) == is_found and kept == {(true if is_found else slow).copy_GBps}
     assert ("less than its floor of" in capsys.readouterr().err) != is_found
+
+
+def test_a_call_by_names_is_verified_with_its_own_values(unmeasured: None) -> None:
+    done = tilewright.optimize(Tagger(), input_ids=IDS, attention_mask=MASK, training=True)
+    assert {v.tensor for v in done.verified} == {"output.logits", "words.weight", "tags.weight", "tags.bias"}
+    assert all(tensor.ok for tensor in done.verified)
 
 
 def test_the_time_given_to_measuring_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +294,11 @@ def test_any_model_can_be_called_again_and_again(
     assert (impl == "tilewright") == bool(subject.recording.graphs)
 
 
+def test_inputs_that_eager_refuses_are_named() -> None:
+    with pytest.raises(InputError, match=r"subject fails on its inputs at .*py:\d+: .*\n  IndexError: .*a range"):
+        Subject(case(lambda x, i: x[i], "f32[N=1,M=4],i64[K=9]"))
+
+
 def test_the_warm_peer_takes_several_results() -> None:
     subject = Subject(case(lambda x: {"a": x.sin(), "b": (x.cos(), 3)}, "fp32[N=4]"))
     held: list[list[Tensor]] = []
@@ -251,8 +333,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize(
     ("model", "inputs", "said"),
     [
-        (Scaled(), (torch.ones(3), 3), "input 2 of Scaled is of type int, not a tensor"),
-        (Scaled(), ([torch.ones(3)],), "input 1 of Scaled is of type list, not a tensor"),
+        (Scaled(), (torch.ones(3), 3, 4), "does not take 3 inputs"),
         (Scaled(), (), r"Scaled\(x: torch.Tensor, scale: float = 2.0\) -> torch.Tensor does not take 0 inputs"),
         (5, (torch.ones(3),), "expected a module or a function, not 5 of type int"),
     ],

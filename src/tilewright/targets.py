@@ -13,14 +13,15 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tilewright.records.case import Case, InputSpec
+from tilewright.records.case import Case
 from tilewright.records.errors import InputError, TargetError, UsageError
+from tilewright.records.input_grammar import parse_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,9 +35,9 @@ def load_case(target: str, inputs: str | None = None, *, training: bool | None =
 
     `target` is `path/file.py:name` or `package.module:name`; `name` is a `Case`, a function that
     returns a `Case` when called without arguments, or, with `inputs` such as
-    `"bf16[B=16,S=1024,D=768], i64[S=1024]"`, an `nn.Module` (class, instance, or a function without
-    arguments that makes one) or a function of tensors. `training` says whether the backward pass belongs to the
-    case. By default a `Case` keeps its own setting, and a module, or a function with a floating-point input, trains.
+    `"bf16[B=16,S=1024,D=768], i64[S]<32000"` (`docs/inputs.md`), an `nn.Module` (class, instance, or a function without
+    arguments that makes one) or a function. `training` says whether the backward pass belongs to the case. By default
+    a `Case` keeps its own setting, and anything else is for inference.
 
     The user's file is executed, as `import` would do, with its folder on `sys.path`.
 
@@ -168,21 +169,21 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
                 "name an instance of it, or a function that returns a Case"
             )
         forward = functools.partial(found.forward, None)  # None stands for `self`
-        return _with_inputs(found, forward, name, target, inputs, trains=True)
+        return _with_inputs(found, forward, name, target, inputs)
     if not callable(found):
         raise TargetError(_wrong_kind(found, target))
-    if _is_factory(found, inputs):
+    if _is_factory(found, target, inputs):
         made = _call_factory(found, target)
         if isinstance(made, Case):
             return _without_inputs(made, target, inputs)
         if isinstance(made, nn.Module):
             return _case_of_module(made, name, target, inputs)
-    return _with_inputs(lambda: found, found, name, target, inputs, trains=False)
+    return _with_inputs(lambda: found, found, name, target, inputs)
 
 
 def _case_of_module(module: nn.Module, name: str, target: str, inputs: str | None) -> Case:
     # Each build is a copy, so that a run cannot change the parameters and buffers of the next.
-    return _with_inputs(lambda: copy.deepcopy(module), module.forward, name, target, inputs, trains=True)
+    return _with_inputs(lambda: copy.deepcopy(module), module.forward, name, target, inputs)
 
 
 def _without_inputs(case: Case, target: str, inputs: str | None) -> Case:
@@ -192,13 +193,7 @@ def _without_inputs(case: Case, target: str, inputs: str | None) -> Case:
 
 
 def _with_inputs(
-    build: Callable[[], Callable[..., Any]],
-    call: Callable[..., Any],
-    name: str,
-    target: str,
-    inputs: str | None,
-    *,
-    trains: bool,
+    build: Callable[[], Callable[..., Any]], call: Callable[..., Any], name: str, target: str, inputs: str | None
 ) -> Case:
     """A case for a module or function; the inputs must fit the signature of `call`."""
     if inputs is None:
@@ -206,21 +201,27 @@ def _with_inputs(
             f'{target} is not a case, so it needs --inputs "DTYPE[NAME=SIZE,...]" for '
             f'{name}{signature_of(call)}, e.g. --inputs "bf16[B=16,S=1024,D=768]"'
         )
-    specs = InputSpec.parse_many(inputs)
-    if not accepts(call, specs):
-        raise InputError(f"{target} takes {name}{signature_of(call)}, not the {len(specs)} inputs {inputs!r}")
-    floats = any(spec.dtype in ("float16", "bfloat16", "float32", "float64") for spec in specs)
-    return Case(name, build, specs, training=trains or floats)
+    positional, keywords = _parsed(inputs, target)
+    if not accepts(call, positional, keywords):
+        count = len(positional) + len(keywords)
+        raise InputError(f"{target} takes {name}{signature_of(call)}, not the {count} inputs {inputs!r}")
+    return Case(name, build, positional, training=False, keywords=keywords)
 
 
-def _is_factory(found: Callable[..., object], inputs: str | None) -> bool:
+def _parsed(inputs: str, target: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments that `inputs` describes; `@name` is a value of the target's file."""
+    place = target.rpartition(":")[0]
+    return parse_arguments(inputs, lambda name: load_object(f"{place}:{name}"))
+
+
+def _is_factory(found: Callable[..., object], target: str, inputs: str | None) -> bool:
     """Whether to call `found` for its case or module.
 
     It is annotated to return a case, or does not take the `inputs`, or there are none and no annotation.
     """
     if not accepts(found, ()):
         return False
-    if inputs is not None and not accepts(found, InputSpec.parse_many(inputs)):
+    if inputs is not None and not accepts(found, *_parsed(inputs, target)):
         return True
     try:
         returns = inspect.signature(found).return_annotation
@@ -238,10 +239,12 @@ def _call_factory(factory: Callable[[], object], target: str) -> object:
         raise TargetError(f"{target}() failed {error_location(error)}") from error
 
 
-def accepts(function: Callable[..., object], arguments: Iterable[object]) -> bool:
-    """Whether `function(*arguments)` fits its signature; built-in functions without one accept all."""
+def accepts(
+    function: Callable[..., object], arguments: Iterable[object], keywords: Mapping[str, object] = MappingProxyType({})
+) -> bool:
+    """Whether `function(*arguments, **keywords)` fits its signature; built-in functions without one accept all."""
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(function).bind(*arguments, **keywords)
     except TypeError:
         return False
     except ValueError:

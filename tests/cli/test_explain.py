@@ -111,10 +111,11 @@ def test_quiet_prints_results_only(tilewright: Tilewright, models: str) -> None:
 @pytest.mark.parametrize(
     ("name", "inputs", "flags"),
     [
-        ("Normed", "fp32[B=4,8]", ()),
+        ("Normed", "fp32[B=4,8]", ("--training",)),
         ("instance", "fp32[B=4,8]", ("--training",)),
         ("instance", "fp32[B=4,8]", ("--inference",)),
-        ("two", "fp32[N=9,M=8],i64[K=3]", ()),
+        ("two", "fp32[N=9,M=8],i64[K=3]", ("--training",)),
+        ("two", "i=i64[K=3]<9,x=fp32[N=9,M=8]", ("--training",)),
         ("product", "fp32[N=4,K=6];fp32[K=6,M=3]", ()),
         ("writes", "fp32[N=4]", ("--inference",)),
         ("gelu", "bf16[N=4]", ()),
@@ -125,5 +126,5 @@ def test_modules_classes_and_functions(
 ) -> None:
     ended = tilewright("explain", f"{models}:{name}", "--inputs", inputs, "--on", "cpu", *flags)
     assert (ended.code, ended.err) == (0, "")
-    assert ("\nbackward\n" in ended.out.replace(" \n", "\n")) == ("--inference" not in flags)
+    assert ("\nbackward\n" in ended.out.replace(" \n", "\n")) == ("--training" in flags)
     assert "before fusion:" in ended.out

@@ -18,8 +18,8 @@ FAILURES = {
     "no case": (["explain", "MODELS:number"], 3, "is of type int, not a Case, an nn.Module or a function"),
     "no colon": (["explain", "models"], 2, "is not of the form file.py:NAME"),
     "no inputs": (["explain", "MODELS:gelu"], 2, "is not a case, so it needs --inputs"),
-    "bad inputs": (["explain", "MODELS:gelu", "--inputs", "fp33[N=4]"], 2, "input 'fp33[N=4]' is not of the form"),
-    "bad size": (["explain", "MODELS:gelu", "--inputs", "fp32[N=x]"], 2, "axis 'N=x' has no size"),
+    "bad inputs": (["explain", "MODELS:gelu", "--inputs", "fp33[N=4]"], 2, "input 'fp33[N=4]' has no dtype 'fp33'"),
+    "bad size": (["explain", "MODELS:gelu", "--inputs", "fp32[N=x]"], 2, "has 'x' as a size of fp32"),
     "too many inputs": (["explain", "MODELS:gelu", "--inputs", "fp32[4],fp32[4]"], 4, "not the 2 inputs"),
     "no such device": (
         ["explain", "MODELS:small", "--on", "h300"],

@@ -11,7 +11,7 @@ import torch
 from examples import online_softmax
 from tilewright.compile.price import price_case, price_program
 from tilewright.graph import call_cycles
-from tilewright.graph.function_calls import function_calls
+from tilewright.graph.function_calls import FunctionCalls, function_calls
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import absent
 from tilewright.passes import fusion
@@ -29,6 +29,10 @@ def long_from_forty_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def case(model: Callable[..., Any], inputs: str, *, training: bool = False) -> Case:
     return Case("case", lambda: model, [InputSpec.parse(one) for one in inputs.split()], training=training)
+
+
+def calls_of(function: Callable[..., Any], x: torch.Tensor) -> FunctionCalls | None:
+    return function_calls(lambda: function(x), function, [x])
 
 
 def launches(program: Program, graph: GraphName, stage: Stage) -> list[Operator]:
@@ -130,15 +134,15 @@ def writes_an_attribute() -> torch.nn.Module:
 
 
 def test_what_only_dynamo_can_capture_is_not_recorded() -> None:
-    assert function_calls(reads_a_value, [torch.randn(3)]) is None
+    assert calls_of(reads_a_value, torch.randn(3)) is None
     with torch.autocast("cpu", torch.bfloat16):
-        assert function_calls(torch.sin, [torch.randn(3)]) is None
+        assert calls_of(torch.sin, torch.randn(3)) is None
 
 
 def test_recording_leaves_a_module_as_it_was() -> None:
     module = writes_an_attribute()
     before = module.total
-    recorded = function_calls(module, [torch.randn(3)])
+    recorded = calls_of(module, torch.randn(3))
     assert recorded is not None and len(recorded.calls) == 1 and len(recorded.leaves) == 2
     assert module.total is before and not before.is_meta and before.eq(0).all()
 

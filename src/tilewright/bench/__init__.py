@@ -205,7 +205,7 @@ def benchmark(
         raise UsageError('a benchmark takes its functions by name: benchmark({"mine": function}, x)')
     if not functions or not inputs:
         raise UsageError("a benchmark needs a function and an input")
-    specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
+    specs = [InputSpec.of(t) for t in inputs]
     suite = user_suite(
         " ".join(functions),
         functions,

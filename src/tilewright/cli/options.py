@@ -13,11 +13,22 @@ import typer
 from tilewright.records.errors import UsageError
 
 Target = Annotated[str, typer.Argument(help="file.py:name or package.module:name: a case, module or function.")]
-Inputs = Annotated[str | None, typer.Option(help='Inputs of a module or function: "bf16[B=16,S=1024,D=768]".')]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        help='Inputs of a module or function: "bf16[B=16,S=1024,D=768]", "ids=i64[B=4,S=128]<32000, mask=bool[B,S]". '
+        "Integers without a range are 0 or 1. docs/inputs.md has the whole grammar."
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.")]
-Training = Annotated[bool | None, typer.Option("--training/--inference", help="Forward and backward, or only forward.")]
+Training = Annotated[
+    bool | None,
+    typer.Option(
+        "--training/--inference", help="Forward and backward, or only forward; default: inference, or a case's own."
+    ),
+]
 RunFile = Annotated[Path | None, typer.Option("--run", help="A run's file; default: the latest run.")]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +18,17 @@ from tilewright.graph import calls
 from tilewright.graph.call_cycles import Folded, folded
 from tilewright.graph.capture import Boxed, Compiler, Rewriter, through_aot
 from tilewright.graph.capture_errors import capture_error
+from tilewright.graph.fakes import Fakes
 from tilewright.graph.function_calls import function_calls
 from tilewright.graph.messages import messages_ignored
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import traced_for_gpu
-from tilewright.measure.inputs import make_inputs, on_device
+from tilewright.measure.inputs import Arguments, make_arguments
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, InputError
 from tilewright.records.program import GraphName
-
-INPUT_NAME = re.compile(r"l_inputs_(\d+)_?$")
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Captured:
 
     graphs: dict[GraphName, fx.Graph] = field(default_factory=dict)
     inputs: dict[int, int] = field(default_factory=dict)
-    """Placeholder position → position in the case's inputs."""
+    """Placeholder position → position among the tensors of the case's arguments."""
     plan: Plan | None = None
     """How the graphs run; None for those of eager."""
 
@@ -64,19 +63,27 @@ def capture(
     device = "cpu" if target is None else target.tensor_device
     stands_for_gpu = target is not None and target.is_planned_gpu
 
-    def observe(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
-            if match := INPUT_NAME.search(node.name):
-                captured.inputs[position] = int(match[1])
+    def observe(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         return through_aot(_Observer(captured, planner or Rewriter()), module, list(examples))
+
+    def trace() -> None:
+        function, arguments, fakes = built(case, device)
+        inputs = {id(x): number for number, x in enumerate(arguments.tensors)}
+
+        def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+            captured.inputs = {place: inputs[id(x)] for place, x in enumerate(examples) if id(x) in inputs}
+            # Tensors that are no parameters, such as those of a closure, are real.
+            return observe(module, fakes.tensors(examples))
+
+        arguments.call(torch.compile(_called(function), backend=backend, fullgraph=True, dynamic=False))
 
     torch._dynamo.reset()
     try:
         with torch.set_grad_enabled(case.training), _without_log(), messages_ignored(), traced_for_gpu(stands_for_gpu):
             if instead is None:
-                function, inputs = built(case, device)
-                torch.compile(_called(function), backend=observe, fullgraph=True, dynamic=False)(*inputs)
+                trace()
             elif eager is None or planner is None or not _planned_from(eager, planner, instead, captured):
+                captured.inputs = dict(instead.inputs)
                 observe(copied(instead.module), instead.examples)
     except _Seen:
         # Not an error: `_Observer` raises it once it has the graphs.
@@ -115,23 +122,26 @@ def _planned_from(eager: Captured, planner: Planner, instead: Folded, captured: 
     return True
 
 
-def built(case: Case, device: str) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """The function or module of `case` and its inputs, on `device`."""
-    function = on_device(case.build(), device)
-    return function, make_inputs(case, seed=0, device=device, requires_grad=case.training)
+def built(case: Case, device: str) -> tuple[Callable[..., Any], Arguments, Fakes]:
+    """The function or module of `case` and its arguments, of fake tensors on `device`, and what made these."""
+    fakes = Fakes(device)
+    function = fakes.model(case.build())
+    with fakes.making():
+        return function, make_arguments(case, seed=0, device=device, requires_grad=case.training), fakes
 
 
 def repeated_part(case: Case, device: str = "cpu") -> Folded | None:
     """`case` with equal iterations left out, if it is long and repeats; None if it is captured whole."""
-    function, inputs = built(case, device)
+    function, arguments, fakes = built(case, device)
     with torch.set_grad_enabled(case.training):
-        program = function_calls(function, inputs)
-        return None if program is None else folded(program, inputs)
+        program = function_calls(partial(arguments.call, function), function, arguments.tensors)
+        with fakes.making():
+            return None if program is None else folded(program, arguments.tensors)
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    def program(*inputs: torch.Tensor) -> Any:
-        return function(*inputs)
+    def program(*inputs: Any, **keywords: Any) -> Any:
+        return function(*inputs, **keywords)
 
     return program
 

@@ -82,10 +82,10 @@ def _add_plan(program: Program, plan: Plan, shapes: dict[GraphName, SymbolicShap
 
 
 def _shapes(case: Case, captured: Captured) -> dict[GraphName, SymbolicShapes]:
-    graph = captured.graphs["forward"]
+    graph, specs = captured.graphs["forward"], case.specs()
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     named = {
-        placeholders[position].name: tuple(case.inputs[index].names)
+        placeholders[position].name: specs[index].names
         for position, index in captured.inputs.items()
         if position < len(placeholders)
     }

@@ -51,6 +51,8 @@ class Folded:
 
     module: fx.GraphModule
     examples: list[torch.Tensor]
+    inputs: dict[int, int]
+    """The placeholders that are inputs of the program, and which."""
     cycle: Cycle
     left_out: int
     calls: int
@@ -153,6 +155,7 @@ class _Short:
         self.graph = fx.Graph()
         self.examples: list[torch.Tensor] = []
         self.inputs: list[fx.Node] = []
+        self.input_places: dict[int, int] = {}
         self.leaves: dict[int, fx.Node] = {}
         self.nodes: dict[int, fx.Node] = {}
         self.items: dict[Value, fx.Node] = {}
@@ -168,7 +171,7 @@ class _Short:
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         file, line, _ = calls[self.cycle.start].place
         place = f"{Path(file).name}:{line}"
-        return Folded(module, self.examples, self.cycle, self.left_out, len(calls), place)
+        return Folded(module, self.examples, self.input_places, self.cycle, self.left_out, len(calls), place)
 
     def _add(self, number: int, call: FunctionCall) -> None:
         args = self._operands(call.args, number)
@@ -225,6 +228,8 @@ class _Short:
         if x.number not in self.leaves:
             tensor = self.program.leaves[x.number]
             position = self.positions.get(id(tensor))
+            if position is not None:
+                self.input_places[len(self.inputs)] = position
             name = f"l_parameter_{x.number}_" if position is None else f"l_inputs_{position}_"
             self.leaves[x.number] = self._input(name, tensor)
         return self.leaves[x.number]

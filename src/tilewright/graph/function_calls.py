@@ -75,8 +75,10 @@ class _NotRecorded(Exception):
     """The program reads values, differentiates, or changes a mode, which a list of calls does not represent."""
 
 
-def function_calls(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> FunctionCalls | None:
-    """The calls of `function(*inputs)`; None where a list of calls is not the whole program.
+def function_calls(
+    call: Callable[[], Any], function: Callable[..., Any], inputs: Sequence[torch.Tensor]
+) -> FunctionCalls | None:
+    """The calls of `call()`, which calls `function` with `inputs`; None where a list of calls is not the whole program.
 
     Attributes that modules set while they run are set back.
     """
@@ -84,7 +86,7 @@ def function_calls(function: Callable[..., Any], inputs: Sequence[torch.Tensor])
     modules = [*function.modules()] if isinstance(function, torch.nn.Module) else []
     try:
         with _restored(modules), recorder:
-            results = function(*inputs)
+            results = call()
         recorder.calls.results = [recorder.reference(x) for x in _tensors(results)]
     except Exception:
         # Dynamo, which captures the program then, says what is wrong and where.

@@ -105,5 +105,5 @@ def measure(
 def case_label(case: Case) -> str:
     """`D768 H12 B2 S1024 float32`: the case's dimensions and the dtype of its first input."""
     sizes = " ".join(f"{name}{size}" for name, size in case.named_sizes().items())
-    dtype = case.inputs[0].dtype if case.inputs else ""
+    dtype = next((spec.dtype for spec in case.specs()), "")
     return f"{sizes} {dtype}".strip()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tilewright.records.case import Case, InputSpec
+from tilewright.records.case import Case
 from tilewright.records.errors import InputError, UsageError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
@@ -14,8 +14,6 @@ from tilewright.report.displayable import Displayable
 from tilewright.targets import accepts, signature_of
 
 if TYPE_CHECKING:
-    import torch
-
     from tilewright.hardware.profiles import DeviceProfile
 
 
@@ -44,38 +42,42 @@ def explain_case(case: Case, on: str | None = None) -> Explanation:
     from tilewright.hardware.target import absent
 
     profile = _profile(on)
-    return Explanation(case, price_program(case, absent(profile)), ceilings_of(profile))
+    return Explanation(case, price_program(without_memory(case), absent(profile)), ceilings_of(profile))
 
 
 def explain(
-    model: Callable[..., Any], *inputs: torch.Tensor, on: str | None = None, training: bool = False
+    model: Callable[..., Any], *inputs: Any, on: str | None = None, training: bool = False, **keywords: Any
 ) -> Explanation:
-    """`explain_case` for a module or function and example inputs.
+    """`explain_case` for a module or function, called as `model(*inputs, **keywords)` would be.
 
-    Dimensions have no names, so costs are numbers. `on`: h200, a100, rtx4090, 2080ti, cpu; default
-    this machine.
+    Tensors among the arguments may be anywhere, also on the meta device or fake; their values are not read. Dimensions
+    have no names, so costs are numbers. `on`: h200, a100, rtx4090, 2080ti, cpu; default this machine.
     """
-    return explain_case(case_of(model, inputs, training), on)
+    return explain_case(case_of(model, inputs, training, keywords), on)
 
 
-def case_of(model: Callable[..., Any], inputs: Sequence[torch.Tensor], training: bool) -> Case:
-    """A module or function and its example inputs as a case. Raises UsageError or InputError if it cannot take them."""
+def case_of(
+    model: Callable[..., Any], inputs: Sequence[Any], training: bool, keywords: Mapping[str, Any] | None = None
+) -> Case:
+    """A module or function and its arguments as a case. Raises UsageError or InputError if it cannot take them."""
     import torch
 
     name = getattr(model, "__name__", type(model).__name__)
+    keywords = keywords or {}
     if not callable(model):
         raise UsageError(f"expected a module or a function, not {model!r} of type {type(model).__name__}")
-    for place, value in enumerate(inputs, 1):
-        if not isinstance(value, torch.Tensor):
-            raise UsageError(
-                f"input {place} of {name} is of type {type(value).__name__}, not a tensor; give other arguments in a "
-                "function of tensors alone: lambda x: model(x, scale=3)"
-            )
     call = model.forward if isinstance(model, torch.nn.Module) else model
-    if not accepts(call, inputs):
-        raise InputError(f"{name}{signature_of(call)} does not take {len(inputs)} inputs")
-    specs = [InputSpec(str(t.dtype).removeprefix("torch."), tuple(t.shape), (None,) * t.dim()) for t in inputs]
-    return Case(name, lambda: model, specs, training=training)
+    if not accepts(call, inputs, keywords):
+        named = f" and {', '.join(keywords)}" if keywords else ""
+        raise InputError(f"{name}{signature_of(call)} does not take {len(inputs)} inputs{named}")
+    return Case(name, lambda: model, inputs, training=training, keywords=keywords)
+
+
+def without_memory(case: Case) -> Case:
+    """`case`, whose model is built once, of fake tensors: a model of any size is priced on any machine."""
+    from tilewright.graph.fakes import built_without_memory
+
+    return replace(case, build=built_without_memory(case.build))
 
 
 def _profile(on: str | None) -> DeviceProfile:
@@ -107,4 +109,4 @@ def tree_of_case(case: Case) -> Any:
     from tilewright.compile.price import tree_of
     from tilewright.graph.tree import render
 
-    return render(tree_of(case))
+    return render(tree_of(without_memory(case)))

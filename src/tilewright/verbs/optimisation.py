@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.records.case import Case
+from tilewright.measure.inputs import has_values
+from tilewright.records.case import Case, leaves
 from tilewright.records.errors import warn_once
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import GraphName, Program, Stage
@@ -19,8 +20,6 @@ from tilewright.verbs.explanation import case_of, ceilings_of
 from tilewright.verbs.subject import Subject
 
 if TYPE_CHECKING:
-    import torch
-
     from tilewright.backend import Recording
     from tilewright.compile.price import PricedCase
     from tilewright.hardware.profiles import DeviceProfile
@@ -63,15 +62,15 @@ class Optimized(Displayable):
 
 
 def optimize(
-    model: Callable[..., Any], *inputs: torch.Tensor, training: bool = False, seconds: float = 20.0
+    model: Callable[..., Any], *inputs: Any, training: bool = False, seconds: float = 20.0, **keywords: Any
 ) -> Optimized:
-    """`optimize_case` for a module or function and example inputs, on the device they are on.
+    """`optimize_case` for `model(*inputs, **keywords)`, on the device of its first tensor.
 
     `torch.compile(model, backend="tilewright")` is what it measures, for at most `seconds`; nothing of `model` is
     changed.
     """
-    case = case_of(model, inputs, training)
-    device = next((str(t.device) for t in inputs), "cpu")
+    case = case_of(model, inputs, training, keywords)
+    device = next((str(t.device) for t in leaves((inputs, keywords)) if has_values(t)), "cpu")
     return optimize_case(case, device=device, seconds=seconds)
 
 

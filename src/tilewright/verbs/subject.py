@@ -2,52 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilewright.records.case import Case
+from tilewright.records.case import Case, leaves
+from tilewright.records.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
 
     from tilewright.backend import Recording
+    from tilewright.measure.inputs import Arguments
 
 
 class Subject:
-    """A case built once, its inputs, and its implementations by name."""
+    """A case built once, the tensors among its arguments, and its implementations by name, functions of these tensors.
+
+    Raises InputError if the model fails on its inputs.
+    """
 
     def __init__(self, case: Case, device: str = "cpu") -> None:
         import torch
 
         from tilewright.backend import Recording
-        from tilewright.measure.inputs import make_inputs, on_device
+        from tilewright.measure.inputs import make_arguments, on_device
 
         self.case = case
         torch.manual_seed(0)
         self.device = device
-        self.model = on_device(case.build(), device)
-        self.inputs = make_inputs(case, seed=0, device=device, requires_grad=case.training)
+        model = on_device(case.build(), device)
+        self.arguments = make_arguments(case, seed=0, device=device, requires_grad=case.training)
+        self.inputs = self.arguments.tensors
+        self.model = model if self.arguments.are_flat else _of_tensors(model, self.arguments)
         self.recording: Recording = Recording()
         torch._dynamo.reset()
+
+        def compiled(**options: Any) -> Callable[..., Any]:
+            function: Callable[..., Any] = torch.compile(model, dynamic=False, **options)
+            return function if self.arguments.are_flat else partial(_call, self.arguments, function)
+
         self.functions: dict[str, Callable[..., Any]] = {
             "eager": self.model,
-            "eager-sdpa": torch.compile(self.model, backend=_eager_with_sdpa, dynamic=False),
-            "inductor": torch.compile(self.model, dynamic=False),
-            "tilewright": torch.compile(self.model, backend=self._backend, dynamic=False),
+            "eager-sdpa": compiled(backend=_eager_with_sdpa),
+            "inductor": compiled(),
+            "tilewright": compiled(backend=self._backend),
         }
         if torch.device(device).type == "cuda":
             self.functions |= {
-                "inductor-reduce-overhead": torch.compile(self.model, mode="reduce-overhead", dynamic=False),
-                "tilewright-reduce-overhead": torch.compile(
-                    self.model, backend=self._backend, mode="reduce-overhead", dynamic=False
-                ),
+                "inductor-reduce-overhead": compiled(mode="reduce-overhead"),
+                "tilewright-reduce-overhead": compiled(backend=self._backend, mode="reduce-overhead"),
             }
         if not case.training:
             self.functions["inductor-out"] = self._into_warm_output(
                 torch.compile(_written_to(self.model), dynamic=False)
             )
         self.gradients: list[torch.Tensor] | None = None
+        self._check_inputs()
+
+    def _check_inputs(self) -> None:
+        """What eager refuses is the model's fault or the inputs', and no compiler's."""
+        from tilewright.targets import error_location
+
+        try:
+            self.call("eager")
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+            line = error_location(error)
+            hint = "; --inputs gives integers a range, as in i64[B=4]<1" if isinstance(error, LookupError) else ""
+            raise InputError(f"{self.case.name} fails on its inputs {line}{hint}") from error
 
     def _backend(self, module: Any, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         from tilewright import backend
@@ -115,11 +138,29 @@ def _written_to(model: Callable[..., Any]) -> Callable[..., None]:
     return call
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor inside tuples, lists and dicts, in order."""
+def _call(arguments: Arguments, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    return arguments.call(function, tensors)
+
+
+def _of_tensors(model: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
+    """`model` as a function of the tensors among its arguments; a module's parameters keep their names."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in tensors_in(part)]
+    if not isinstance(model, torch.nn.Module):
+        return partial(_call, arguments, model)
+
+    class OfTensors(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("_parameters", "_buffers", "_modules", "training"):
+                vars(self)[name] = vars(model)[name]
+
+        def forward(self, *tensors: torch.Tensor) -> Any:
+            return arguments.call(model, tensors)
+
+    return OfTensors()
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Every tensor inside tuples, lists, mappings and dataclasses, in order."""
+    return list(leaves(value))

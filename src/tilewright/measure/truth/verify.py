@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run, whole_storage
+from tilewright.records.case import named_leaves
 from tilewright.records.measurement import Verified
 
 if TYPE_CHECKING:
@@ -181,22 +182,13 @@ def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor inside tuples, lists and dicts, with its path: `output[0]`, `output['loss']`.
+    """Every tensor inside tuples, lists, mappings and dataclasses, with its path: `output[0]`, `output['loss']`.
 
     >>> import torch
     >>> [name for name, _ in named_tensors({"a": torch.ones(1), "b": [torch.ones(1), 3]}, "output")]
     ["output['a']", "output['b'][0]"]
     """
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from named_tensors(part, f"{name}[{key!r}]")
-    elif isinstance(value, (tuple, list)):
-        for index, part in enumerate(value):
-            yield from named_tensors(part, f"{name}[{index}]")
+    yield from named_leaves(value, name)
 
 
 def _leaves(inputs: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor]]:
