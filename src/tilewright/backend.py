@@ -41,7 +41,7 @@ from tilewright.runtime.assemble import Scheduled, assemble, interpreted
 from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableBySize
 from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import Executable
+from tilewright.runtime.executable import Executable, PlanMismatch
 from tilewright.runtime.overlap import UnlessOverlapping
 from tilewright.runtime.replay import Replay, obstacle
 
@@ -336,12 +336,17 @@ class _Compiler(Compiler):
         """The graph's executable; the operators of a kernel that does not compile run as PyTorch runs them."""
         while True:
             try:
-                return CompiledGraph(graph, assemble(Scheduled(graph.graph, graph.units), graph.sources, library))
+                give_up = partial(self._run_by_pytorch, _place(graph.graph))
+                scheduled = Scheduled(graph.graph, graph.units)
+                return CompiledGraph(graph, assemble(scheduled, graph.sources, library, give_up))
             except KernelError as error:
                 lost = next(region for region in graph.fusion.regions if region.kernel == error.kernel)
                 place = next(filter(None, map(source_line, lost.members)), lost.name)
                 self.leave_to_pytorch(Fallback(f"the kernel {lost.name}", place, first_line(error)), error)
                 graph = graph.without(lost.name, first_line(error))
+
+    def _run_by_pytorch(self, place: str, error: PlanMismatch) -> None:
+        self.leave_to_pytorch(Fallback("a compiled graph", place, str(error)))
 
     def _note_unknown(self, graph: fx.Graph) -> None:
         """Record the operators that the table does not know; the rest of the graph is compiled all the same."""

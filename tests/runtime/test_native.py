@@ -67,27 +67,30 @@ def test_inference_and_training_as_in_python() -> None:
         torch.testing.assert_close(mine(x.detach()), model(x.detach()), rtol=2e-5, atol=2e-5)
 
 
-def test_an_operator_that_breaks_its_promise_falls_back_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operator_that_breaks_its_promise_falls_back_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TILEWRIGHT_STRICT")
     x = torch.randn(4, 6)
     mine, (executable,) = native(lambda x: torch.relu(x @ x.mT) + 1, [x])
     wanted = torch.relu(x @ x.mT) + 1
     (product,) = [step for step in executable.steps if isinstance(step, CallStep) and "mm" in step.name]
     assert product.spec is not None or product.out is not None
-    product.target, product.out, product.operator = torch.ops.aten.mul.Tensor, None, None
-    product.spec = product.spec or executable.inputs[0][1]
-    assert product.spec is not None
-    product.args = (product.args[0], product.args[0])
+    product.spec = product.spec or product.out
+    product.out, product.operator = None, None
+    product.target = lambda x, y: (x @ y).double()
     executable._was_right = False
-    if product.spec.shape == (4, 6):
-        product.spec = layout_of(wanted)
     for _ in range(2):
-        torch.testing.assert_close(mine(x), wanted)
+        torch.testing.assert_close(mine(x), wanted, check_dtype=False)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "runs as PyTorch runs it" in line]
     assert "planned as" in line
 
 
-def test_a_result_planned_to_share_elements_falls_back_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_planned_to_share_elements_falls_back_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """PyTorch's fake tensor of this operator has the strides of an expanded operand; the operator gives dense ones."""
+    monkeypatch.delenv("TILEWRIGHT_STRICT")
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.as_strided_scatter(x, y, (2,), (1,)) * 2

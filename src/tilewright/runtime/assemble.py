@@ -41,15 +41,18 @@ from tilewright.runtime.executable import (
     ConstantStep,
     Executable,
     GeneratedStep,
+    GiveUp,
     KernelStep,
     Slot,
     Step,
     ViewStep,
     is_unresolved,
     layout_of,
+    warn_of,
 )
 from tilewright.runtime.gpu import TritonStep
 from tilewright.runtime.native import NUMBERS, Native, holds_values
+from tilewright.runtime.resume import resumption
 from tilewright.runtime.storage_reuse import same_storage_layout, writes_after_reads
 
 aten = torch.ops.aten
@@ -65,10 +68,12 @@ class Scheduled:
     units: list[Unit]
 
 
-def assemble(scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> Executable:
+def assemble(
+    scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None, give_up: GiveUp = warn_of
+) -> Executable:
     """The executable of one graph. `sources` has each region's kernel source by name; `library` has the compiled C++
-    kernels."""
-    return _Assembler(scheduled, sources, library).build()
+    kernels. `give_up` is called when PyTorch must run the graph after all."""
+    return _Assembler(scheduled, sources, library).build(give_up)
 
 
 def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
@@ -120,7 +125,7 @@ class _Assembler:
         self.draws = any(step.name == "draw" for nest in kernels for step in nest.steps)
         self.last_use = self._last_uses()
 
-    def build(self) -> Executable:
+    def build(self, give_up: GiveUp) -> Executable:
         inputs = [(self._slot(n), _input_spec(n)) for n in self.graph.nodes if n.op == "placeholder"]
         steps = [self._step(position, unit) for position, unit in enumerate(self.units)]
         frees: dict[int, list[int]] = {}
@@ -132,7 +137,8 @@ class _Assembler:
         results = [self._argument(a) for a in self.output.args[0]]  # type: ignore[union-attr]
         # One executor runs graphs on one device.
         native = Native(self.device or CPU) if len(self._gpus()) <= 1 and holds_values(self.graph) else None
-        return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), native)
+        resume = resumption(self.graph, self.units, self.slots)
+        return Executable(steps, len(self.slots), inputs, results, interpreted(self.graph), resume, native, give_up)
 
     def _device(self) -> torch.device | None:
         """The GPU of the graph's tensors; None if none is on a GPU, or on several GPUs."""

@@ -43,7 +43,11 @@ def threads() -> int:
 
 
 class PlanMismatch(RuntimeError):
-    """An argument of a call or a result of an operator differs from its metadata in the graph."""
+    """An argument of a call or a result of an operator, `result`, differs from its metadata in the graph."""
+
+    def __init__(self, message: str, result: torch.Tensor | None = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class IndexOutOfBounds(IndexError, RuntimeError):
@@ -91,14 +95,16 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype != layout.dtype or tensor.shape != layout.shape or elsewhere:
         raise PlanMismatch(
             f"a result is {tensor.dtype} {list(tensor.shape)} on {tensor.device}, "
-            f"planned as {layout.dtype} {list(layout.shape)} on {layout.device}"
+            f"planned as {layout.dtype} {list(layout.shape)} on {layout.device}",
+            tensor,
         )
     is_shown = layout.is_unresolved or not is_unresolved(tensor)
     has_strides = tensor.stride() == layout.strides or _has_strides(tensor, layout)
     if tensor.numel() == 0 or (is_shown and has_strides):
         return tensor
     if is_expanded(layout.shape, layout.strides):
-        raise PlanMismatch(f"a result has strides {tensor.stride()}, planned as {layout.strides}, which share elements")
+        text = f"a result has strides {tensor.stride()}, planned as {layout.strides}, which share elements"
+        raise PlanMismatch(text, tensor)
     fresh = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=tensor.device)
     return fresh.copy_(tensor)
 
@@ -291,26 +297,38 @@ def slots_in(argument: Any) -> Iterator[int]:
         yield from slots_in(tuple(argument.values()))
 
 
+Resume = Callable[[int, Slots], Sequence[Any]]
+"""Gives the results of a call whose steps before this one have run and filled these slots."""
+GiveUp = Callable[[PlanMismatch], None]
+
+
+def warn_of(error: PlanMismatch) -> None:
+    warn_once(f"a compiled graph runs as PyTorch runs it: {error}")
+
+
 class Executable:
     """Call with the list of inputs, which is emptied; returns the list of results, as AOTAutograd expects.
 
     `otherwise` runs the graph as PyTorch does: for tensors without their own memory (fake tensors, subclasses), under a
     mode that computes nothing, for forward-mode differentiation, and for all later calls once an operator has returned
-    something else than its metadata say.
+    something else than its metadata say. `resume` ends the call in which it did, which shows in the first one, as
+    PyTorch does: nothing runs twice. `give_up` says so, or raises.
     """
 
     _boxed_call = True
 
     def __init__(
         self, steps: Sequence[Step], slots: int, inputs: Sequence[tuple[int, Layout | None]], outputs: Sequence[Any],
-        otherwise: Boxed, native: Native | None = None,
+        otherwise: Boxed, resume: Resume, native: Native | None = None, give_up: GiveUp = warn_of,
     ) -> None:  # fmt: skip
         self.steps = steps
         self.slots = slots
         self.inputs = inputs
         self.outputs = outputs
         self.otherwise = otherwise
+        self.resume = resume
         self.native = native
+        self.give_up = give_up
         self._is_given_up = False
         self._was_right = False
         """Whether a call has returned results as planned; a result that is not as planned shows in the first call."""
@@ -328,8 +346,7 @@ class Executable:
         except PlanMismatch as error:
             if kept is None:
                 raise
-            warn_once(f"a compiled graph runs as PyTorch runs it: {error}")
-            self._is_given_up = True
+            self._give_up(error)
             return self.otherwise(kept)
         self._was_right = True
         return results
@@ -337,7 +354,7 @@ class Executable:
     def _run(self, args: list[Any]) -> Sequence[Any]:
         if self._is_given_up:
             return self.otherwise(args)
-        run = self.native.program(self) if self.native else None
+        run = self.native.program(self) if self.native and self._was_right else None
         if run is None:
             args[:] = map(as_plain, args)
             has_memory = all(map(is_plain, args)) and not computes_nothing()
@@ -350,11 +367,22 @@ class Executable:
         for (slot, spec), value in zip(self.inputs, args, strict=True):
             slots[slot] = value if spec is None else conform(spec, value)
         args.clear()
-        for step in self.steps:
-            step.run(slots)
+        for position, step in enumerate(self.steps):
+            try:
+                step.run(slots)
+            except PlanMismatch as error:
+                if self._was_right:
+                    raise
+                self._give_up(error)
+                slots[step.writes[0]] = error.result
+                return self.resume(position + 1, slots)
             for index in step.frees:
                 slots[index] = None
         return [fill(o, slots) for o in self.outputs]
+
+    def _give_up(self, error: PlanMismatch) -> None:
+        self.give_up(error)
+        self._is_given_up = True
 
     @property
     def kernels(self) -> list[Step]:
