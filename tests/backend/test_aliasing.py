@@ -290,3 +290,26 @@ def test_memory_returns_when_results_die() -> None:
     assert pool.live_bytes == before
     del result
     assert pool.live_bytes < before
+
+
+@pytest.mark.parametrize(
+    "identity",
+    [
+        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout(x, p=0.0),
+        lambda x: torch.dropout(x, 0.5, train=False),
+        torch.nn.Dropout().eval(),
+    ],
+    ids=["not in training", "p = 0", "torch.dropout", "module"],
+)
+def test_a_dropout_that_drops_nothing_is_its_operand(identity: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = identity(x)
+        y += 1
+        return y * 2, y
+
+    x, reference = torch.ones(3), torch.ones(3)
+    result = compiled(function)(x)
+    assert_same(result, function(reference))
+    assert_same(x, reference)
+    assert result[1].data_ptr() == x.data_ptr()

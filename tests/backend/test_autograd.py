@@ -113,6 +113,25 @@ def test_autocast_around_the_call() -> None:
     assert_same(ours, eager)
 
 
+def test_backward_outside_of_the_autocast_that_is_around_the_call() -> None:
+    """Where the function turns autocast off, gradients that half precision cannot hold stay in fp32, as in eager."""
+    model, x = nn.Linear(20, 30), torch.randn(40, 20)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return model(x.float())  # type: ignore[no-any-return]
+
+    gradients = []
+    for run in (compiled(function), function):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            y = run(x)
+        (y * 1e5).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert gradients[1][1] is not None and gradients[1][1].min() > torch.finfo(torch.float16).max
+    torch.testing.assert_close(*gradients)
+
+
 def test_autocast_inside_the_function() -> None:
     linear = nn.Linear(20, 30)
 

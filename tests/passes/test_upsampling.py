@@ -57,3 +57,30 @@ def test_gradients_are_sums_of_results(name: str, layout: torch.memory_format, d
     x = torch.randn(2, 5, 7, 11).contiguous(memory_format=layout).to(dtype).requires_grad_()
     ran = launched(keeps_contract(function, [x]))
     assert ["upsample" in what for what in ran if what != "kernel"] == [True] * (name in BY_PYTORCH)
+
+
+FACTORS: list[tuple[str, int, float | tuple[float, ...]]] = [
+    ("nearest", 2, 1.3),
+    ("nearest", 2, (1.05, 2.3)),
+    ("nearest", 1, 1.05),
+    ("nearest", 3, (1.3, 2.3, 1.7)),
+    ("bilinear", 2, (1.05, 1.7)),
+    ("linear", 1, 1.05),
+    ("trilinear", 3, (1.3, 1.2, 1.7)),
+]
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("mode", "axes", "factor"), FACTORS, ids=str)
+def test_an_axis_that_keeps_or_doubles_its_size_by_another_factor(
+    mode: str, axes: int, factor: float | tuple[float, ...], backward: bool
+) -> None:
+    """Eager's kernels for CPUs go by the sizes there, in some modes."""
+    x = torch.randn(2, 5, *(3, 4, 11)[-axes:], requires_grad=backward)
+    keeps_contract(lambda x: F.interpolate(x, scale_factor=factor, mode=mode), [x], training=backward)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_eager_reads_many_results_by_the_factor_unless_they_are_channels_last(layout: torch.memory_format) -> None:
+    x = torch.randn(1, 5, 120, 3).contiguous(memory_format=layout)
+    keeps_contract(lambda x: F.interpolate(x, scale_factor=1.3), [x], training=False)

@@ -79,6 +79,18 @@ def _untraced(code: CompiledCode) -> Any:
 
 
 @contextmanager
+def as_eager() -> Iterator[None]:
+    """Let AOTAutograd trace what eager does where its defaults differ.
+
+    It drops draws that nothing reads, so that later draws differ from eager's, unless Inductor's option says otherwise.
+    And it traces backward under the autocast that is around the call, though `backward()` is called outside of it.
+    """
+    backward_autocast = "off" if config.backward_pass_autocast == "same_as_forward" else config.backward_pass_autocast
+    with config.patch({"backward_pass_autocast": backward_autocast}), inductor.patch({"fallback_random": True}):
+        yield
+
+
+@contextmanager
 def observed() -> Iterator[None]:
     """Let AOTAutograd keep its entries as for its own cache, in which nothing is looked up.
 

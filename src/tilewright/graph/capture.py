@@ -154,7 +154,8 @@ def _traced(
     else:
         functions = aot_entry.compilers(pairs.forward, pairs.backward, pairs.inference)
     try:
-        with aot_entry.observed() if key is not None else nullcontext(), warnings.catch_warnings():
+        observed = aot_entry.observed() if key is not None else nullcontext()
+        with aot_entry.as_eager(), observed, warnings.catch_warnings():
             # A gradient that cannot be traced warns here and raises; the error has the message.
             warnings.filterwarnings("ignore", message="Error detected in .*Backward")
             compiled = aot_module_simplified(

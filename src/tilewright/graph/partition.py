@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from tilewright.graph.calls import closure
 from tilewright.graph.undefined import is_tangent
@@ -33,9 +35,10 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
     # Forward computes only what its results need; eager computes the rest in backward too.
     forward = closure({*forward_results, *inputs} - tangents, lambda n: n.all_input_nodes)
     forward |= {user for n in forward for user in n.users if user.target is operator.getitem}
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg):
-        if not closure([node], lambda n: n.all_input_nodes) & tangents:
-            # Backward has the operands, too, and would check them again.
+    for node in filter(_acts, graph.nodes):
+        in_backward = node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+        if not in_backward and not closure([node], lambda n: n.all_input_nodes) & tangents:
+            # Backward has the operands, too, and would check them, or draw, again.
             node.meta["partitioner_tag"] = "must_be_in_forward"
     backward = closure(set(backward_results), lambda n: n.all_input_nodes) - forward
     needed = [n for n in graph.nodes if n in forward and (n in backward_results or backward & n.users.keys())]
@@ -62,6 +65,14 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
         **extra,
     )
     return modules
+
+
+def _acts(node: fx.Node) -> bool:
+    """Whether a call that nothing reads has an effect: it checks its operand, or draws from the generator."""
+    if isinstance(node.target, FunctionType):
+        return node.is_impure()
+    draws = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return node.target is torch.ops.aten._assert_async.msg or draws
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)

@@ -47,6 +47,7 @@ from tilewright.passes.product.contractions import contract
 from tilewright.passes.product.padded import pad_products
 from tilewright.passes.product.skinny import skinny_products
 from tilewright.passes.random.dropout import split_dropout
+from tilewright.passes.random.identities import drop_identities
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
 from tilewright.passes.strided_rows import split_strided_rows
@@ -65,6 +66,7 @@ TORCH_LEVEL = Stage(
         Pass("recognise_attention", recognise_attention),
         Pass("prepare_calls", prepare_calls),
         Pass("zero_shift_gradients", zero_shift_gradients),
+        Pass("drop_identities", drop_identities),
         Pass("gather_gradients", gather_gradients),
         Pass("convolve_as_images", convolve_as_images),
         Pass("multiply_patches", multiply_patches),

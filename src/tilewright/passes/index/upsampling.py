@@ -43,6 +43,7 @@ def gather_gradients(graph: fx.Graph, target: Target) -> None:
     for node in graph.nodes:
         if spelled(node) != "interpolate" or argument(node, 6, "antialias", False):
             continue
+        _scale_as_eager(node)
         source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")
         axes = _axes(source, node) if mode in OPERATORS else None
         if axes is None:
@@ -50,6 +51,36 @@ def gather_gradients(graph: fx.Graph, target: Target) -> None:
         scales = tuple(axis.scale for axis in axes)
         node.target, node.args = resampled, (source, mode, axes[0].align_corners, _sizes(axes), scales)
         node.kwargs = {}
+
+
+def _scale_as_eager(node: fx.Node) -> None:
+    """Give the factors by which eager reads, where PyTorch's decomposition takes those that the caller gave."""
+    x, y, given = example(argument(node, 0, "input")), example(node), argument(node, 2, "scale_factor")
+    if x is None or y is None or given is None or argument(node, 5, "recompute_scale_factor"):
+        return
+    if not all(isinstance(n, int) for n in (*x.shape, *y.shape)):
+        return
+    mode = argument(node, 3, "mode", "nearest")
+    exact = _factors_by_size(x, y, mode)
+    factors = given if isinstance(given, (list, tuple)) else [given] * (x.dim() - 2)
+    ends = zip(x.shape[2:], y.shape[2:], factors, strict=True)
+    read = [next((float(n) for n in exact if places == n * size), factor) for size, places, factor in ends]
+    options = {"mode": mode, "align_corners": argument(node, 4, "align_corners")}
+    node.args, node.kwargs = (), {"input": argument(node, 0, "input"), "scale_factor": read, **options}
+
+
+def _factors_by_size(x: Tensor, y: Tensor, mode: str) -> tuple[int, ...]:
+    """The factors between an axis' sizes at which eager's kernels read it by this factor, whatever factor was given:
+    1 copies the axis, 2 repeats each element.
+    """
+    is_image = x.dim() == 4
+    if x.device.type != "cpu":
+        return (1,) if is_image and mode in NEAREST else ()
+    if mode != "nearest" or not is_image:
+        return (1,) if mode in LINEAR else ()
+    # One of ATen's two kernels does, for few results and for channels-last images.
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and x.shape[1] > 3
+    return (1, 2) if is_last or y.shape[2] + y.shape[3] <= 128 else ()
 
 
 def _axes(source: Any, node: fx.Node) -> tuple[Axis, ...] | None:

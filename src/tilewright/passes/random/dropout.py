@@ -43,6 +43,7 @@ FEWEST = 32768
 """PyTorch draws smaller masks: saving a stream's 20 kB instead of the mask would hardly pay."""
 
 
+@fx.has_side_effect
 def keep_mask(like: torch.Tensor, p: float) -> torch.Tensor:
     """The boolean mask that eager dropout with probability `p` would draw now for a tensor like `like`."""
     if like.device.type == "cpu":
