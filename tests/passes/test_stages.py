@@ -19,6 +19,7 @@ from tilewright.passes.stages import STAGES, rewrite
 from tilewright.passes.verify import VerificationFailed, verify
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import TilewrightError
+from tilewright.verbs.explanation import rewrite_lines, rewrites_of_case
 
 CPU = target_named("cpu")
 aten_ops: Any = torch.ops.aten
@@ -77,6 +78,16 @@ def test_the_others_run_and_those_that_are_named_do_not(monkeypatch: pytest.Monk
 def test_each_rewrite_has_its_name() -> None:
     names = [one.name for stage in STAGES for one in stage.passes]
     assert len(names) == len(set(names)) and all(rewrite(name).name == name for name in names)
+
+
+def test_what_each_rewrite_did_is_listed() -> None:
+    case = Case("twice", lambda: lambda x: torch.exp(x) + torch.exp(x), InputSpec.parse_many("fp32[3]"), training=False)
+    lines = rewrite_lines(rewrites_of_case(case, "cpu"))
+    (at,) = [place for place, line in enumerate(lines) if line.startswith("simplify  5 → 4 nodes, ")]
+    assert lines[at + 1 : -1] == [
+        "  - add = add.Tensor(exp, exp_1)", "  - exp_1 = exp.default(arg0_1)", "  + add = add.Tensor(exp, exp)"
+    ]  # fmt: skip
+    assert lines[-1].endswith("found nothing to change")
 
 
 def with_meta(node: fx.Node, value: Any) -> None:

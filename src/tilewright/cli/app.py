@@ -11,6 +11,7 @@ import typer
 
 from tilewright import __version__
 from tilewright.cli.bench import bench
+from tilewright.cli.bisect import bisect
 from tilewright.cli.claims import claims
 from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
@@ -25,7 +26,7 @@ from tilewright.cli.sql import sql
 from tilewright.cli.trace import trace
 
 # In the order in which help lists them.
-VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, claims)
+VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, bisect, claims)
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}

@@ -18,6 +18,7 @@ def explain(
     on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.")] = None,
     training: Training = None,
     tree: Annotated[bool, typer.Option("--tree", help="The graph as an annotated tree instead of tables.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="What each rewrite did to the graph.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every operator, region and decision.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -25,12 +26,20 @@ def explain(
     """Graph, costs, floors and planned fusions; runs nothing, needs no GPU."""
     from tilewright.targets import load_case
     from tilewright.verbs import explain_case, tree_of_case
+    from tilewright.verbs.explanation import rewrite_lines, rewrites_of_case
 
     case = load_case(target, inputs, training=training)
     if tree:
         if as_json:
             raise UsageError("--tree is for reading; leave --json or --tree out")
         show(tree_of_case(case))
+        return
+    if passes:
+        if as_json:
+            raise UsageError("--passes is for reading; leave --json or --passes out")
+        with working("capturing", quiet):
+            rewrites = rewrites_of_case(case, on)
+        print("\n".join(rewrite_lines(rewrites, everything)))
         return
     with working("capturing", quiet or as_json):
         explanation = explain_case(case, on)

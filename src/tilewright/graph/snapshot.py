@@ -68,6 +68,17 @@ class Snapshot:
         for node in current:
             graph.erase_node(node)
         graph._graph_namespace = type(graph._graph_namespace)()
+        self._write(graph)
+        if isinstance(graph.owning_module, fx.GraphModule):
+            graph.owning_module.recompile()
+
+    def copied(self) -> fx.Graph:
+        """A graph of its own as this was, to be run."""
+        graph = fx.Graph()
+        self._write(graph)
+        return graph
+
+    def _write(self, graph: fx.Graph) -> None:
         made: dict[fx.Node, fx.Node] = {}
         for old, state in self.nodes.items():
             args, kwargs = fx.map_arg((state.args, state.kwargs), made.__getitem__)
@@ -76,8 +87,6 @@ class Snapshot:
             # Dynamo's inputs have attributes that AOTAutograd reads.
             vars(new).update({name: value for name, value in vars(old).items() if name not in vars(new)})
             made[old] = new
-        if isinstance(graph.owning_module, fx.GraphModule):
-            graph.owning_module.recompile()
 
     def changes(self, before: Snapshot) -> Iterator[tuple[NodeState | None, NodeState | None]]:
         """The nodes that are not as they were, each before and now; None where it did not or does not exist."""

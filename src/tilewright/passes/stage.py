@@ -9,8 +9,11 @@ With `TILEWRIGHT_STRICT=1` the failure is an error. `TILEWRIGHT_SKIP=NAME,…` l
 from __future__ import annotations
 
 import os
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,14 +72,34 @@ class Stage:
         return decisions if name is None else [replace(decision, graph=name) for decision in decisions]
 
 
+@dataclass(frozen=True)
+class Applied:
+    """One run of a rewrite."""
+
+    name: str
+    before: Snapshot
+    after: Snapshot
+    decisions: Sequence[Decision]
+    ms: float
+
+    def changes(self) -> list[str]:
+        """What it did to the graph: removed calls `- c = relu(a)`, then inserted ones and readers `+ c = gelu(a)`."""
+        pairs = list(self.after.changes(self.before))
+        removed = [f"- {old.name} = {old.text()}" for old, _ in pairs if old is not None]
+        return [*removed, *(f"+ {new.name} = {new.text()}" for _, new in pairs if new is not None)]
+
+
 def attempt(rewrite: Pass, graph: fx.Graph, target: Target, **options: Any) -> Sequence[Decision]:
     """Run one rewrite; after an exception `graph` is as before, and the decision says why.
 
     Raises TilewrightError in strict mode.
     """
-    before = Snapshot(graph)
+    before, started = Snapshot(graph), time.perf_counter()
     try:
         decisions = rewrite.run(graph, target, **options) or ()
+        ms = (time.perf_counter() - started) * 1e3
+        if (observe := _observer.get()) is not None:
+            observe(Applied(rewrite.name, before, Snapshot(graph), decisions, ms))
         if os.environ.get("TILEWRIGHT_VERIFY") == "1":
             verify(graph, before)
         return decisions
@@ -100,6 +123,20 @@ def _failure(name: str, error: Exception, before: Snapshot) -> Decision:
     reason = f"it failed with {type(error).__name__}: {first_line(error)} ({_place(error)})"
     source = None if node is None else source_line(node)
     return Decision("forward", producer, call, "impossible", reason, source=source, passed_by=name)
+
+
+_observer: ContextVar[Callable[[Applied], None] | None] = ContextVar("tilewright_observer", default=None)
+
+
+@contextmanager
+def applied() -> Iterator[list[Applied]]:
+    """Collect what every rewrite of this block does."""
+    found: list[Applied] = []
+    token = _observer.set(found.append)
+    try:
+        yield found
+    finally:
+        _observer.reset(token)
 
 
 def skipped() -> Sequence[str]:

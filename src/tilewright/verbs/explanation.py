@@ -15,6 +15,7 @@ from tilewright.targets import accepts, signature_of
 
 if TYPE_CHECKING:
     from tilewright.hardware.profiles import DeviceProfile
+    from tilewright.passes.stage import Applied
 
 
 @dataclass(repr=False)
@@ -102,6 +103,43 @@ def ceilings_of(profile: DeviceProfile) -> list[Ceiling]:
     caches = {"cache": profile.l2_GBps, "cache read": profile.l2_read_GBps, "cache write": profile.l2_write_GBps}
     rows += [row(kind, GBps, "GB/s") for kind, GBps in caches.items() if GBps is not None]
     return rows + [row("matmul", rate, "TFLOP/s", dtype) for dtype, rate in profile.matmul_TFLOPs.items()]
+
+
+CHANGES = 12
+"""Lines of each rewrite's changes that are shown, unless all are asked for."""
+
+
+def rewrites_of_case(case: Case, on: str | None = None) -> list[Applied]:
+    """Every rewrite that ran while `case` was planned for a known device, or this machine, in order.
+
+    Nothing is computed. Raises as `explain_case` does.
+    """
+    from tilewright.compile.capture import capture
+    from tilewright.compile.planner import Planner
+    from tilewright.hardware.target import absent
+    from tilewright.passes.stage import applied
+
+    with applied() as found:
+        capture(case, Planner(absent(_profile(on))))
+    return found
+
+
+def rewrite_lines(rewrites: Sequence[Applied], everything: bool = False) -> list[str]:
+    """For each rewrite that changed the graph: its name, time, decisions, and the calls it removed and inserted."""
+    lines = []
+    for one in rewrites:
+        if not (changes := one.changes()):
+            continue
+        made, gone = len(one.after.nodes), len(one.before.nodes)
+        lines.append(f"{one.name}  {gone} → {made} nodes, {one.ms:.1f} ms")
+        lines += [f"    {x.verdict}: {x.reason}" + (f"  {x.source}" if x.source else "") for x in one.decisions]
+        shown = changes if everything else changes[:CHANGES]
+        lines += [f"  {line}" for line in shown]
+        if len(shown) < len(changes):
+            lines.append(f"    … {len(changes) - len(shown)} more; --all shows them")
+    total = sum(one.ms for one in rewrites)
+    unchanged = sum(not one.changes() for one in rewrites)
+    return [*lines, f"{len(rewrites)} runs of rewrites took {total:.0f} ms; {unchanged} found nothing to change"]
 
 
 def tree_of_case(case: Case) -> Any:
