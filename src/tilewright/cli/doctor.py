@@ -32,6 +32,8 @@ def doctor(
         ensure_writable(out, "report")
     with working("measuring ceilings", quiet or as_json):
         machine, ceilings = local_ceilings(refresh, device)
+    with working("building the executor of compiled programs", quiet or as_json):
+        _build_executor()
     record = machine_record(machine, ceilings)
     fitted = _fit(device, quiet or as_json) if kernels else []
     if kernels:
@@ -49,6 +51,14 @@ def doctor(
         print(f"\n{'kernels':<28}  timed  median error  95th percentile")
         for row in fitted:
             print(f"{row['kind']:<28}  {row['timed']:>5}  {row['median_error']:>12.1%}  {row['p95_error']:>15.1%}")
+
+
+def _build_executor() -> None:
+    """Build it before a program needs it. Where it cannot be built, a line says why."""
+    from tilewright.launch.executor import EXTENSION
+
+    EXTENSION.module()
+    EXTENSION.wait()
 
 
 def _fit(device: str | None, quiet: bool) -> list[dict[str, Any]]:

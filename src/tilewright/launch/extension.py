@@ -1,7 +1,8 @@
 """Extension modules in C++ against PyTorch's headers, compiled on this machine once for all processes.
 
-A build takes 3 to 25 s. It runs in the background from the first call that could use the module; until it ends, calls
-run in Python.
+A build takes 3 to 25 s. It runs in the background, from when the backend is loaded on a GPU, else from the first call
+that could use the module. Until it ends, calls on a CPU and of single operators run in Python, and compilation for a
+GPU waits. `tilewright doctor` builds ahead.
 """
 
 from __future__ import annotations
