@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.kernel_times import KernelTimes, kernel_times
 from benchmarks.kernelbench import problems
 from benchmarks.model_launches import Explained, differences, explained, launch_rows, write
+from benchmarks.model_truth import NO_DROPOUT, Compared, compared, not_compared, without_dropout
 from benchmarks.model_zoo import DECODERS, MODELS, Missing, Size, Workload
 from benchmarks.step_stopwatch import StepStopwatch
 from benchmarks.wider_zoo import WIDER
@@ -33,8 +34,7 @@ from tilewright.measure.memory import peak_bytes
 from tilewright.measure.racing.results import append_results, environment, measurement, sources_of_programs
 from tilewright.measure.timing.benchmark import Timing, benchmark
 from tilewright.measure.timing.stopwatch import CpuStopwatch
-from tilewright.measure.truth.contract import compare
-from tilewright.records.measurement import Measurement, Verified
+from tilewright.records.measurement import Measurement
 
 KINDS = ("infer", "train", "decode")
 ENTRANTS: Mapping[str, Mapping[str, str] | None] = {
@@ -242,6 +242,20 @@ class _Running:
             found[name] = step
             if name == OURS:
                 self.records[kind] = record
+        if kind == "train" and "eager" in found and _is_random(found["eager"]):
+            self._compile_without_dropout(found)
+
+    def _compile_without_dropout(self, steps: dict[str, Step]) -> None:
+        """Compile again with nothing drawn, so that gradients can be compared; one that fails is not compared."""
+        with without_dropout(self.workload.model):
+            for name, step in steps.items():
+                try:
+                    for _ in range(1 + WARM_UP):
+                        step()
+                # The row says that it was not compared.
+                except Exception as error:
+                    self.workload.model.zero_grad(set_to_none=True)
+                    print(f"{name} without dropout failed: {type(error).__name__}: {str(error).strip()[:200]}")
 
     def measure(self, kind: str) -> None:
         """Time, kernels, memory and error of every entrant of a kind; the rows go to the shard."""
@@ -258,19 +272,14 @@ class _Running:
             tolerance=0.005,
             stopwatch=StepStopwatch() if on_gpu else CpuStopwatch(),
         )
-        try:
-            verified = self._verify(kind)
-        # A model too large for float64, or without a float64 kernel, still has its times.
-        except Exception as error:
-            print(f"{kind}: no error beside float64: {type(error).__name__}: {str(error).strip()[:200]}")
-            verified = {}
+        verified = self._verified(kind)
         for name, step in steps.items():
             for _ in range(2):
                 step()
             kernels = kernel_times(step) if on_gpu else None
             # A CUDA graph holds its memory between calls.
             peak = None if name in REPLAYED else peak_bytes(step, self.request.device)
-            row = self._row(kind, name, timings[name], kernels, peak, verified.get(name))
+            row = self._row(kind, name, timings[name], kernels, peak, verified[name])
             append_results(self.request.folder / f"{self.request.name}.jsonl", [row])
             if kernels:
                 self._note_kernels(kind, name, kernels)
@@ -298,11 +307,12 @@ class _Running:
         timing: Timing,
         kernels: KernelTimes | None,
         peak: int | None,
-        error: Verified | None,
+        truth: Compared,
     ) -> Measurement:
         is_problem = self.request.problems is not None
         model = self.request.name if is_problem else self.request.name.split("-")[0]
         model += " decode" if kind == "decode" else ""
+        error = truth.worst
         return measurement(
             timing,
             environment(device_name(detect(), self.request.device)),
@@ -318,31 +328,48 @@ class _Running:
             error=error.error if error and math.isfinite(error.error) else None,
             eager_error=error.eager_error if error else None,
             made_from=sources_of_programs(name),
-            note=f"{error.tensor} is outside the numbers contract" if error and not error.ok else "",
+            note=truth.said,
         )
 
-    def _verify(self, kind: str) -> dict[str, Verified]:
-        """By entrant, the tensor whose error is largest beside what the contract allows; none where dropout is drawn.
+    def _verified(self, kind: str) -> dict[str, Compared]:
+        """Every entrant beside float64; if its step draws dropout, both without it."""
+        steps = self.steps[kind]
+        if "eager" not in steps:
+            return {name: Compared(None, "not compared with float64: eager did not run") for name in steps}
+        if kind != "train" or not _is_random(steps["eager"]):
+            return self._compare(kind)
+        with without_dropout(self.workload.model):
+            if _is_random(steps["eager"]):
+                return {name: Compared(None, "not compared with float64: it draws at random") for name in steps}
+            found = self._compare(kind)
+        return {name: replace(one, note="; ".join(filter(None, (NO_DROPOUT, one.note)))) for name, one in found.items()}
+
+    def _compare(self, kind: str) -> dict[str, Compared]:
+        """By entrant, the tensor whose error is largest beside what the contract allows, or why there is none.
 
         The reference is the model in float64 with the same weights, on the same device.
         """
-        steps = self.steps[kind]
-        if "eager" not in steps or (kind == "train" and _is_random(steps["eager"])):
-            return {}
-        eager, truth = steps["eager"].results(), self._truth(kind)
-        return {
-            name: max(
-                (compare(result, eager[tensor], truth[tensor], tensor=tensor) for tensor, result in results.items()),
-                key=lambda row: (not row.ok, row.error / (row.bound or 1.0)),
-            )
-            for name, step in steps.items()
-            if (results := step.results())
-        }
+        try:
+            eager, truth = self.steps[kind]["eager"].results(), self._truth(kind)
+        # A model too large for float64, or without a float64 kernel, still has its times.
+        except Exception as error:
+            return dict.fromkeys(self.steps[kind], Compared(None, not_compared(error)))
+        return {name: compared(step.results, eager, truth) for name, step in self.steps[kind].items()}
 
     def _truth(self, kind: str) -> dict[str, Tensor]:
-        wide = placed(
-            replace(self.workload, model=copy.deepcopy(self.workload.model)), self.request.device, torch.float64
-        )
+        """On the host where the device has no memory for it."""
+        try:
+            return self._in_float64(kind, self.request.device)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        found = self._in_float64(kind, "cpu")
+        return {name: tensor.to(self.request.device) for name, tensor in found.items()}
+
+    def _in_float64(self, kind: str, device: str) -> dict[str, Tensor]:
+        wide = placed(replace(self.workload, model=copy.deepcopy(self.workload.model)), device, torch.float64)
+        if hasattr(wide.model, "set_experts_implementation"):
+            # Experts' grouped products have no float64.
+            wide.model.set_experts_implementation("eager")
         return Step(wide.model, wide.model, wide.inputs, kind == "train", replays=False).results()
 
     def _note_kernels(self, kind: str, name: str, kernels: KernelTimes) -> None:

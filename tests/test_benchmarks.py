@@ -15,7 +15,7 @@ from benchmarks.model_launches import LaunchRow, differences, explained, fitted,
 from benchmarks.model_launches import table as launch_table
 from benchmarks.model_runs import Request, run
 from benchmarks.model_table import lines, table
-from benchmarks.model_zoo import DECODERS, Scored, Size, Workload
+from benchmarks.model_zoo import DECODERS, MODELS, Scored, Size, Workload
 from benchmarks.row_plot import SUITES, chart, points
 from benchmarks.summary import BARS, Results, Verdict, read_all, verdicts
 from tilewright import backend
@@ -156,6 +156,30 @@ class Dropped(nn.Module):
     def forward(self, x: Tensor) -> Scored:
         found = self.dropout(self.linear(x))
         return Scored((found - 1).square().mean(), found)
+
+
+def test_a_step_behind_dropout_is_compared_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "dropped", lambda size: Workload(Dropped(), {"x": torch.randn(64, 8)}, "B64"))
+    (tmp_path / "go").touch()
+    run(Request("dropped", "cpu", True, ("train",), ("eager", "tilewright"), 0.1, tmp_path))
+    rows = read_results(tmp_path / "dropped.jsonl")
+    assert [row.impl for row in rows] == ["eager", "tilewright"]
+    for row in rows:
+        assert row.error is not None and row.error < 1e-5 and row.note == "compared with float64 without dropout"
+
+
+def test_a_row_says_why_it_was_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Single(nn.Linear):
+        def forward(self, x: Tensor) -> Scored:
+            if x.dtype == torch.float64:
+                raise NotImplementedError("no kernel for float64")
+            return Scored(super().forward(x).square().mean(), None)
+
+    monkeypatch.setitem(MODELS, "single", lambda size: Workload(Single(8, 1), {"x": torch.randn(64, 8)}, "B64"))
+    (tmp_path / "go").touch()
+    run(Request("single", "cpu", True, ("infer",), ("eager",), 0.1, tmp_path))
+    (row,) = read_results(tmp_path / "single.jsonl")
+    assert row.error is None and row.note == "not compared with float64: NotImplementedError: no kernel for float64"
 
 
 def test_runs_of_a_model_begin_with_the_same_weights_and_differ_by_what_is_drawn() -> None:
