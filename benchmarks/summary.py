@@ -100,18 +100,21 @@ def of_cublas(results: Results, row: Measurement) -> float | None:
 
 
 def of_best_attention(results: Results, row: Measurement) -> float | None:
-    """How many times as fast as cuDNN and FlashAttention-2 in the same race, and CuTe's by its ratio to cuDNN."""
-    return _of_attention(results, row, TIMES_CUDNN.get((row.case, row.direction), 1.0))
+    """How many times as fast as cuDNN and FlashAttention in the same race, its CuTe kernels by their ratio to cuDNN
+    where they were not raced."""
+    raced = bool(results.beside(row, ["flash-cute"]))
+    times = 1.0 if raced else TIMES_CUDNN.get((row.case, row.direction), 1.0)
+    return _of_attention(results, row, times, "cudnn", "flash2", "flash-cute")
 
 
 def of_shipped_attention(results: Results, row: Measurement) -> float | None:
     """How many times as fast as the better of cuDNN and FlashAttention-2, as PyTorch ships them, in the same race."""
-    return _of_attention(results, row, 1.0)
+    return _of_attention(results, row, 1.0, "cudnn", "flash2")
 
 
-def _of_attention(results: Results, row: Measurement, times_cudnn: float) -> float | None:
+def _of_attention(results: Results, row: Measurement, times_cudnn: float, *impls: str) -> float | None:
     """Against a peer that is so many times as fast as cuDNN, too; a race without cuDNN says nothing."""
-    peers = results.beside(row, ["cudnn", "flash2"])
+    peers = results.beside(row, impls)
     if "cudnn" not in [peer.impl for peer in peers]:
         return None
     times = [peer.median_us / (max(times_cudnn, 1.0) if peer.impl == "cudnn" else 1.0) for peer in peers]
@@ -124,8 +127,8 @@ def of_flash2(results: Results, row: Measurement) -> float | None:
 
 
 def of_best_in_chunks(results: Results, row: Measurement) -> float | None:
-    """How many times as fast as those that never hold all logits: chunks under Inductor, and Liger."""
-    return _times(row, results.beside(row, ["inductor", "liger"]))
+    """How many times as fast as those that never hold all logits: chunks under Inductor, Liger and QuACK."""
+    return _times(row, results.beside(row, ["inductor", "liger", "liger-cute", "quack"]))
 
 
 def useful_TFLOPs(_: Results, row: Measurement) -> float | None:

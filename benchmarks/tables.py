@@ -17,9 +17,11 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.model_table import Line, lines
+from benchmarks.second import second
 from benchmarks.summary import (
     LARGE,
     ROOT,
@@ -176,6 +178,8 @@ def linear_cross_entropy(results: Results) -> str:
         "eager": "PyTorch, all logits",
         "inductor": "chunks of 2048 under Inductor, gradients by hand",
         "liger": "Liger",
+        "liger-cute": "Liger, CuTe",
+        "quack": "QuACK",
     }
     rows = [row for row in results.rows if row.suite == "linear_cross_entropy"]
     tokens, hidden, vocabulary = (int(size) for size in rows[0].case.split(" ")[0].split("x"))
@@ -184,7 +188,7 @@ def linear_cross_entropy(results: Results) -> str:
         ["forward + backward", "ms", "TFLOP/s of useful work", "MiB beyond inputs and gradients"],
         (
             [
-                labels[row.impl] + mark([row]),
+                labels.get(row.impl, row.impl) + mark([row]),
                 f"{row.median_us / 1e3:.1f}",
                 f"{row.TFLOPs:.0f}",
                 f"{((row.peak_bytes or 0) - gradients) / 2**20:.0f}",
@@ -497,6 +501,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "decode": decode,
     "races": races,
     "replayed": replayed,
+    "second": partial(second, markdown),
     "shown": shown,
     "models": models("models"),
     "models together": models_together,

@@ -103,6 +103,15 @@ def test_figures_of_sources_that_changed_are_marked(tmp_path: Path, monkeypatch:
         assert (judged.rows, judged.old) == (3, 3)
 
 
+def test_races_that_others_win_are_listed_with_the_package_that_won() -> None:
+    rows = [row("softmax", f"65536x{n} bf16", "tilewright", "fwd", 100.0) for n in (1024, 2048)]
+    rows += [row("softmax", "65536x1024 bf16", impl, "fwd", us) for impl, us in (("quack", 90.0), ("liger", 98.5))]
+    rows += [replace(row("softmax", "65536x2048 bf16", "quack", "fwd", 150.0), package="quack-kernels 0.6.5")]
+    rows += [row("softmax", "65536x2048 bf16", "generated", "fwd", 50.0)]
+    (line,) = TABLES["second"](Results(rows)).splitlines()[2:]
+    assert line == "| `softmax` fwd | quack-kernels 0.6.5 | 1 of 2 | 0.90 † | 65536x1024 bf16 |"
+
+
 def test_a_row_without_a_digest_is_marked() -> None:
     assert not is_todays(row("softmax", "65536x4096 bf16", "tilewright", "fwd", 250.0))
     assert not is_todays(row("models", "gpt2 B8 bf16", "tilewright", "infer", 250.0))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tilewright.bench.peers import inductor
+from tilewright.bench.peers import inductor, library
 from tilewright.bench.workloads import SHORT
 from tilewright.kernels.attention import attention, dispatch, reference
 from tilewright.kernels.attention.registered import attend, request_of
@@ -117,6 +117,14 @@ def sdpa(backend: SDPBackend | None, q: torch.Tensor, k: torch.Tensor, v: torch.
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
 
 
+def _flash_cute(found: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """FlashAttention's layout is [batch, positions, heads, head size]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    result = found(q, k, v, causal=causal, num_splits=0 if q.shape[1] == 1 else 1)
+    out: torch.Tensor = result[0] if isinstance(result, tuple) else result
+    return out.transpose(1, 2)
+
+
 def _too_large(work: Workload) -> str | None:
     size = extent(work.sizes)
     scores = size.batch * size.heads * size.length**2
@@ -158,6 +166,7 @@ def _peers(*names: str) -> tuple[Variant, ...]:
         "torch": Variant("torch", "torch", functools.partial(sdpa, None), "PyTorch's choice among the next"),
         "cudnn": Variant("cudnn", "library", functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION), "cuDNN"),
         "flash2": Variant("flash2", "library", functools.partial(sdpa, SDPBackend.FLASH_ATTENTION), "FlashAttention-2"),
+        "flash-cute": library("flash-cute", "flash_attn.cute:flash_attn_func", _flash_cute, note="CuTe DSL"),
     }
     return tuple(peers[name] for name in names)
 
@@ -174,7 +183,7 @@ SUITES = {
             Variant(
                 "tilewright-hopper", "gluon", functools.partial(_by, "hopper"), "the matrix units", refuses=_not_hopper
             ),
-            *_peers("torch", "cudnn", "flash2"),
+            *_peers("torch", "cudnn", "flash2", "flash-cute"),
             Variant("eager", "torch", formula, "memory: scores written and read", refuses=_too_large),
             inductor(formula, note="memory: scores written and read", refuses=_too_large),
         ),
@@ -200,7 +209,7 @@ SUITES = {
         variants=(
             Variant("tilewright", "triton", ours, "memory", ("fwd",)),
             Variant("tilewright-unsplit", "triton", functools.partial(_by, "triton"), "too few programs", ("fwd",)),
-            *_peers("torch", "cudnn", "flash2"),
+            *_peers("torch", "cudnn", "flash2", "flash-cute"),
             Variant("eager", "torch", formula, "memory: keys and values repeated for every head", ("fwd",)),
         ),
         sizes=tuple(
