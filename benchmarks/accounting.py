@@ -22,7 +22,8 @@ import torch
 
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
-from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
+from tilewright.measure.recording.plan import Recording, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 from tilewright.profiling.saved import SavedProfile
 from tilewright.profiling.steps import IMPLS, profile_case, step_of
 from tilewright.records.case import Case

@@ -139,8 +139,7 @@ class Lab:
         """
 
         def make() -> Profile:
-            from tilewright.measure.recording.recorder import RecordingPlan
-            from tilewright.measure.recording.windows import Detail
+            from tilewright.measure.recording.plan import Detail, RecordingPlan
             from tilewright.profiling.steps import profile_case
 
             given = dict(option.lstrip("-").partition("=")[::2] for option in options)

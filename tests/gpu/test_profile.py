@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from tilewright.measure.recording.compilation import Replacements
+from tilewright.measure.recording.plan import RecordingPlan
 from tilewright.measure.recording.ranges import Ranges, nvtx
-from tilewright.measure.recording.recorder import Recorder, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 from tilewright.profiling.block import profile
 from tilewright.store.query import query
 

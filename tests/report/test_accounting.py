@@ -10,7 +10,7 @@ import pytest
 from tests.report.printing import printed
 from tests.trace.kineto import Trace
 from tests.trace.test_ranks import rank
-from tilewright.measure.recording.recorder import Recording, RecordingPlan
+from tilewright.measure.recording.plan import Recording, RecordingPlan
 from tilewright.records.errors import StoreError
 from tilewright.report.accounting import show_accounting
 from tilewright.report.profile import loss_words, recorded_words, show_profile

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.trace.kineto import AUTOGRAD, HOST, Trace, analysed, rows
-from tilewright.measure.recording.windows import Detail, KinetoWindow
+from tilewright.measure.recording.plan import Detail
+from tilewright.measure.recording.windows import KinetoWindow
 
 HERE = Path(__file__).name
 

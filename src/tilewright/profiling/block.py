@@ -11,8 +11,8 @@ from typing import Any
 
 from tilewright import backend
 from tilewright.backend import Recording as CompiledRecording
-from tilewright.measure.recording.recorder import Recorder, Recording, RecordingPlan
-from tilewright.measure.recording.windows import Detail
+from tilewright.measure.recording.plan import Detail, Recording, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 from tilewright.profiling.compiled import program_of
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import SavedProfile, save
@@ -27,7 +27,8 @@ class Profile(Displayable):
     def __init__(self, plan: RecordingPlan, name: str) -> None:
         self._plan = plan
         self._name = name
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._why = ""
+        """Why there is no run, if the recorder failed."""
         self._recorder: Recorder | None = None
         self._compiled: CompiledRecording | None = None
         self._entered = ExitStack()
@@ -45,36 +46,43 @@ class Profile(Displayable):
 
     def step(self) -> None:
         """Mark the end of a step."""
-        if self._recorder is None:
+        if self._recorder is not None:
+            self._recorder.step()
+        elif not self._why:
             raise RuntimeError("call step() inside the block: with tilewright.profile() as run: ...")
-        self._recorder.step()
 
     def __enter__(self) -> Profile:
-        with ExitStack() as entered:
-            self._folder = tempfile.TemporaryDirectory(prefix="tilewright-profile-")
-            self._recorder = Recorder(self._plan, Path(self._folder.name), by_optimizer=not self._plan.whole)
-            self._compiled = entered.enter_context(backend.recording())
-            entered.enter_context(marked_regions(self._recorder))
-            self._recorder.start()
-            self._entered = entered.pop_all()
+        try:
+            with ExitStack() as entered:
+                folder = Path(entered.enter_context(tempfile.TemporaryDirectory(prefix="tilewright-profile-")))
+                recorder = Recorder(self._plan, folder, by_optimizer=not self._plan.whole)
+                self._compiled = entered.enter_context(backend.recording())
+                entered.enter_context(marked_regions(recorder))
+                recorder.start()
+                self._recorder, self._entered = recorder, entered.pop_all()
+        except Exception as failure:
+            self._fails(failure)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._recorder and self._folder and self._compiled, "entered first"
-        with self._folder:
-            recording = self._recorder.stop()
-            self._entered.close()
-            try:
-                self._save(recording, program_of(self._compiled))
-            except TilewrightError as failure:
-                if error is None:
-                    raise
-                print(f"tilewright: {failure}", file=sys.stderr)
-            else:
-                if error is not None:
-                    print(f"tilewright: what was recorded before {error!r} is in {self.path}", file=sys.stderr)
+        if self._recorder is None or self._compiled is None:
+            return
+        try:
+            with self._entered:
+                self._save(self._recorder.stop(), program_of(self._compiled))
+        except Exception as failure:
+            self._fails(failure)
+        else:
+            if error is not None:
+                print(f"tilewright: what was recorded before {error!r} is in {self.path}", file=sys.stderr)
+
+    def _fails(self, failure: Exception) -> None:
+        """Say why there is no run, and let the program go on."""
+        kind = "" if isinstance(failure, TilewrightError) else f"{type(failure).__name__}: "
+        self._why = f"{kind}{failure}"
+        print(f"tilewright: no profile: {self._why}", file=sys.stderr, flush=True)
 
     def _save(self, recording: Recording, program: Program) -> None:
         target = Path(sys.argv[0]).name or "python"
@@ -85,7 +93,11 @@ class Profile(Displayable):
     @property
     def _result(self) -> SavedProfile:
         if self._profiled is None:
-            raise RuntimeError("the profile is available after its block has ended, if anything was recorded")
+            raise RuntimeError(
+                f"there is no profile: {self._why}"
+                if self._why
+                else "the profile is available after its block has ended"
+            )
         return self._profiled
 
     def __rich__(self) -> Any:
@@ -113,8 +125,8 @@ def profile(
     PyTorch has one profiler at a time: where the block starts another one, or another of these, the recording ends.
     An exception in the block keeps what was recorded.
 
-    Raises UsageError if a profiler of PyTorch's runs already; at the end of the block TraceError if nothing was
-    recorded, StoreError if the run cannot be written.
+    The block raises nothing of its own: if a profiler of PyTorch's runs already, if nothing was recorded, if the run
+    cannot be written, or if the recorder fails, a line on standard error says so, and `run.path` raises RuntimeError.
     """
     plan = RecordingPlan(
         wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole=not active, light=light

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.measure.recording.recorder import Recorder, RecordingPlan
+from tilewright.measure.recording.plan import RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import SavedProfile, save
 from tilewright.records.case import Case

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tilewright.measure.recording.recorder import Recording
+from tilewright.measure.recording.line_tracer import MOST_LINES
+from tilewright.measure.recording.plan import Recording
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
 from tilewright.report.queries import ask_view
@@ -20,6 +21,7 @@ from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import OperatorTable
 
 _ROWS, _MOST = 25, 100_000
+_STEPS_NAMED = 5
 _REGULAR, _RANGES, _ONCE = "kind <> 'range' AND happens <> 'once'", "kind = 'range'", "happens = 'once'"
 
 
@@ -76,6 +78,7 @@ def recorded_words(recordings: Sequence[Recording]) -> list[str]:
     for number, recording in enumerate(recordings):
         process = f"process {number}: " if len(recordings) > 1 else ""
         lines.append(process + _sample(recording) + _overhead(recording))
+        lines += [process + line for line in _notes(recording)]
     return lines
 
 
@@ -110,6 +113,24 @@ def _sample(recording: Recording) -> str:
     ended = "" if kept >= asked else f" of {asked:,}, then the program ended"
     light = ", without operators: those are of one more step, recorded in every detail" if recording.description else ""
     return f"recorded {kept:,} step{'' if kept == 1 else 's'}{ended}: {held}{light}"
+
+
+def _notes(recording: Recording) -> Iterator[str]:
+    """What its figures lack, one sentence each."""
+    if recording.compiled_in:
+        steps = ", ".join(map(str, recording.compiled_in[:_STEPS_NAMED]))
+        more = ", ..." if len(recording.compiled_in) > _STEPS_NAMED else ""
+        yield (
+            f"PyTorch compiled for {recording.compiling_seconds:.3g} s in step{'s' * (len(recording.compiled_in) > 1)} "
+            f"{steps}{more}: the range `compilation`, in which calls and operators are not recorded"
+        )
+    if recording.lines_ended_early:
+        yield (
+            f"source lines were traced up to the limit of {MOST_LINES:,} reached lines; what ran later has the line of "
+            "its function's beginning"
+        )
+    if recording.failed:
+        yield f"the recorder failed and kept what it had: {recording.failed}"
 
 
 def _overhead(recording: Recording) -> str:

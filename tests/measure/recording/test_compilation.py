@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 from torch.nn.modules import module
 
 from tilewright.measure.recording.compilation import COMPILING, Replacements
-from tilewright.measure.recording.recorder import Recorder, RecordingPlan
-from tilewright.measure.recording.windows import Detail
+from tilewright.measure.recording.plan import Detail, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 
 LEAN = Detail(shapes=False, stacks=False, memory=False)
 Step = Callable[[int], float]

@@ -54,6 +54,13 @@ def test_events_of_every_length(tmp_path: Path, events: str) -> None:
     assert found[0]["name"] == 'a "name"\n</script>' and found[0]["pid"] == os.getpid()
 
 
+def test_a_header_of_any_length(tmp_path: Path) -> None:
+    ranges = HostRanges()
+    ranges.mark("range")()
+    text = json.dumps({"notes": ["x" * 1000] * 3000, "baseTimeNanoseconds": 1000, "traceEvents": []})
+    assert [event["name"] for event in joined(ranges, tmp_path, text)] == ["range"]
+
+
 def test_every_thread_marks_its_own(tmp_path: Path) -> None:
     ranges = HostRanges()
     in_threads([lambda: [ranges.mark("range")() for _ in range(500)]] * 8)

@@ -19,14 +19,20 @@ from tilewright.measure.recording import line_tracer
 from tilewright.measure.recording.line_tracer import LineTracer, is_user_file
 
 
+def stopped(given: LineTracer) -> Any:
+    """Ends it; what it tells if an event began at each of its times."""
+    given.stop()
+    text = given.told(given._at)
+    assert text is not None
+    return json.loads(text)
+
+
 def followed(run: Callable[[], object]) -> list[tuple[str, str]]:
     """The functions and the text of the lines of this file that were reached while `run` ran."""
     given = LineTracer()
     given.start()
     run()
-    text = given.stop()
-    assert text is not None
-    told = json.loads(text)
+    told = stopped(given)
     source = Path(__file__).read_text().splitlines()
     places = [told["places"][which] for which in told["which"] if which >= 0]
     assert told["thread"] == threading.get_native_id() and all(since >= 0 for since in told["since"][1:])
@@ -55,15 +61,14 @@ def test_the_function_that_runs_already_is_followed_too() -> None:
     given.start()
     first = torch.ones(1)
     second = first + 1
-    text = given.stop()
+    given.stop()
     del second
-    assert text is not None
     this = inspect.currentframe()
     assert this is not None and this.f_trace is None
     source = Path(__file__).read_text().splitlines()
-    places = json.loads(text)["places"]
+    places = stopped(given)["places"]
     texts = [source[line - 1].strip() for _, function, line in places if function == this.f_code.co_name]
-    assert texts == ["given.start()", "first = torch.ones(1)", "second = first + 1", "text = given.stop()"]
+    assert texts == ["given.start()", "first = torch.ones(1)", "second = first + 1", "given.stop()"]
 
 
 def test_a_line_goes_on_after_an_exception_and_a_generator() -> None:
@@ -105,28 +110,40 @@ def test_a_debugger_is_left_alone() -> None:
     try:
         given = LineTracer()
         given.start()
-        assert sys.gettrace() is debugger and given.stop() is None
+        given.stop()
+        assert sys.gettrace() is debugger and given.told([time.time_ns()]) is None
     finally:
         sys.settrace(before)
 
 
 def test_there_is_a_bound_and_what_lies_beyond_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_tracer, "_MOST", 10)
+    monkeypatch.setattr(line_tracer, "MOST_LINES", 10)
     given = LineTracer()
     given.start()
     for _ in range(100):
         outer()
-    told = json.loads(given.stop() or "")
+    assert given.ended_early
+    told = stopped(given)
     assert len(told["which"]) == len(told["since"]) == 11 and told["which"][-1] == -1
     assert sys.gettrace() is None
+
+
+def test_only_what_events_need_is_told() -> None:
+    """A line at which nothing began is not told."""
+    given = LineTracer()
+    given.start()
+    outer()
+    given.stop()
+    longest = max(range(len(given._at) - 1), key=lambda number: given._at[number + 1] - given._at[number])
+    told = json.loads(given.told([given._at[longest]]) or "")
+    assert (told["since"], told["which"]) == ([given._at[longest]], [given._which[longest]])
 
 
 def test_times_are_of_the_wall_clock() -> None:
     before = time.time_ns()
     given = LineTracer()
     given.start()
-    text = given.stop()
-    assert text is not None and before <= json.loads(text)["since"][0] <= time.time_ns()
+    assert before <= stopped(given)["since"][0] <= time.time_ns()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.settrace is called for each Python function")

@@ -1,6 +1,7 @@
 """The recorder: which steps it keeps, what bounds it, and what it leaves behind in the process: nothing."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from torch.nn.modules import module
 from tests.waiting import HANG_S
 from tilewright.measure.recording import recorder as recorder_module
 from tilewright.measure.recording import windows
-from tilewright.measure.recording.recorder import DESCRIBED_BY, DESCRIPTION, Recorder, Recording, RecordingPlan
-from tilewright.measure.recording.windows import Detail
+from tilewright.measure.recording.host_ranges import HostRanges
+from tilewright.measure.recording.plan import Detail, Recording, RecordingPlan
+from tilewright.measure.recording.recorder import DESCRIBED_BY, DESCRIPTION, Recorder
 from tilewright.records.errors import UsageError
 
 LEAN = Detail(shapes=False, stacks=False, memory=False)
@@ -169,6 +171,58 @@ def test_optimizer_steps_end_steps_until_someone_says_otherwise(tmp_path: Path) 
     assert by_call.steps_seen == 9 and names(by_call)["phase optimizer"] == 6
 
 
+def test_a_step_that_the_optimizer_ended_is_not_counted_twice(tmp_path: Path) -> None:
+    """A loop that calls `step` after each step of the optimizer, and one with two optimizer steps before."""
+    for by, wanted in ((1, [0, 1, 2, 3]), (2, [2, 3, 4, 5])):
+        step = training(by)
+        recorder = Recorder(RecordingPlan(0, 0, active=4, detail=LEAN), tmp_path, by_optimizer=True)
+        recorder.start()
+        for _ in range(7):
+            step()
+            recorder.step()
+        done = recorder.stop()
+        steps = [name for name in names(done) if name.startswith("ProfilerStep#")]
+        assert done.steps_kept == 4 and sorted(steps) == [f"ProfilerStep#{number}" for number in wanted]
+
+
+def test_a_recorder_that_fails_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("no such trace\nof mine")
+
+    plan = RecordingPlan(0, 0, active=1, detail=LEAN)
+    monkeypatch.setattr(windows, "count_events", fails)
+    counted = record(plan, tmp_path, five, steps=3)
+    assert counted.failed == "ValueError: no such trace" and names(counted)["ProfilerStep#0"] == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(HostRanges, "join", fails)
+    joined = record(plan, tmp_path, five, steps=3)
+    assert not joined.failed and names(joined)["aten::exp"] == 5
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fails)
+    (tmp_path / "trace.json").unlink()
+    assert record(plan, tmp_path, five, steps=3).trace is None
+    said = capfd.readouterr().err
+    assert "the recorder failed; please report ValueError: no such trace" in said and "are not in the trace" in said
+
+
+def test_a_forked_child_is_not_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(RecordingPlan(0, 0, active=3), tmp_path)
+    recorder.start()
+    step = training()
+    step()
+    child = os.fork()
+    if not child:
+        step()
+        recorder.step()
+        hooks = len(module._global_forward_hooks)
+        os._exit(hooks or recorder.stop().steps_kept or sys.getprofile() is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    recorder.step()
+    done = recorder.stop()
+    assert done.steps_kept == 1 and names(done)["phase forward"] == 1
+
+
 def test_phases_and_layers_have_ranges(tmp_path: Path) -> None:
     found = names(record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN), tmp_path, training(), steps=2))
     ours = {name: count for name, count in found.items() if name.startswith(("phase", "layer"))}
@@ -240,7 +294,9 @@ SPANNING = """
 import sys, torch
 from pathlib import Path
 from torch.profiler import record_function
-from tilewright.measure.recording.recorder import RecordingPlan, Recorder
+from tilewright.measure.recording.host_ranges import HostRanges
+from tilewright.measure.recording.plan import RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 
 for repeat in range(4):
     recorder = Recorder(RecordingPlan(wait=1, warmup=1, active=2), Path(sys.argv[1]))

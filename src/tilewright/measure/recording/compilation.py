@@ -11,13 +11,14 @@ operators are not recorded; one range shows the time.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
-from tilewright.measure.recording.line_tracer import traced_by_another
+from tilewright.measure.recording.line_tracer import is_of_pytorch, traced_by_another
 
 COMPILING = "compilation"
 """Name of the range around each compilation."""
@@ -219,6 +220,15 @@ def unrecorded_thread() -> Iterator[None]:
         if state:
             _resume(state)
         enable(True)
+
+
+def forget_this_thread() -> None:
+    """Record no calls and operators of this thread any more, without ending the profiler."""
+    import torch
+
+    torch._C._autograd._enable_record_function(False)
+    if is_of_pytorch(sys.getprofile()):
+        sys.setprofile(None)
 
 
 ctypes.pythonapi.PyThreadState_Get.restype = ctypes.c_void_p

@@ -67,6 +67,11 @@ class RecordingGuard:
             self._thread.join()
             self._thread = None
 
+    def forget(self) -> None:
+        """Watch nothing, in a child of a fork, where the thread does not exist."""
+        self._thread = None
+        self._deadline = self._bytes = float("inf")
+
     @contextmanager
     def excused(self) -> Iterator[None]:
         """While inside, interrupt nothing; the time that passes and the memory that is kept do not count."""

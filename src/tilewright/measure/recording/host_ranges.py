@@ -12,11 +12,13 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-_HEAD = 1 << 20
-"""Kineto writes the base of its clock and the start of the events within this many bytes."""
+from tilewright.measure.recording.line_tracer import LINES, LineTracer
+
+_PIECE = 1 << 20
+_TIME = re.compile(rb'"ts": (\d+(?:\.\d+)?)')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 
@@ -32,19 +34,38 @@ class HostRanges:
         thread, began = threading.get_native_id(), time.time_ns()
         return lambda: self._kept.append((name, began, time.time_ns(), thread))
 
-    def join(self, trace: Path, path: Path) -> None:
-        """Write Kineto's `trace` to `path` with these ranges added to its events."""
+    def drop(self, prefix: str) -> None:
+        """Leave out the ranges that have ended and whose names begin so."""
+        self._kept = [kept for kept in self._kept if not kept[0].startswith(prefix)]
+
+    def join(self, trace: Path, path: Path, lines: LineTracer | None = None) -> None:
+        """Write Kineto's `trace` to `path` with these ranges added to its events, and `lines` to its header."""
         with trace.open("rb") as given, path.open("wb") as made:
-            head = given.read(_HEAD)
-            events, base = _EVENTS.search(head), _BASE.search(head)
-            assert events, "Kineto writes its events into the array traceEvents"
+            head = b""
+            while not (events := _EVENTS.search(head)) and (piece := given.read(_PIECE)):
+                head += piece
+            if not events:
+                raise ValueError("Kineto's trace has no array traceEvents")
+            base = int(found[1]) if (found := _BASE.search(head)) else 0
+            made.write(head[: (start := head.index(b"{") + 1)])
+            if lines is not None and (text := lines.told(self._begins(trace, base))):
+                made.write(f"{json.dumps(LINES)}: {text},".encode())
+            made.write(head[start : events.end()])
+            made.write(b", ".join(self._events(base)))
             after = head[events.end() :]
-            made.write(head[: events.end()])
-            made.write(b", ".join(self._events(int(base[1]) if base else 0)))
             if self._kept and not after.lstrip().startswith(b"]"):
                 made.write(b",")
             made.write(after)
             shutil.copyfileobj(given, made)
+
+    def _begins(self, trace: Path, base: int) -> Iterator[int]:
+        """When the events of `trace` and these ranges begin, in nanoseconds since 1970, in no order."""
+        yield from (began for _, began, _, _ in self._kept)
+        with trace.open("rb") as file:
+            # Kineto writes a line for each few keys, and none is cut.
+            for line in file:
+                if found := _TIME.search(line):
+                    yield base + round(float(found[1]) * 1000)
 
     def _events(self, base: int) -> list[bytes]:
         shared = {"ph": "X", "cat": "user_annotation", "pid": os.getpid()}

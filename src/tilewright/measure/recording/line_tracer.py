@@ -13,16 +13,19 @@ import sysconfig
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 LINES = "tilewright lines"
-"""Key in the header of a trace; its value is the result of `LineTracer.stop`."""
-_MOST = 100_000
-"""About 1 MB in the header of the trace, which readers load as a whole."""
+"""Key in the header of a trace; its value is the result of `LineTracer.told`."""
+MOST_LINES = 2_000_000
+"""Times that are kept, of 16 bytes each. The trace has only those at which an event began."""
 _NOWHERE = -1
+_LATE_NS = 500
+"""An operator's line is that shortly after its begin, when the clocks surely agree."""
 _MONITORING: Any = getattr(sys, "monitoring", None)
 """In Python from 3.12 on."""
 _STARTERS = ("typer", "click")
@@ -53,6 +56,8 @@ class LineTracer:
         self._user_files = _UserFiles()
         self._thread = 0
         self._stopped = False
+        self.ended_early = False
+        """Whether there were more lines than are kept; what ran after them has no line."""
         self._release: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -67,17 +72,25 @@ class LineTracer:
         else:
             self._monitor(running)
 
-    def stop(self) -> str | None:
+    def stop(self) -> None:
+        self._stopped = True
+        release, self._release = self._release, lambda: None
+        release()
+
+    def told(self, begins: Iterable[int]) -> str | None:
         """JSON of `thread` (its number), `places` (file, function, line), `since` (nanoseconds since 1970, each minus
         the one before) and `which` (the index of the place at each time, or -1 if unknown). None if nothing was traced.
+
+        Only the places where the thread was at one of `begins`, in nanoseconds since 1970, or half a microsecond later.
         """
         if self._thread == 0:
             return None
-        self._stopped = True
-        self._release()
-        before = [0, *self._at[:-1]]
-        since = [at - last for at, last in zip(self._at, before, strict=True)] if self._at else []
-        traced = {"thread": self._thread, "places": list(self._places), "since": since, "which": self._which.tolist()}
+        needed = {bisect_right(self._at, at) - 1 for begin in begins for at in (begin, begin + _LATE_NS)}
+        chosen = sorted(needed - {-1})
+        at = [self._at[number] for number in chosen]
+        since = [now - last for now, last in zip(at, [0, *at], strict=False)]
+        which = [self._which[number] for number in chosen]
+        traced = {"thread": self._thread, "places": list(self._places), "since": since, "which": which}
         return json.dumps(traced, separators=(",", ":"))
 
     def _monitor(self, running: list[FrameType]) -> None:
@@ -161,7 +174,7 @@ class LineTracer:
         sys.settrace(on_call)
 
     def _reach(self, code: CodeType, line: int) -> None:
-        if len(self._at) >= _MOST:
+        if len(self._at) >= MOST_LINES:
             self._end()
             return
         self._at.append(time.time_ns())
@@ -178,7 +191,7 @@ class LineTracer:
 
     def _end(self) -> None:
         """Stop at the last line that fits; the time after it is unknown."""
-        self._stopped = True
+        self._stopped = self.ended_early = True
         self._at.append(time.time_ns())
         self._which.append(_NOWHERE)
 
@@ -188,11 +201,16 @@ def traced_by_another() -> bool:
     tracer, profiler = sys.gettrace(), sys.getprofile()
     if tracer is not None and getattr(tracer, "__module__", "") != __name__:
         return True
-    if profiler is not None and type(profiler).__name__ != "TraceContext":
+    if profiler is not None and not is_of_pytorch(profiler):
         return True
     if _MONITORING is None:
         return False
     return any(_MONITORING.get_tool(tool) not in (None, LINES) for tool in range(6))
+
+
+def is_of_pytorch(profiler: object) -> bool:
+    """Whether `sys.getprofile()` gave PyTorch's profiler."""
+    return type(profiler).__name__ == "TraceContext"
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

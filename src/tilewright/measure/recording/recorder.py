@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from uuid import uuid4
 
 from tilewright.measure.recording.compilation import COMPILING, Replacements, noticed_compilations
 from tilewright.measure.recording.guard import RecordingGuard
+from tilewright.measure.recording.line_tracer import MOST_LINES
 from tilewright.measure.recording.other_profilers import noticed, profiler_runs
+from tilewright.measure.recording.plan import Recording, RecordingPlan
 from tilewright.measure.recording.ranges import STEP, Ranges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
-    Detail,
     DeviceWindow,
     KinetoWindow,
     NsightWindow,
@@ -34,72 +36,29 @@ if TYPE_CHECKING:
 # Kineto holds about 350 bytes per event while it records (640 with shapes and without stacks), and up to
 # 5.6 kB while it writes the trace: at most 1.1 GB for 200,000 events.
 _BYTES_AN_EVENT = 350
+_BYTES_A_LINE = 18
 
 DESCRIPTION, DESCRIBED_BY = "tilewright description", "tilewright described by"
 """Keys with the same value in the headers of two traces: the detailed step, and the light steps it describes."""
 
 
-@dataclass(frozen=True)
-class RecordingPlan:
-    """The steps of a recording, in this order, and what is recorded of them.
-
-    `wait` steps run without a profiler, and all but the first are timed; `warmup` steps are recorded to count
-    their events; one more runs without a profiler; up to `active` steps are kept. `events` bounds the events
-    recorded in one process: if the steps exceed it fewer are kept, and if one step exceeds it only its
-    beginning. With `whole` there are no steps: recording starts at once and ends at the bound.
-
-    Recording every operator of the host can double the time of a step that launches many kernels. If the process
-    uses a GPU, `light` therefore records only the device, the CUDA calls and the ranges of the kept steps,
-    after one extra step in which the profiler starts, and keeps the last warm-up step, recorded in detail, as
-    their description. Otherwise the warm-up is discarded.
-    """
-
-    wait: int = 5
-    warmup: int = 2
-    active: int = 3
-    events: int = 200_000
-    detail: Detail = field(default_factory=Detail)
-    layers: bool = True
-    whole: bool = False
-    nvtx: bool = False
-    light: bool = True
-
-
-@dataclass
-class Recording:
-    """The recording of one process; times in seconds, those of a step in microseconds of wall-clock time."""
-
-    plan: RecordingPlan
-    trace: Path | None = None
-    """None if nothing was kept: the program ended too early, or Nsight Systems records."""
-    description: Path | None = None
-    """The trace of a step recorded in detail, if those of `trace` are light."""
-    events: int = 0
-    steps_seen: int = 0
-    """Steps that ended between the recorder's start and stop, recorded or not."""
-    steps_kept: int = 0
-    """Whole steps in the trace; 0 if it holds a part of a step, or a program without steps."""
-    step_events: int = 0
-    """Events of one step, counted in the warm-up; an estimate if the warm-up reached the bound."""
-    seconds_kept: float = 0.0
-    seconds: float = 0.0
-    """From the recorder's start to its stop."""
-    bare_us: float | None = None
-    recorded_us: float | None = None
-    cut: bool = False
-    """The bound was reached before the end of a step, or of a program recorded as a whole."""
-    compiling_seconds: float = 0.0
-    """Of the kept steps, on the threads that compiled; not in `recorded_us`."""
-    compiled_in: list[int] = field(default_factory=list)
-    """The kept steps, by number, in which PyTorch compiled."""
-    failed: str = ""
-    """Why the recorder gave up, if it did; it keeps what it had recorded."""
-    gave_way: bool = False
-    """The program started another profiler, of PyTorch's or tilewright's, and the recording ended there."""
-
-
 _started: list[Recorder] = []
 """Between their start and stop; only the last one may record."""
+
+P = ParamSpec("P")
+
+
+def _contained(method: Callable[Concatenate[Recorder, P], None]) -> Callable[Concatenate[Recorder, P], None]:
+    """The recording ends where `method` fails, and the program goes on."""
+
+    @wraps(method)
+    def call(recorder: Recorder, /, *arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            method(recorder, *arguments, **options)
+        except Exception as error:
+            recorder.give_up(error)
+
+    return call
 
 
 class Recorder:
@@ -127,7 +86,8 @@ class Recorder:
         self.done = False
         """Whether the recording is complete."""
         # Nsight Systems holds its events in another process.
-        self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
+        held = plan.events * _BYTES_AN_EVENT + MOST_LINES * _BYTES_A_LINE * plan.detail.stacks
+        self._most_bytes = float("inf") if plan.nvtx else held
         self._replacements = Replacements()
         self.ranges = Ranges(self._replacements, layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
@@ -137,11 +97,10 @@ class Recorder:
         self._window: Window | None = None
         self._close_step: Callable[[], None] | None = None
         self._ends_in_step = False
-        self._whole_seconds = 0.0
+        self._whole_seconds = self._steps_begin = 0.0
         """From the begin of the first step that is kept to the end of the last whole one."""
         self._paused = False
-        self._compiled_seconds = 0.0
-        self._began = self._warm_paused = self._step_seconds = 0.0
+        self._began = self._warm_paused = self._step_seconds = self._compiled_seconds = 0.0
 
     def start(self) -> None:
         """Begin the plan; a recorder that runs already gives way.
@@ -158,6 +117,10 @@ class Recorder:
                 "or load its trace with `tilewright trace`"
             )
         self._began = time.perf_counter()
+        self._begin()
+
+    @_contained
+    def _begin(self) -> None:
         self._hooks.enter_context(self._replacements)
         self._hooks.enter_context(noticed_compilations(self._compilation))
         self._hooks.enter_context(noticed(self._give_way))
@@ -168,23 +131,63 @@ class Recorder:
         with self._guard_paused():
             next(self._schedule)
 
+    @_contained
     def step(self) -> None:
         """Mark the end of a step and the beginning of the next."""
-        self._by_optimizer = False
-        self._step_ended()
+        first, self._by_optimizer = self._by_optimizer, False
+        if first and self.recording.steps_seen:
+            self._join_steps()
+        else:
+            self._step_ended()
+
+    def _join_steps(self) -> None:
+        """The optimizer's steps until the first call of `step` were that step, or parts of it.
+
+        One remains as it is. Several are no steps of the recording.
+        """
+        if self._keeps and self.recording.steps_kept > 1 and self._window is not None:
+            self._window.drop(STEP)
+            self.recording.steps_kept = 0
+            self._steps_begin, self._ends_in_step = time.perf_counter(), True
 
     def stop(self) -> Recording:
         """End the recording if it has not ended, and remove all hooks. Call it once."""
+        self._end()
+        # Also where that failed.
+        for end in (self._guard.rest, self._within_windows.__exit__, self.ranges.__exit__, self._hooks.close):
+            with suppress(Exception):
+                end()
+        self.recording.seconds = time.perf_counter() - self._began
+        return self.recording
+
+    @_contained
+    def _end(self) -> None:
         with self._guard_paused():
             if not self.done:
                 self._drop_part_of_step()
                 self._finish()
-        self._guard.rest()
-        self._within_windows.__exit__()
-        self.ranges.__exit__()
-        self._hooks.close()
-        self.recording.seconds = time.perf_counter() - self._began
-        return self.recording
+
+    def give_up(self, error: Exception) -> None:
+        """End the recording because the recorder fails; keep what was recorded, if that can be."""
+        reason = str(error).strip().partition("\n")[0]
+        self.recording.failed = self.recording.failed or f"{type(error).__name__}: {reason}"
+        warn_once(f"the recording ends here, since the recorder failed; please report {self.recording.failed}")
+        for end in (self._guard.rest, self._marked.close, self.ranges.stop, self._drop_part_of_step, self._finish):
+            if not self.done:
+                with suppress(Exception):
+                    end()
+        self.done = True
+        if self._keeps and self._path.exists():
+            self.recording.trace = self._path
+
+    def forget(self) -> None:
+        """Record nothing more, and write nothing, in a child of a fork, which has a copy of all this."""
+        self.done = True
+        self._guard.forget()
+        self._replacements.forget()
+        if self._window is not None:
+            self._window.forget()
+            self._window = None
 
     @contextmanager
     def _guard_paused(self) -> Iterator[None]:
@@ -213,6 +216,7 @@ class Recorder:
             if step not in self.recording.compiled_in:
                 self.recording.compiled_in.append(step)
 
+    @_contained
     def _after_optimizer(self) -> None:
         if self._by_optimizer:
             self._step_ended()
@@ -243,12 +247,13 @@ class Recorder:
         # the host may run ahead.
         self._guard.rest()
         synchronize()
-        began, timed = time.perf_counter(), self._plan.wait - 1
+        began, timed = time.perf_counter() - self._compiled_seconds, self._plan.wait - 1
         for _ in range(timed):
             yield
         if timed:
             synchronize()
-            self.recording.bare_us = (time.perf_counter() - began) / timed * 1e6
+            # Without the compilations among them.
+            self.recording.bare_us = (time.perf_counter() - self._compiled_seconds - began) / timed * 1e6
 
     def _warm_up(self) -> Iterator[None]:
         began, steps = time.perf_counter(), self._plan.warmup
@@ -291,16 +296,17 @@ class Recorder:
             self._guard.watch(nbytes=self._most_bytes)
         elif each > most:
             self._guard.watch(seconds=self._step_seconds * most / each)
-        began = time.perf_counter()
+        self._steps_begin = time.perf_counter()
         while True:
             yield
             self.recording.steps_kept += 1
-            self._whole_seconds = time.perf_counter() - began
+            self._whole_seconds = time.perf_counter() - self._steps_begin
             if not self._plan.whole and self.recording.steps_kept >= wanted:
                 break
             self._next_step_range()
         self._finish()
 
+    @_contained
     def _give_way(self) -> None:
         """End the recording, because the program starts a profiler of its own."""
         if self.done:
@@ -311,6 +317,7 @@ class Recorder:
             self._drop_part_of_step()
             self._finish()
 
+    @_contained
     def _on_limit(self) -> None:
         """End the recording at the guard's limit."""
         if self._paused or self._window is None:
@@ -338,10 +345,12 @@ class Recorder:
         self._end_step_range()
         self._marked.close()
         self.ranges.stop()
-        result, self._window = self._window.stop(), None
+        window, self._window = self._window, None
         self._within_windows.closed()
+        result = window.stop()
         self.recording.events = result.events
         self.recording.seconds_kept = result.seconds
+        self.recording.lines_ended_early = result.lines_ended_early
 
     def _begin_step_range(self) -> None:
         assert self._window, "a window is open"
@@ -368,9 +377,10 @@ class Recorder:
     def _finish(self) -> None:
         self._close()
         if self._keeps:
-            self.recording.trace = None if self._plan.nvtx else self._path
+            self.recording.trace = self._path if self._path.exists() else None
             if self.recording.steps_kept and not self.recording.cut:
                 seconds = self._whole_seconds if self._ends_in_step else self.recording.seconds_kept
+                seconds = max(0.0, seconds - self.recording.compiling_seconds)
                 self.recording.recorded_us = seconds / self.recording.steps_kept * 1e6
         if not self.recording.trace:
             self.recording.description = None
@@ -379,3 +389,12 @@ class Recorder:
         self.done = True
         self.recording.seconds = time.perf_counter() - self._began
         self._kept(self.recording)
+
+
+def _forked() -> None:
+    for recorder in _started:
+        recorder.forget()
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -12,11 +12,13 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tilewright.measure.recording.compilation import Replacements, unrecorded_thread
+from tilewright.measure.recording.compilation import Replacements, forget_this_thread, unrecorded_thread
 from tilewright.measure.recording.host_ranges import HostRanges
-from tilewright.measure.recording.line_tracer import LINES, LineTracer
+from tilewright.measure.recording.line_tracer import LineTracer
 from tilewright.measure.recording.other_profilers import starting_our_own
+from tilewright.measure.recording.plan import Detail
 from tilewright.measure.recording.ranges import nvtx
+from tilewright.records.errors import warn_once
 
 if TYPE_CHECKING:
     import torch
@@ -26,20 +28,12 @@ _CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
-class Detail:
-    """The details recorded of each event. `docs/profile.md` has the overhead of each."""
-
-    shapes: bool = True
-    stacks: bool = True
-    memory: bool = True
-
-
-@dataclass(frozen=True)
 class WindowResult:
-    """The events in the trace of a window (0 if it has no trace), and its duration."""
+    """The events in a window's trace (0 if it has none), its duration, and whether it had more lines than are kept."""
 
     events: int
     seconds: float
+    lines_ended_early: bool = False
 
 
 class Window(Protocol):
@@ -49,6 +43,12 @@ class Window(Protocol):
 
     def paused(self) -> AbstractContextManager[None]:
         """While inside, what the calling thread runs is not recorded."""
+
+    def drop(self, prefix: str) -> None:
+        """Leave out the ranges that have ended and whose names begin so."""
+
+    def forget(self) -> None:
+        """Stop in a child of a fork, where nobody reads what this process records."""
 
     def start(self) -> None: ...
 
@@ -71,8 +71,9 @@ class _TraceWindow:
     ) -> None:
         self._path = path
         self._labels = labels
-        self._profiler = _profiler(activities, detail)
+        self._profiler: Any = _profiler(activities, detail)
         self._host_ranges = HostRanges()
+        self._lines: LineTracer | None = None
         self._began = 0.0
 
     def mark(self, name: str) -> Callable[[], None]:
@@ -81,23 +82,34 @@ class _TraceWindow:
     def paused(self) -> AbstractContextManager[None]:
         return unrecorded_thread()
 
+    def drop(self, prefix: str) -> None:
+        self._host_ranges.drop(prefix)
+
+    def forget(self) -> None:
+        if self._lines is not None:
+            self._lines.stop()
+        forget_this_thread()
+
     def start(self) -> None:
         self._began = _start(self._profiler, self._labels)
 
     def stop(self) -> WindowResult:
         synchronize()
         seconds = time.perf_counter() - self._began
-        self._ending()
-        self._profiler.stop()
+        lines = self._lines
+        if lines is not None:
+            lines.stop()
+        profiler, self._profiler = self._profiler, None
+        profiler.stop()
         bare = self._path.with_suffix(".bare")
-        self._profiler.export_chrome_trace(str(bare))
-        del self._profiler
-        self._host_ranges.join(bare, self._path)
-        bare.unlink()
-        return WindowResult(count_events(self._path), seconds)
-
-    def _ending(self) -> None:
-        """The profiler still runs."""
+        profiler.export_chrome_trace(str(bare))
+        try:
+            self._host_ranges.join(bare, self._path, lines)
+        except (OSError, ValueError) as error:
+            warn_once(f"steps, phases, layers and source lines are not in the trace: {type(error).__name__}: {error}")
+            bare.replace(self._path)
+        bare.unlink(missing_ok=True)
+        return WindowResult(count_events(self._path), seconds, bool(lines and lines.ended_early))
 
 
 class KinetoWindow(_TraceWindow):
@@ -116,11 +128,6 @@ class KinetoWindow(_TraceWindow):
         super().start()
         if self._lines is not None:
             self._lines.start()
-
-    def _ending(self) -> None:
-        lines = self._lines.stop() if self._lines is not None else None
-        if lines is not None:
-            self._profiler.add_metadata_json(LINES, lines)
 
 
 class DeviceWindow(_TraceWindow):
@@ -175,6 +182,12 @@ class NsightWindow:
 
     def paused(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def drop(self, prefix: str) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
 
     def start(self) -> None:
         from torch.cuda import profiler
