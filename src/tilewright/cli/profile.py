@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, command_line, device_here
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import UsageError
+
+if TYPE_CHECKING:
+    from tilewright.profiling.saved import SavedProfile
 
 
 def profile(
@@ -43,9 +46,8 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Record a case, or a program and all its ranks: operators, timeline, memory; writes a run and a page."""
-    from tilewright.measure.recording.recorder import RecordingPlan
-    from tilewright.measure.recording.windows import Detail
-    from tilewright.profiling.program import profile_program
+    from tilewright.measure.recording.plan import Detail, RecordingPlan
+    from tilewright.profiling.program import measure_missing_ceilings, profile_program
     from tilewright.profiling.steps import profile_case
     from tilewright.report.page import write_page
     from tilewright.report.profile import profile_json
@@ -53,6 +55,24 @@ def profile(
 
     plan = RecordingPlan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
     command = command_line()
+    shown: list[SavedProfile] = []
+
+    def present(done: SavedProfile) -> None:
+        shown.append(done)
+        if as_json:
+            print(profile_json(done.table, done.recordings, str(done.run)), flush=True)
+            return
+        show(done)
+        print(f"run   {done.run}")
+        print(f"page  {done.run.with_suffix('.html')}", flush=True)
+
+    def early(done: SavedProfile) -> None:
+        write_page(done.run, done.run.with_suffix(".html"))
+        present(done)
+        print(
+            "tilewright: its steps are recorded; the program runs on (--stop ends it here)", file=sys.stderr, flush=True
+        )
+
     with stages(quiet or as_json) as tell:
         if len(words) == 1 and ":" in words[0]:
             if stop:
@@ -61,18 +81,16 @@ def profile(
             case = load_case(words[0], inputs, training=training)
             done = profile_case(case, plan, impl=impl, optimizer=optimizer, device=where, command=command, tell=tell)
         else:
-            done = profile_program(words, plan, stop=stop, command=command, tell=tell)
+            measure_missing_ceilings(tell)
+            done = profile_program(words, plan, stop=stop, command=command, tell=tell, early=early)
         if done is None:
             print("the ranges went to Nsight Systems; load its SQLite export with `tilewright trace`")
             return
-        tell("writing the page")
-        page = write_page(done.run, done.run.with_suffix(".html"))
-    if as_json:
-        print(profile_json(done.table, done.recordings, str(done.run)))
-    else:
-        show(done)
-        print(f"run   {done.run}")
-        print(f"page  {page}")
+        if not shown:
+            tell("writing the page")
+            write_page(done.run, done.run.with_suffix(".html"))
+    if not shown:
+        present(done)
     if done.exit_code:
         print(f"tilewright: {' '.join(words)} ended with exit code {done.exit_code}", file=sys.stderr)
         raise typer.Exit(done.exit_code)

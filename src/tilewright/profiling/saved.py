@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.hardware.ceilings import device_name, kept_ceilings
 from tilewright.hardware.detect import Machine, detect
-from tilewright.measure.recording.recorder import Recording
+from tilewright.measure.recording.plan import Recording
 from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 
+_NO_CEILINGS = (
+    "There are no floors and verdicts: the ceilings of this machine with this number of threads were not measured. "
+    "`tilewright doctor` measures them in some seconds, and the next profile has them."
+)
+
+
 @dataclass(repr=False)
 class SavedProfile(Displayable):
     """A saved profile: the path of its run, its operator table, and its recordings. Shows itself."""
@@ -32,16 +38,21 @@ class SavedProfile(Displayable):
     run: Path
     table: OperatorTable
     recordings: Sequence[Recording]
+    has_ceilings: bool = True
     exit_code: int = 0
     """The exit code of the profiled program."""
 
     def __rich__(self) -> Any:
         from rich.console import Group
+        from rich.text import Text
 
         from tilewright.report.accounting import show_accounting
         from tilewright.report.profile import show_profile
 
-        return Group(show_profile(self.run, self.table, self.recordings), show_accounting(self.run))
+        shown = [show_profile(self.run, self.table, self.recordings), show_accounting(self.run)]
+        if not self.has_ceilings:
+            shown.append(Text(f"\n{_NO_CEILINGS}", "yellow"))
+        return Group(*shown)
 
 
 def save(
@@ -64,7 +75,8 @@ def save(
     with Run.create(path, command=command, target=target, case=name, dims=dims, machine=machine) as run:
         if program:
             run.add_program(program)
-        run.add(ceilings or _kept_ceilings(found))
+        ceilings = ceilings or _kept_ceilings(found)
+        run.add(ceilings)
         tell("reading the trace")
         paths = [path for recording in kept for path in (recording.trace, recording.description) if path]
         loaded = load_traces(paths, run.connection)
@@ -72,7 +84,7 @@ def save(
         tell("attributing its time")
         analyse(run.connection)
     with reading(path) as connection:
-        return SavedProfile(path, read_operator_table(connection), kept)
+        return SavedProfile(path, read_operator_table(connection), kept, has_ceilings=bool(ceilings))
 
 
 def _kept_ceilings(machine: Machine) -> list[Ceiling]:

@@ -9,20 +9,24 @@ import importlib.util
 import os
 import pickle
 import runpy
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tilewright.measure.recording.recorder import Recording
+    from tilewright.measure.recording.plan import Recording
 
 FOLDER = "TILEWRIGHT_PROFILE_FOLDER"
 """The variable that names the folder through which both processes exchange files."""
 ASKED = "asked"
 """File: a pickled `RecordingPlan`, and whether the program ends once its steps are recorded."""
 RECORDED = "rank{:05}.recorded"
-"""File of each process: its pickled `Recording` and `Program`."""
+"""File of each process: its pickled `Recording` and `Program`, and the number of processes."""
 
 
 def main() -> None:
@@ -33,7 +37,8 @@ def main() -> None:
     from tilewright.profiling.compiled import program_of
     from tilewright.profiling.regions import marked_regions
 
-    folder, rank = Path(os.environ.pop(FOLDER)), int(os.environ.get("RANK", "0"))
+    folder, process = Path(os.environ.pop(FOLDER)), os.getpid()
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     plan, stop = pickle.loads((folder / ASKED).read_bytes())
 
     def kept(recording: Recording) -> None:
@@ -43,9 +48,11 @@ def main() -> None:
             sys.exit(0)
 
     def keep(recording: Recording) -> None:
+        if os.getpid() != process:
+            return
         path = folder / RECORDED.format(rank)
         partial = path.with_suffix(".partial")
-        partial.write_bytes(pickle.dumps((recording, program_of(record))))
+        partial.write_bytes(pickle.dumps((recording, program_of(record), ranks)))
         partial.replace(path)
 
     del sys.argv[0]
@@ -63,7 +70,22 @@ def main() -> None:
                 runpy.run_path(sys.argv[0], run_name="__main__")
         finally:
             stop = False
-            keep(recorder.stop())
+            with _uninterrupted():
+                keep(recorder.stop())
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Another Ctrl-C waits, and what fails is said and changes nothing of how the program ends."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if on_main else None
+    try:
+        yield
+    except Exception as error:
+        print(f"tilewright: the recording is not kept: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _check(words: list[str]) -> None:
