@@ -14,7 +14,7 @@ from tilewright.hardware.architectures import DeviceLimits, architecture, known,
 from tilewright.hardware.datasheet import DATASHEETS
 from tilewright.hardware.kernel_times import KernelTimes
 from tilewright.records.errors import CacheError, UsageError, warn_once
-from tilewright.records.measurement import Ceiling
+from tilewright.records.measurement import BUSY, Ceiling, Origin
 
 if TYPE_CHECKING:
     from tilewright.hardware.detect import Gpu, Machine
@@ -45,7 +45,7 @@ class DeviceProfile:
     launch_us: float
     sms: int
     """Streaming multiprocessors; on a CPU the hardware threads."""
-    origin: Literal["datasheet", "measured"]
+    origin: Origin
     sm_read_GBps: float | None = None
     """Reads of one SM from the last-level cache while few others read; None if not measured."""
     sm_write_GBps: float | None = None
@@ -249,6 +249,8 @@ def local_ceilings(refresh: bool = False, device: str | None = None) -> tuple[Ma
     if measured is None:
         busy = chosen == "cpu" and _is_busy(machine)
         measured = ceilings.measure_ceilings(chosen, machine=machine)
+        if busy:
+            measured = [replace(ceiling, origin=BUSY) for ceiling in measured]
         if busy and kept:
             measured = list(_faster(kept, measured).values())
         try:
@@ -359,7 +361,7 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         # Replayed from a CUDA graph, a launch is without the host's share; a floor must not exceed that.
         launch_us=by_kind.get("launch in a graph", by_kind["launch"]),
         sms=(gpu.sms if gpu else machine.cpu.threads) or 1,
-        origin="measured",
+        origin=BUSY if any(ceiling.origin == BUSY for ceiling in ceilings) else "measured",
         capability=gpu.capability if gpu else None,
         # Kinds of kernels that were not timed here keep an H200's shares of the ceilings.
         kernel_times={**(kernel_times.H200 if gpu else {}), **kept_kernel_times(name)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Direction = Literal["fwd", "bwd", "fwd+bwd", "step", "infer"]
 
@@ -50,6 +50,11 @@ class Measurement:
     """Warnings about the figure: clocks that disagree or dropped, data that was in a cache."""
 
 
+Origin: TypeAlias = Literal["measured", "measured on a busy machine", "datasheet"]
+BUSY: Literal["measured on a busy machine"] = "measured on a busy machine"
+"""The origin of a ceiling that is too low, since other programs ran."""
+
+
 @dataclass(frozen=True)
 class Ceiling:
     """A rate or latency of a device. `kind`: copy, read, write, matmul, vector, launch; unit GB/s, TFLOP/s, us."""
@@ -59,7 +64,7 @@ class Ceiling:
     dtype: str
     value: float
     unit: str
-    origin: Literal["measured", "datasheet"]
+    origin: Origin
 
 
 @dataclass(frozen=True)

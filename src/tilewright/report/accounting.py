@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tilewright.records.measurement import BUSY
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
 from tilewright.report.queries import ask_traced
@@ -68,6 +69,11 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
         yield (
             f"operators with a floor took {duration(took)}, less than their floors of {duration(least)}: their data "
             "lay in a cache, or the ceilings are too low (`tilewright doctor --refresh` measures this machine's again)"
+        )
+    if connection.execute("SELECT 1 FROM ceiling WHERE origin = ? LIMIT 1", [BUSY]).fetchone():
+        yield (
+            f"ceilings were {BUSY} and are too low, and so are floors too long: `tilewright doctor --refresh` measures "
+            "them again, best while nothing else runs"
         )
     ((without_shapes, on_device),) = connection.execute(_SHAPES).fetchall()
     known = ", ".join(f"{what} {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall())

@@ -93,7 +93,7 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
     for device in dict.fromkeys(ceiling.device for ceiling in ceilings):
         figures = [
             f"{ceiling.kind} {ceiling.dtype} {ceiling.value:,.4g} {ceiling.unit.replace('us', 'µs')}".replace("  ", " ")
-            + (" (datasheet)" if ceiling.origin == "datasheet" else "")
+            + ("" if ceiling.origin == "measured" else f" ({ceiling.origin})")
             for ceiling in ceilings
             if ceiling.device == device
         ]
