@@ -10,22 +10,26 @@ if TYPE_CHECKING:
     from tilewright.profiling.block import profile
     from tilewright.records.case import Case, InputSpec
     from tilewright.verbs import explain, explain_case, optimize, optimize_case
+    from tilewright.verbs.questions import diff, sql
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Case", "InputSpec", "benchmark", "explain", "explain_case", "functional", "optimize", "optimize_case", "profile",
+    "Case", "InputSpec", "benchmark", "diff", "explain", "explain_case", "functional", "optimize", "optimize_case",
+    "profile", "sql",
 ]  # fmt: skip
 
 _HOMES = {
     "Case": "tilewright.records.case",
     "InputSpec": "tilewright.records.case",
     "benchmark": "tilewright.bench",
+    "diff": "tilewright.verbs.questions",
     "explain": "tilewright.verbs",
     "explain_case": "tilewright.verbs",
     "optimize": "tilewright.verbs",
     "optimize_case": "tilewright.verbs",
     "profile": "tilewright.profiling.block",
+    "sql": "tilewright.verbs.questions",
 }
 
 

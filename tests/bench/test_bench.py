@@ -159,7 +159,7 @@ def test_functions_race_on_inputs_like_these() -> None:
     assert [row.bytes for result in done.races for row in result.rows if row.impl == "double"] == [128, 192]
     # A function that takes zeros for granted is wrong on values of the bench's own.
     assert "zero refused: fwd output 0 is wrong" in str(done)
-    assert done._repr_html_().startswith("<pre>double zero bfloat16 fwd")
+    assert "<caption>double zero bfloat16 fwd" in done._repr_html_()
     with pytest.raises(UsageError, match="needs a function and an input"):
         benchmark({}, x)
     with pytest.raises(UsageError, match="by name"):

@@ -179,7 +179,8 @@ def test_a_block(home: Path) -> None:
     assert run.path.parent == home / "runs" and run.recording.steps_kept == 4
     assert "aten::exp" in str(run) and "recorded all of it: 4 steps" in str(run)
     assert "of the operators' own time is known" in str(run)
-    assert "<pre>" in run._repr_html_()
+    html = run._repr_html_()
+    assert "aten::exp</td>" in html and run.path.with_suffix(".html").as_uri() in html
 
 
 def test_floors_are_from_the_ceilings_that_were_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

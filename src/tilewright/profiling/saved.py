@@ -42,6 +42,13 @@ class SavedProfile(Displayable):
     exit_code: int = 0
     """The exit code of the profiled program."""
 
+    def page_file(self) -> Path:
+        """Written when it is first asked for."""
+        from tilewright.report.page import write_page
+
+        page = self.run.with_suffix(".html")
+        return page if page.exists() else write_page(self.run, page)
+
     def __rich__(self) -> Any:
         from rich.console import Group
         from rich.text import Text

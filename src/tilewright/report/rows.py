@@ -39,11 +39,11 @@ def show_rows(columns: Sequence[str], rows: Sequence[Sequence[Any]], header: boo
     for row in cells:
         table.add_row(*row)
     longest = [max(cell.cell_len for cell in column) for column in zip(*cells, strict=True)]
-    return _TableOrList(table, columns, cells, sum(2 + min(length, _NARROWEST) for length in longest))
+    return TableOrList(table, columns, cells, sum(2 + min(length, _NARROWEST) for length in longest))
 
 
 @dataclass(frozen=True)
-class _TableOrList:
+class TableOrList:
     """`table`, or a list of `rows` where fewer characters than `narrowest` are left for it."""
 
     table: Table

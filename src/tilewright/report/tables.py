@@ -23,6 +23,10 @@ class FittedTable:
         """A cell for each column."""
         self._rows.append((cells, style))
 
+    def whole(self) -> Table:
+        """With every column, as wide as its text."""
+        return self._table(None, ())
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         without = [self.left_out[:number] for number in range(len(self.left_out) + 1)]
         for width, left_out in [*((width, ()) for width in _WIDTHS), *((_WIDTHS[-1], some) for some in without[1:])]:

@@ -49,6 +49,9 @@ class Optimized(Displayable):
         columns, rows = query(self.run, f"FROM lost_time WHERE lost_us > 0 LIMIT {self.top}")
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
+    def page_file(self) -> Path:
+        return self.page
+
     def __rich__(self) -> Any:
         from rich.console import Group
         from rich.text import Text
