@@ -154,3 +154,11 @@ def test_the_printed_order_is_the_checked_one() -> None:
     highest_first = [layer.strip("()") for layer in contract["layers"]]
     printed = re.findall(r"^\| `(\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
     assert printed == highest_first[::-1]
+
+
+def test_every_environment_variable_is_documented() -> None:
+    """Those that the package's sources name, and no others."""
+    sources = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".cpp", ".cu", ".cuh", ".h")]
+    named = {name for path in sources for name in re.findall(r"\bTILEWRIGHT_[A-Z_]+\b", path.read_text("utf-8"))}
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "environment.md").read_text("utf-8"), re.MULTILINE)
+    assert set(described) == named and len(described) == len(named) > 5

@@ -139,3 +139,16 @@ def test_pipes_follow_the_encoding_columns_and_no_color(files: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode("latin-1").splitlines()
     assert "?word" in lines[1] and max(map(len, lines)) in range(40, 51) and b"\x1b" not in done.stdout
+
+
+def test_without_a_home_folder_a_variable_names_one(
+    tilewright: Tilewright, models: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    monkeypatch.delenv("TILEWRIGHT_HOME")
+    ended = tilewright("sql", "SELECT 1")
+    assert ended.code == 9 and "set TILEWRIGHT_HOME to a folder that you can write" in ended.err
+    assert ended.err.count("\n") == 1

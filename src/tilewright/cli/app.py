@@ -29,7 +29,11 @@ from tilewright.cli.trace import trace
 VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, bisect, claims)
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    epilog="Runs are in $TILEWRIGHT_HOME (default ~/.local/share/tilewright), kernels in $TILEWRIGHT_CACHE (default "
+    "~/.cache/tilewright). docs/environment.md has every variable, docs/exit_codes.md every exit code.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in VERBS:
     app.command()(verb)

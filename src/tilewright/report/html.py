@@ -21,7 +21,7 @@ _CSS = (
     ".tilewright{overflow-x:auto}.tilewright div{white-space:pre-wrap;margin:.2em 0}"
     ".tilewright table{border-collapse:collapse;margin:.2em 0 .8em}"
     ".tilewright th,.tilewright td{padding:.15em .6em;text-align:left;vertical-align:top;white-space:pre-line}"
-    ".tilewright .r{text-align:right;white-space:nowrap}"
+    ".tilewright .r{text-align:right;white-space:pre}"
     ".tilewright caption{text-align:left;font-weight:600;white-space:nowrap}"
 )
 _CONSOLE = Console(file=io.StringIO(), force_jupyter=False, force_terminal=False, color_system="truecolor", width=160)
@@ -79,6 +79,9 @@ def _inline(cell: Any) -> str:
         cell = _CONSOLE.render_str(cell, highlight=False)
     if not isinstance(cell, Text):
         return _block(cell)
+    if not cell.spans:
+        css, text = _css(_CONSOLE.get_style(cell.style)), _escaped(cell.plain)
+        return f"<span{css}>{text}</span>" if css else text
     made = []
     for segment in cell.render(_CONSOLE):
         css, text = _css(segment.style), _escaped(segment.text)
