@@ -1,6 +1,5 @@
 """Results in a notebook: HTML that is well-formed, without control characters, whatever names the program has."""
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -113,13 +112,9 @@ CELLS = [
 ]
 
 
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("nbclient", "nbformat", "ipykernel"))), reason="needs nbclient and ipykernel"
-)
 def test_a_kernel_shows_tables(home: Path) -> None:
-    import nbclient
-    import nbformat
-
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
+    nbclient, nbformat = (pytest.importorskip(name, reason=f"needs {name}") for name in ("nbclient", "nbformat"))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     outputs = [cell.outputs for cell in notebook.cells]

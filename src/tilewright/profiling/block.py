@@ -101,7 +101,7 @@ class Profile(Displayable):
         return self._profiled
 
     def page_file(self) -> Path | None:
-        return self._profiled and self._profiled.page_file()
+        return None if self._profiled is None else self._profiled.page_file()
 
     def __rich__(self) -> Any:
         return self._profiled or "a profile that has recorded nothing yet: with tilewright.profile() as run: ..."
