@@ -181,3 +181,12 @@ def test_data_dependent_sizes_are_refused() -> None:
             node.meta["val"] = x
     with pytest.raises(CaptureError, match="depends on the data"):
         symbolic_shapes(graph, {"x_1": ("N",)}, {"N": 7})
+
+
+def test_channels_do_not_take_the_name_of_a_batch_of_their_size() -> None:
+    def convolved_alone(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, w, padding=1)
+
+    graph = make_fx(convolved_alone)(torch.zeros(16, 3, 8, 8), torch.zeros(16, 3, 3, 3)).graph
+    shapes = symbolic_shapes(graph, {"x_1": ("B", "C", None, None)}, {"B": 16, "C": 3})
+    assert texts(graph, shapes) == {"x_1": "[B, C, 8, 8]", "w_1": "[16, C, 3, 3]", "convolution": "[B, 16, 8, 8]"}

@@ -39,6 +39,7 @@ class AxisNames:
         self._sizes = {symbol: sympy.Integer(sizes[name]) for name, symbol in self.named.items()}
         self._bound: dict[sympy.Dummy, Axis] = {}
         self._neighbours: dict[sympy.Dummy, list[Axis]] = {}
+        self._parameters: list[Axis] = []
         self._splits: list[tuple[sympy.Expr, sympy.Expr, sympy.Expr]] = []
 
     # -- factors ------------------------------------------------------------------------------
@@ -67,6 +68,7 @@ class AxisNames:
         for axis in axes:
             for factor in axis:
                 self._neighbours[factor] += [other for other in axes if other is not axis]
+        self._parameters += axes
         return axes
 
     def size(self, expression: sympy.Expr) -> int:
@@ -253,7 +255,8 @@ class AxisNames:
         """A name for an axis that no use has named, from its size, if exactly one candidate fits.
 
         In this order: a dimension of this size that names no input axis; k times (or a k-th of) a
-        neighbouring axis of the same parameter, k ≤ 8; with `by_input`, any dimension of this size.
+        neighbouring axis of the same parameter, k ≤ 8; with `by_input`, a dimension of this size that a use has given
+        to an axis of a parameter. So 16 channels are not B because the batch is 16.
         """
         size = self.size(placeholder)
         if inner := self._inner_name(size):
@@ -273,8 +276,9 @@ class AxisNames:
                 readings.add(expression / (beside // size))
         if readings or not by_input:
             return readings.pop() if len(readings) == 1 else None
+        used = {symbol for axis in self._parameters for factor in self.resolved(axis) for symbol in factor.free_symbols}
         same = [symbol for symbol in self.named.values() if self._sizes[symbol] == size]
-        return same[0] if len(same) == 1 else None
+        return same[0] if len(same) == 1 and same[0] in used else None
 
     def infer_names(self) -> None:
         """Name split factors by their parts, then guess the other placeholders, the most certain first."""
