@@ -4,13 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from markupsafe import escape
 
 from tests.report.printing import printed
 from tests.report.sample import program, write_sample
 from tests.store.test_query import operator
+from tilewright.records.measurement import Direction, Measurement
 from tilewright.records.program import Cost, Decision, Program, Region
-from tilewright.report.optimised_findings import findings
+from tilewright.report.optimised_findings import findings, outcome
 from tilewright.report.page import write_page
 from tilewright.report.queries import ask_view
 from tilewright.report.rows import show_view
@@ -55,6 +57,25 @@ def test_other_kernels_have_other_advice() -> None:
     assert findings(Program([launch]))[2].startswith("Only its launch takes time")
     region = Region("forward", "forward0_gelu", ("gelu",), Cost(), "c++", "void forward0_gelu() {}")
     assert "SELECT source_code FROM region" in findings(Program([made.operators[1]], [region]))[2]
+
+
+def timed(impl: str, us: float, spread: float = 0.01, direction: Direction = "infer") -> Measurement:
+    return Measurement("optimize", "case", impl, direction, us, us * (1 - spread), us * (1 + spread), 9)
+
+
+@pytest.mark.parametrize(
+    ("eager", "said"),
+    [
+        (timed("eager", 300.0), "3.00× faster than eager (300 µs)"),
+        (timed("eager", 50.0), "2.00× slower than eager (50.0 µs)"),
+        (timed("eager", 101.0, 0.0), "within the noise of eager (101 µs), 1% faster"),
+        (timed("eager", 90.0, 0.2), "within the noise of eager (90.0 µs), 10% slower"),
+    ],
+)
+def test_the_outcome_comes_first_also_where_it_is_lost(eager: Measurement, said: str) -> None:
+    ours = timed("tilewright", 100.0)
+    assert outcome([eager, ours]) == [f"Inference (--training adds backward): tilewright takes 100 µs, {said}."]
+    assert outcome([eager]) == [] and "Training" in outcome([replace(ours, direction="fwd+bwd")])[0]
 
 
 def test_nothing_is_said_where_nothing_was_measured() -> None:

@@ -1,4 +1,4 @@
-"""`optimize` in a terminal: what is slow, verification, times beside peers, memory."""
+"""`optimize` in a terminal: the outcome, what is slow, verification, times beside peers, memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.records.measurement import Verified
+from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Program
 from tilewright.report.launch_rows import plain
-from tilewright.report.optimised_findings import findings
+from tilewright.report.optimised_findings import findings, outcome
 from tilewright.report.quantity import nbytes
 from tilewright.report.queries import ask_view
 from tilewright.report.rows import show_view
@@ -24,13 +24,14 @@ _ROWS = 10
 
 
 def show_optimize(run: Path, top: int) -> RenderableType:
-    """What is slow, the `top` launches by the time they lose, verification, times beside peers, and peak memory.
+    """The outcome, what is slow, the `top` launches by the time they lose, verification, times beside peers, memory.
 
     Raises:
         StoreError: the run is missing or damaged.
     """
     program, verified = read_program(run), read_rows(run, Verified)
-    parts: list[RenderableType] = [Text(plain(f"- {sentence}")) for sentence in findings(program)]
+    parts: list[RenderableType] = [Text(sentence, "bold") for sentence in outcome(read_rows(run, Measurement))]
+    parts += [Text(plain(f"- {sentence}")) for sentence in findings(program)]
     for view, most in ((LOST, top), (VERIFIED, _ROWS), (MEASUREMENTS, _ROWS)):
         answer = ask_view(run, view, most)
         if answer.rows:

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 from tilewright.records.atomic_file import ensure_writable, write_document
 from tilewright.records.cache import build, key_of
 from tilewright.records.errors import CacheError
+from tilewright.records.measurement import Measurement
 from tilewright.report.charts import live_memory, roofline
 from tilewright.report.graph_chart import graph_charts
-from tilewright.report.optimised_findings import findings
+from tilewright.report.optimised_findings import findings, outcome
 from tilewright.report.page_budget import harmless_json
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import DRAWN, Answer, ask_all
 from tilewright.report.traced import traced
 from tilewright.report.views import PROGRAM, TRACE
-from tilewright.store import read_program
+from tilewright.store import read_program, read_rows
 
 _SCRIPTS = (
     *("dom.js", "table.js", "draw.js", "graph.js", "page.js"),
@@ -52,7 +53,8 @@ def write_page(run: Path, out: Path) -> Path:
     trace = traced(run)
     island = "" if trace is None else harmless_json(trace)
     answers = ask_all(run, taken=len(island))
-    words = findings(read_program(run)) if answers["measurements"].rows else []
+    rows = read_rows(run, Measurement)
+    words = [*outcome(rows), *findings(read_program(run))] if rows else []
     return write_document(out, render_page(answers, trace, island, words), "page")
 
 
