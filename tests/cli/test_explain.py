@@ -87,7 +87,7 @@ def test_whose_attention_a_device_that_is_not_here_runs(dtype: str, tilewright: 
     pytest.importorskip("triton")
     (tmp_path / "model.py").write_text(ATTENDED)
     inputs = ",".join([f"{dtype}[B=2,H=4,N=1024,d=64]"] * 3)
-    ended = tilewright("explain", f"{tmp_path}/model.py:attended", "--on", "h200", "--inputs", inputs)
+    ended = tilewright("explain", f"{tmp_path}/model.py:attended", "--on", "h200", "--training", "--inputs", inputs)
     assert (ended.code, ended.err) == (0, "")
     golden = GOLDEN / f"attention_{dtype}_on_h200.txt"
     # What is predicted is the model's of kernel times; whose kernel runs is what counts here.

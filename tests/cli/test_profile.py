@@ -144,7 +144,7 @@ def test_misuse_of_a_target(tilewright: Tilewright, models: str, arguments: tupl
 
 def test_shapes_that_do_not_fit(tilewright: Tilewright, tmp_path: Path) -> None:
     (tmp_path / "product.py").write_text("def f(x, w):\n    return x @ w\n")
-    ended = tilewright("profile", f"{tmp_path / 'product.py'}:f", "--inputs", "f32[4,8] f32[9,2]")
+    ended = tilewright("profile", f"{tmp_path / 'product.py'}:f", "--inputs", "f32[4,8], f32[9,2]")
     assert ended.code == 4 and "product.py:2: return x @ w" in ended.err and "cannot be multiplied" in ended.err
 
 

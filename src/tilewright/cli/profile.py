@@ -78,7 +78,8 @@ def profile(
             if stop:
                 raise UsageError("--stop is for a command; a target ends by itself")
             where = device_here(device)
-            case = load_case(words[0], inputs, training=training)
+            # Only a step that trains ends with an optimizer.
+            case = load_case(words[0], inputs, training=True if optimizer and training is None else training)
             done = profile_case(case, plan, impl=impl, optimizer=optimizer, device=where, command=command, tell=tell)
         else:
             measure_missing_ceilings(tell)
