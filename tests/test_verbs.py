@@ -189,7 +189,7 @@ def test_a_race_that_fusion_loses_is_followed_and_stored(unmeasured: None, monke
 def test_every_stage_is_told(unmeasured: None) -> None:
     told: list[str] = []
     optimize_case(naive_softmax.case(N=8, M=16), tell=told.append)
-    assert len(told) == 6 and told[0].startswith("measuring") and "verifying against float64" in told
+    assert len(told) == 5 and told[0].startswith("measuring") and "verifying against float64" in told
 
 
 @pytest.mark.parametrize("is_found", [True, False])
@@ -217,6 +217,30 @@ def test_a_call_by_names_is_verified_with_its_own_values(unmeasured: None) -> No
     done = tilewright.optimize(Tagger(), input_ids=IDS, attention_mask=MASK, training=True)
     assert {v.tensor for v in done.verified} == {"output.logits", "words.weight", "tags.weight", "tags.bias"}
     assert all(tensor.ok for tensor in done.verified)
+
+
+@pytest.mark.parametrize(("breaks", "verified"), [(torch._dynamo.graph_break, ["output"]), (None, [])])
+def test_a_case_that_is_not_one_graph_is_measured_in_its_pieces(
+    monkeypatch: pytest.MonkeyPatch, breaks: Callable[[], None] | None, verified: list[str]
+) -> None:
+    def cut(x: Tensor) -> Tensor:
+        y = x.sin() * 2
+        if breaks is None and y.sum() > 1e9:
+            return y
+        if breaks is not None:
+            breaks()
+        return y.cos() + 1
+
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "0")
+    monkeypatch.setattr(optimisation, "measure", partial(measure, impls=["eager", "tilewright"]))
+    done = optimize_case(case(cut, "f32[N=64]"), seconds=0.05)
+    kernels = [op for op in done.program.operators if op.target == "kernel"]
+    assert [op.name.partition(":")[0] for op in kernels] == ["graph 1", "graph 2"]
+    assert all(op.measured_us and op.floor_us for op in kernels)
+    assert [v.tensor for v in done.verified] == verified and all(v.ok for v in done.verified)
+    whys = [fallback.what for fallback in done.program.fallbacks]
+    assert ("the comparison with float64" in whys) == (not verified) and "the call that breaks the graph" in whys
+    assert str(done).startswith("Inference (--training adds backward): tilewright takes")
 
 
 def test_the_time_given_to_measuring_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright.records.case import Case
-from tilewright.records.errors import UsageError, VerificationError
+from tilewright.records.errors import CaptureError, UsageError, VerificationError
 from tilewright.records.measurement import Direction, Measurement, Verified
 from tilewright.records.program import Program
 from tilewright.verbs.subject import Subject
@@ -37,14 +37,19 @@ def bench_case(
     from tilewright.compile.price import price_case
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.target import Target
-    from tilewright.measure.truth.verify import verify
+    from tilewright.verbs.pieces import program_in_pieces, verify_case
 
     unknown = [name for name in impls if name not in BENCH_IMPLS]
     if unknown:
         raise UsageError(f"no implementation {', '.join(unknown)}; known: {', '.join(BENCH_IMPLS)}")
     tell("capturing")
-    program = price_case(case, Target(local_profile(device=device))).program
-    subject = Subject(case, device)
+    profile = local_profile(device=device)
+    try:
+        program = price_case(case, Target(profile)).program
+        subject = Subject(case, device)
+    except CaptureError as error:
+        subject = Subject(case, device)
+        program = program_in_pieces(subject, profile, error)
     wanted = [name for name in impls or BENCH_IMPLS if name in subject.functions]
     tell("verifying")
     worst: dict[str, Verified] = {}
@@ -52,12 +57,13 @@ def bench_case(
     for impl in dict.fromkeys(("tilewright", *wanted)):
         for _ in range(CALLS_UNTIL_REPLAYED if impl in REPLAYED else 1):
             subject.call(impl)
-        verified = verify(subject.model, subject.functions[impl], subject.inputs, seed=1, training=case.training)
+        verified = verify_case(subject, impl, program)
         if broken := ", ".join(v.tensor for v in verified if not v.ok):
             if impl.startswith("tilewright"):
                 raise VerificationError(f"{case.name}: the numbers contract is broken for {broken}")
             notes[impl] = f"outside the numbers contract: {broken}"
-        worst[impl] = max(verified, key=lambda v: v.error)
+        if verified:
+            worst[impl] = max(verified, key=lambda v: v.error)
     tell(f"timing {', '.join(wanted)}")
     rows = measure(subject, program, suite=suite, seconds=seconds, impls=wanted)
     return program, [

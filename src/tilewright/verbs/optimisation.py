@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.measure.inputs import has_values
 from tilewright.records.case import Case, leaves
-from tilewright.records.errors import warn_once
+from tilewright.records.errors import CaptureError, warn_once
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import GraphName, Program, Stage
 from tilewright.report.displayable import Displayable
@@ -87,6 +87,8 @@ def optimize_case(
 ) -> Optimized:
     """Capture, explain, fuse, verify against float64, measure beside eager and Inductor, and store.
 
+    A case that is not one graph is measured in the graphs into which `torch.compile` cuts it.
+
     A case that takes clearly less than its floor has the ceilings measured again, and is priced with them.
     `seconds` bounds the timing; `tell` receives a line before each stage. A tensor that breaks the
     numbers contract has `ok=False` in `verified`; the run is written all the same, and nothing of it
@@ -159,18 +161,22 @@ def _optimized(
 ) -> _Outcome:
     from tilewright.compile.price import price_case
     from tilewright.hardware.target import Target
-    from tilewright.measure.truth.verify import verify
+    from tilewright.verbs.pieces import program_in_pieces, verify_case
 
     tell("pricing every operator, racing every fusion")
-    priced = price_case(case, Target(profile), measure=True)
-    tell("compiling")
+    try:
+        priced: PricedCase | CaptureError = price_case(case, Target(profile), measure=True)
+    except CaptureError as broken:
+        priced = broken
+    tell("compiling, and timing every kernel")
     subject = Subject(case, device)
-    subject.call("tilewright")
+    if isinstance(priced, CaptureError):
+        program = program_in_pieces(subject, profile, priced)
+    else:
+        subject.call("tilewright")
+        program = with_times(priced, subject.recording, device)
     tell("verifying against float64")
-    ours = subject.functions["tilewright"]
-    verified = verify(subject.model, ours, subject.inputs, seed=1, training=case.training)
-    tell("timing every kernel")
-    program = with_times(priced, subject.recording, device)
+    verified = verify_case(subject, "tilewright", program)
     tell(f"timing tilewright beside {' and '.join(PEERS)}")
     return _Outcome(program, verified, measure(subject, program, suite="optimize", seconds=seconds))
 

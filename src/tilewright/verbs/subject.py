@@ -59,6 +59,8 @@ class Subject:
                 torch.compile(_written_to(self.model), dynamic=False)
             )
         self.gradients: list[torch.Tensor] | None = None
+        self.has_results = False
+        """Whether the last call returned a tensor."""
         self._check_inputs()
 
     def _check_inputs(self) -> None:
@@ -100,9 +102,11 @@ class Subject:
         function = self.functions[impl]
         if not self.case.training:
             with torch.no_grad():
-                function(*self.inputs)
+                self.has_results = bool(tensors_in(function(*self.inputs)))
             return
-        results = [t for t in tensors_in(function(*self.inputs)) if t.requires_grad]
+        returned = tensors_in(function(*self.inputs))
+        self.has_results = bool(returned)
+        results = [t for t in returned if t.requires_grad]
         if self.gradients is None:
             self.gradients = [torch.randn_like(t) for t in results]
         if results:
