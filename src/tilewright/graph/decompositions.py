@@ -7,10 +7,6 @@ PyTorch runs such a formula as so many kernels; here what is around the product 
     y = pow(mask, True)         →   y = clone(mask)                           ones_like for False
 
 PyTorch's fake tensors take this power of booleans for integers; its kernels give booleans.
-
-    y = reflection_pad3d(x, …)  →   y = clone(reflection_pad3d(clone(x), …), channels last)       for channels-last x
-
-PyTorch's kernels for CPUs keep that layout; its fake tensors do not (of 4 dimensions those of 2.11).
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from typing import Any
 import torch
 
 from tilewright.graph import foreach
+from tilewright.graph.result_strides import laid_out_as_eager
 
 
 @functools.cache
@@ -30,19 +27,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions
 
     distances = dict(get_decompositions([torch.ops.aten._euclidean_dist]))
-    pads = [f"{kind}_pad{axes}d" for kind in ("reflection", "replication") for axes in (2, 3)]
-    padded = {(pad := getattr(torch.ops.aten, name).default): functools.partial(_padded, pad) for name in pads}
-    return foreach.by_tensor() | distances | padded | {torch.ops.aten.pow.Tensor_Scalar: _power}
+    return foreach.by_tensor() | distances | dict(laid_out_as_eager()) | {torch.ops.aten.pow.Tensor_Scalar: _power}
 
 
 def _power(x: torch.Tensor, exponent: complex) -> Any:
     if x.dtype is not torch.bool or not isinstance(exponent, bool):
         return NotImplemented
     return x.clone() if exponent else torch.ones_like(x)
-
-
-def _padded(pad: Callable[..., torch.Tensor], x: torch.Tensor, padding: Any) -> Any:
-    layout = torch._prims_common.suggest_memory_format(x)
-    if layout is torch.contiguous_format or x.device.type != "cpu":
-        return NotImplemented
-    return pad(x.contiguous(), padding).contiguous(memory_format=layout)
