@@ -8,8 +8,9 @@ DISCONTINUOUS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", 
 
 
 def feeds_discontinuous(nest: Nest) -> set[int]:
-    """Positions of all steps on which a discontinuous operator depends."""
-    return set(nest.behind(a for step in nest.steps if _is_discontinuous(step) for a in step.args))
+    """Positions of all steps on which a discontinuous operator depends, in this nest or another."""
+    operands = (a for step in nest.steps if _is_discontinuous(step) for a in step.args)
+    return set(nest.behind([*operands, *(i for i, step in enumerate(nest.steps) if step.exact)]))
 
 
 def absolute_accuracy(nest: Nest, *names: str) -> frozenset[int]:

@@ -200,10 +200,12 @@ class TritonSchedule:
     def allows_fma(self) -> bool:
         """Whether the compiler may contract a product and a sum to an FMA, as eager's kernels do inside one operator.
 
-        Not if a discontinuous operator reads the result: its operands must equal eager's, and a value recomputed in
-        a later stage must be bitwise the same.
+        Not if a discontinuous operator reads the result, in this nest or another: its operands must equal eager's, and
+        a value recomputed in a later stage must be bitwise the same.
         """
         steps = self.nest.steps
+        if self._feeds_discontinuous and self.nest.stages and not self.whole_row:
+            return False
         sums = (steps[i] for i in self._feeds_discontinuous if steps[i].name in ("add", "sub"))
         return not any(steps[a].name == "mul" for step in sums for a in step.args)
 

@@ -236,7 +236,8 @@ class _Lowering:
                 continue
             stage = max((steps[a].stage + (steps[a].name == "reduce_cols") for a in args), default=0)
             after: Where = "after" if any(steps[a].is_late for a in args) else "body"
-            step = Step(op.name, args, op.dtype, _level(self.deps[position], rows, cols), after, stage)
+            level = _level(self.deps[position], rows, cols)
+            step = Step(op.name, args, op.dtype, level, after, stage, exact=op.exact)
             if op.name in ("load", "draw") and op.detail.key not in keys:
                 keys.append(op.detail.key)
             if op.name == "load":

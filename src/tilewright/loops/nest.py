@@ -97,6 +97,8 @@ class Step:
     approximate: bool = False
     """For a function of `lower.APPROXIMABLE`: 16 correct bits are enough, since the result is at most scaled before it
     is rounded to 16 bits. For a sum: a GPU accumulates in fp32."""
+    exact: bool = False
+    """A discontinuous operator depends on it, in this nest or another."""
 
     @property
     def is_late(self) -> bool:

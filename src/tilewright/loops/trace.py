@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, dtype_name, results, through
+from tilewright.graph.calls import class_of, dtype_name, is_known, results, shape_of, strides_of, through
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.target import Language
+from tilewright.loops.exact import CONVERSION, EXACT, feeding_discontinuous, through_moves
 from tilewright.operators.language import COMPUTE_DTYPE, FLOATS, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.shapes import pointwise, reduction, same
-from tilewright.operators.table import row_of, rows
+from tilewright.operators.table import row_of
 
 aten = torch.ops.aten
 
@@ -24,10 +25,18 @@ aten = torch.ops.aten
 SUPPORTED = FLOATS | {"int8", "uint8", "int16", "int32", "int64", "bool"}
 
 
-CONVERSION = rows()["aten._to_copy.default"].body
 SCALING = frozenset(
     {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default, aten.clone.default}
 )
+
+
+ROUNDED_ALIKE = frozenset(
+    {"load", "const", "cast", "round", "where", "neg", "abs", "maximum", "minimum", "sign", "isnan", "isinf"}
+    | {"floor", "ceil", "trunc", "round_even", "lt", "le", "gt", "ge", "eq", "ne", "add", "sub", "mul"}
+)
+"""Operations on floats that round nothing or are rounded correctly, so that all kernels compute the same. A quotient is
+not among them: that of a sum takes the sum before it is rounded. Functions are not: vectors and their remainders, and
+functions of different accuracy, round differently."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,31 @@ def trace_nodes(
     return _Tracer(members, language, share_loads).run(outputs)
 
 
+def is_repeatable(node: fx.Node) -> bool:
+    """Whether each kernel that computes the call from equal operands computes the same bits."""
+    values = [*results(node), *(value for operand in node.all_input_nodes for value in results(operand))]
+    if not any(value.is_floating_point() or value.is_complex() for value in values):
+        return True
+    if not all(is_known(size) for value in values for size in value.shape):
+        return False
+    alone = fx.Graph()
+
+    def known(copy: fx.Node, source: fx.Node) -> fx.Node:
+        """A symbolic size counts as that of the traced call, and binds the program to nothing."""
+        one = not isinstance(source.meta.get("val"), (tuple, list))
+        found = [torch.empty_strided(shape_of(x), strides_of(x), dtype=x.dtype, device="meta") for x in results(source)]
+        copy.meta["val"] = found[0] if one and found else tuple(found)
+        return copy
+
+    operands = {x: known(alone.placeholder(x.name), x) for x in node.all_input_nodes}
+    copy = known(alone.node_copy(node, operands.__getitem__), node)
+    try:
+        names = {op.name for op in trace_nodes([copy], [], "c++", share_loads=True).trace.ops if op.dtype in FLOATS}
+    except Unfusable:
+        return False
+    return names <= ROUNDED_ALIKE
+
+
 class _Tracer:
     def __init__(self, members: Sequence[fx.Node], language: Language, share_loads: bool) -> None:
         self.trace = Trace()
@@ -58,7 +92,7 @@ class _Tracer:
         self.members = members
         self.inside = set(members)
         self.values: dict[fx.Node, Any] = {}
-        self.exact = _feeding_discontinuous(members)
+        self.exact = feeding_discontinuous(members)
         self.as_stored = _feeding_conversions(members)
         self.rounded: set[fx.Node] = set()
 
@@ -94,9 +128,10 @@ class _Tracer:
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(node, row, given, a, wanted) for given, a in zip(node.args, args, strict=True))
             kwargs = {k: a.to_compute(wanted) if isinstance(a, Value) else a for k, a in kwargs.items()}
+        self.trace.exact = node.meta.get(EXACT, False)
         self.trace.approximate = node in self.rounded and node not in self.exact
         value = row.body(call, *args, **kwargs)
-        self.trace.approximate = False
+        self.trace.approximate = self.trace.exact = False
         return self._finish(node, value)
 
     def _finish(self, node: fx.Node, value: Any) -> Any:
@@ -219,22 +254,12 @@ def _common_dtype(node: fx.Node, row: Row, dtype: str) -> str:
     return dtype_name(torch.result_type(*operands))
 
 
-def _feeding_discontinuous(members: Sequence[fx.Node]) -> set[fx.Node]:
-    """Members whose results a discontinuous operator reads, in any kernel: round these to 16 bits as eager does."""
-    needed = set[fx.Node]()
-    for node in reversed(members):
-        users = {u for user in node.users for u in _through_moves(user)}
-        if any(u in needed or _is_discontinuous(u) for u in users):
-            needed.add(node)
-    return needed
-
-
 def _feeding_conversions(members: Sequence[fx.Node]) -> set[fx.Node]:
     """Members that a conversion of a 16-bit float to a wider one depends on, up to reductions: it reads what eager
     stores, so these are rounded one by one."""
     needed = set[fx.Node]()
     for node in reversed(members):
-        users = {u for user in node.users for u in _through_moves(user)}
+        users = {u for user in node.users for u in through_moves(user)}
         if any(_widens(u, node) or (u in needed and class_of(u) == "pointwise") for u in users):
             needed.add(node)
     return needed
@@ -287,22 +312,6 @@ def _scales(node: fx.Node) -> bool:
     """Whether the result has about the relative error of its operand (a sum may have a larger one)."""
     row = row_of(node.target)
     return row is not None and (row.body is CONVERSION or node.target in SCALING)
-
-
-def _is_discontinuous(node: fx.Node) -> bool:
-    """Whether its row says so; a conversion is discontinuous only to integers and booleans."""
-    row = row_of(node.target)
-    if row is None or not row.discontinuous:
-        return False
-    return row.body is not CONVERSION or not all(value.is_floating_point() for value in results(node))
-
-
-def _through_moves(node: fx.Node) -> set[fx.Node]:
-    """The node; if it only moves values, as views and gathers do, also its readers through such operators."""
-    found, row = {node}, row_of(node.target)
-    if class_of(node) == "layout" or (row is not None and "self" in row.traffic.gathered):
-        found.update(*map(_through_moves, node.users))
-    return found
 
 
 def _through_views(node: fx.Node) -> list[fx.Node]:

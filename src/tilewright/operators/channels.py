@@ -236,7 +236,7 @@ declare(
     Row(
         f"{GROUP_NORM}(Tensor input, int group, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
         "reduction",
-        discontinuous=True,
+        cancels=True,
         arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
         shapes=_group_norm_shapes,
         dtypes=("input", "float32", "float32"),
@@ -246,7 +246,7 @@ declare(
         f"{GROUP_NORM_BACKWARD}(Tensor grad_out, Tensor input, Tensor? weight, Tensor mean, Tensor rstd) -> "
         "(Tensor, Tensor, Tensor)",
         "reduction",
-        discontinuous=True,
+        cancels=True,
         # Towards the input 7 with a weight, towards the weight 3, towards the bias 1.
         arithmetic=each(of_argument("input"), 11),
         shapes=_group_norm_backward_shapes,

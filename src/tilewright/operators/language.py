@@ -52,6 +52,8 @@ class Op:
     detail: Any = None
     approximate: bool = False
     """Whether 16 bits are enough: eager rounds the result of the operator that it belongs to to 16 bits."""
+    exact: bool = False
+    """Whether it belongs to an operator on which a discontinuous one depends, in this kernel or another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +101,13 @@ class Trace:
     ops: list[Op] = field(default_factory=list)
     approximate: bool = False
     """Whether the operations recorded from now on may be approximate (`Op.approximate`)."""
+    exact: bool = False
+    """Whether a discontinuous operator depends on them (`Op.exact`)."""
     dims: set[tuple[Group, ...]] = field(default_factory=set)
     """Those of all values; no axis may run along two of one (`refuse_diagonal`), also not once more are unified."""
 
     def emit(self, name: str, args: Sequence[Value], dtype: str, dims: tuple[Group, ...], detail: Any = None) -> Value:
-        self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail, self.approximate))
+        self.ops.append(Op(name, tuple(a.id for a in args), dtype, detail, self.approximate, self.exact))
         return Value(self, len(self.ops) - 1, dtype, dims)
 
     def load(self, key: object, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> Value:

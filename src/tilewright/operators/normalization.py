@@ -139,7 +139,7 @@ def _row_norm_backward(call: CallAxes) -> Result:
 
 # x - mean cancels for nearly equal elements, so it depends on the rounding of x. The moments of forward meet the
 # x of backward, which was in memory or is computed again: all of them must see eager's x.
-norm = partial(body, operator_class="reduction", promotion="none", discontinuous=True)
+norm = partial(body, operator_class="reduction", promotion="none", cancels=True)
 
 
 def _last(x: Value, shape: Sequence[int]) -> list[int]:

@@ -259,18 +259,16 @@ def divide_and_round(c: Call, x: Value, y: Value | Scalar, rounding_mode: str | 
 # Conversions.
 
 
-def _convert(c: Call, x: Value) -> Value:
+def _convert(c: Call, x: Value, *_: object, **__: object) -> Value:
     return x.cast(c.dtype)
 
 
-body("_to_copy.default(self, ...)", promotion="none", discontinuous=True, priced=False, part="copy")(
-    lambda c, x, **_: _convert(c, x)
-)
+body("_to_copy.default(self, ...)", promotion="none", discontinuous=True, priced=False, part="copy")(_convert)
 declare(
     Row(
         "prims.convert_element_type.default(a, dtype)",
         "pointwise",
-        lambda c, x, _: _convert(c, x),
+        _convert,
         promotion="none",
         discontinuous=True,
         priced=False,

@@ -132,7 +132,12 @@ def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
     return total if keepdim else total.squeeze([dims] if isinstance(dims, int) else list(dims or ()))
 
 
-@reduced("linalg_vector_norm.default(self, ord, dim, keepdim, dtype)", arithmetic=per_operand(2), shapes=reduction)
+@reduced(
+    "linalg_vector_norm.default(self, ord, dim, keepdim, dtype)",
+    arithmetic=per_operand(2),
+    shapes=reduction,
+    discontinuous=lambda arguments: arguments["ord"] in (0, math.inf, -math.inf),
+)
 def vector_norm(
     c: Call, x: Value, ord: Scalar = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None
 ) -> Value:

@@ -27,8 +27,10 @@ def eliminate_redundant(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dic
             known[key] = len(kept)
             kept.append(op)
         where[position] = known[key]
-        if not op.approximate and kept[known[key]].approximate:
-            kept[known[key]] = op
+        first = kept[known[key]]
+        approximate, exact = first.approximate and op.approximate, first.exact or op.exact
+        if (approximate, exact) != (first.approximate, first.exact):
+            kept[known[key]] = replace(first, approximate=approximate, exact=exact)
     return kept, where
 
 

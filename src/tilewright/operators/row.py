@@ -88,8 +88,11 @@ class Row:
     """A view of all elements of its operand, which begins where that begins: never a copy."""
     is_cheap_again: bool = False
     """A reduction whose first result backward may compute again, in one pass over rows that fit on chip."""
-    discontinuous: bool = False
-    """Small differences of the operands can change the result by a lot; they must be eager's own."""
+    discontinuous: bool | Callable[[Mapping[str, Any]], bool] = False
+    """Small differences of the operands can change the result by a lot; they must be eager's own. Of some calls only:
+    a function of their arguments."""
+    cancels: bool = False
+    """It subtracts nearly equal numbers: operands are rounded as in eager, but need not be bitwise forward's."""
     pure: bool = True
     """False for an operator that draws random numbers or writes an operand."""
     arithmetic: Arithmetic | None = None
@@ -155,7 +158,8 @@ class RowFields(TypedDict, total=False):
     promotion: Promotion
     is_relabelled: bool
     is_cheap_again: bool
-    discontinuous: bool
+    discontinuous: bool | Callable[[Mapping[str, Any]], bool]
+    cancels: bool
     pure: bool
     arithmetic: Arithmetic | None
     traffic: Traffic

@@ -7,7 +7,7 @@
 
 The second kernel waits for the sum of the first, so they cannot be fused. With dz in memory they move g, z, dz and then
 dz, z, dx; without it g, z and then g, z, dx. The pass runs between two calls of `fuse`, the first of which finds the
-kernels.
+kernels. A value on which a discontinuous operator depends is copied only if all kernels compute the same bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from torch import fx
 
 from tilewright.graph.calls import nbytes
 from tilewright.hardware.profiles import DeviceProfile
+from tilewright.loops.exact import EXACT
+from tilewright.loops.trace import is_repeatable
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region, computes_again
 from tilewright.passes.simplify import drop_unread
@@ -77,7 +79,7 @@ def _chain(value: fx.Node, region: Region) -> list[fx.Node] | None:
         node = todo.pop()
         if node in chain or behind_views(node) not in inside:
             continue
-        if is_view(node) or _is_pointwise(node):
+        if is_view(node) or (_is_pointwise(node) and (not node.meta.get(EXACT) or is_repeatable(node))):
             chain[node] = None
             todo += node.all_input_nodes
         elif nbytes(node) * SMALL > nbytes(value):

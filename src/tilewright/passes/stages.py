@@ -5,6 +5,7 @@ torch-level graph → joint graph of ATen operators → cut into forward and bac
 
 from __future__ import annotations
 
+from tilewright.loops.exact import mark_exact
 from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
 from tilewright.passes.attention.flex import call_for_bands
 from tilewright.passes.attention.kernel import choose_kernels
@@ -104,6 +105,7 @@ JOINT = Stage(
         Pass("pad_products", pad_products),
         Pass("compute_from_moments", compute_from_moments),
         Pass("split_dropout", split_dropout),
+        Pass("mark_exact", mark_exact),
     ),
 )
 EACH_GRAPH = Stage(
@@ -123,6 +125,7 @@ EACH_GRAPH = Stage(
         Pass("write_caches", write_caches, hand_written=True),
         Pass("add_sums_in_place", add_sums_in_place, hand_written=True),
         Pass("write_back_together", write_back_together),
+        Pass("mark_parts", mark_exact),
     ),
 )
 STAGES = (TORCH_LEVEL, JOINT, EACH_GRAPH)

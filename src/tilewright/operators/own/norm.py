@@ -60,7 +60,7 @@ own(
     shapes=lambda call: _forward(1, call),
     dtypes=("x", "float32", "float32"),
     role=role("norm"),
-    discontinuous=True,
+    cancels=True,
     arithmetic=NORM,
 )
 own(
@@ -70,14 +70,14 @@ own(
     shapes=lambda call: _forward(2, call),
     dtypes=("x", "x", "float32", "float32"),
     role=role("residual", "norm"),
-    discontinuous=True,
+    cancels=True,
     arithmetic=NORM,
 )
 own(
     "norm_backward(Tensor dy, Tensor x, Tensor? dsum, Tensor? weight, bool has_bias, Tensor mean, Tensor rstd,"
     " bool centered) -> (Tensor, Tensor, Tensor)",
     "reduction",
-    discontinuous=True,
+    cancels=True,
     arithmetic=Arithmetic(_backward_flops, nothing),
     shapes=_backward,
     dtypes=("x", "weight", "weight"),

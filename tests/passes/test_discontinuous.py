@@ -1,0 +1,163 @@
+"""What backward compares, sorts or rounds has forward's bits: saved, or computed again only where all kernels agree."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from benchmarks.discontinuous import check
+from tests.passes.graphs import aten
+from tests.passes.test_recompute import Partition, calls, draw, partitions
+from tilewright.emit.accuracy import feeds_discontinuous
+from tilewright.emit.triton_schedule import TritonSchedule
+from tilewright.hardware.target import target_named
+from tilewright.loops.exact import EXACT, mark_exact
+from tilewright.loops.trace import is_repeatable
+from tilewright.passes.fusion import fuse
+from tilewright.passes.rematerialise import compute_in_each_reader
+
+FEW = ("gelu", "tanh", "softmax", "polynomial")
+CPU = target_named("cpu")
+Program = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("reader", "dtype"),
+    [
+        ("amax", torch.float32),
+        ("scatter_amax", torch.float32),
+        ("at_least_amax", torch.float32),
+        ("norm_inf", torch.bfloat16),
+        ("fake_quantize", torch.float32),
+        ("median_dim", torch.float16),
+    ],
+)
+def test_activations_before_it_keep_the_contract(reader: str, dtype: torch.dtype) -> None:
+    """All others are in `benchmarks/discontinuous.py`."""
+    assert [row for row in check(FEW, reader, dtype) if not row.ok] == []
+
+
+def kept(partition: Partition) -> list[tuple[str, torch.dtype]]:
+    return [(str(n.target).split(".")[1], n.meta["val"].dtype) for n in partition.kept]
+
+
+def largest(activation: Program) -> Program:
+    return lambda x: activation(x).amax(-1)
+
+
+BYTE, FLOAT = torch.bool, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        # A comparison takes a byte, where the activation takes four.
+        (largest(F.gelu), [("eq", BYTE)]),
+        (lambda x: torch.where(x.sin() > x.cos(), x, x * x), [("gt", BYTE)]),
+        (lambda x: x.exp().clamp(0.5, 2), [("logical_and", BYTE)]),
+        # Nothing is rounded, or all kernels round it alike: the maximum alone is kept.
+        (largest(torch.relu), [("amax", FLOAT)]),
+        (largest(lambda x: x.abs() * 3 - x), [("amax", FLOAT)]),
+        (lambda x: torch.where(x * 3 > x - 1, x, x * x), []),
+        (lambda x: F.l1_loss(x, x.flip(0) * 2), []),
+        (lambda x: F.hardtanh(x * 2 - 1), []),
+        # What is no comparison needs the value itself.
+        (lambda x: x.sin().abs(), [("sin", FLOAT)]),
+        (lambda x: F.hardtanh(x.sin(), -0.5, 0.5), [("sin", FLOAT)]),
+        # A value that is kept for another reason serves the comparison too.
+        (lambda x: torch.where((y := x @ x) > 1, y.sin(), x), [("mm", FLOAT)]),
+        (lambda x: F.hardtanh(x.sin() + 1), [("add", FLOAT)]),
+    ],
+)
+def test_what_is_kept_for_a_comparison(program: Program, expected: list[tuple[str, torch.dtype]]) -> None:
+    found = partitions(program, draw(6, 6), min_cut=False)["ours"]
+    assert kept(found) == expected
+
+
+def test_backward_computes_no_rounded_value_that_it_compares() -> None:
+    ours = partitions(largest(F.gelu), draw(6, 8), min_cut=False)["ours"]
+    assert "eq.Tensor" in calls(ours.forward) and "eq.Tensor" not in calls(ours.backward)
+
+
+def test_an_operator_without_a_row_may_be_discontinuous() -> None:
+    """It compares the distances with the largest difference."""
+    ours = partitions(lambda x, y: torch.cdist(x.sin(), y, p=float("inf")), draw(5, 3), draw(4, 3), min_cut=False)
+    assert "sin" in [name for name, _ in kept(ours["ours"])]
+
+
+def test_what_only_gradients_reach_is_computed_again() -> None:
+    ours = partitions(lambda x: F.gelu(x.sin()).tanh().exp(), draw(5, 5), min_cut=False)["ours"]
+    assert ours.kept == []
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x, y: x + y, True),
+        (lambda x, y: x * 3, True),
+        (lambda x, y: torch.where(x > y, x, y), True),
+        (lambda x, y: x.clamp(-1, 1), True),
+        (lambda x, y: x.to(torch.bfloat16), True),
+        (lambda x, y: (x * 0).to(torch.int64) // 3, True),
+        (lambda x, y: x / y, False),
+        (lambda x, y: x.rsqrt(), False),
+        (lambda x, y: F.gelu(x), False),
+        (lambda x, y: F.silu(x), False),
+        (lambda x, y: x.sum(0), False),
+        (lambda x, y: x.cumsum(0), False),
+        (lambda x, y: torch.nonzero(x), False),
+    ],
+)
+def test_whether_all_kernels_compute_the_same(function: Program, expected: bool) -> None:
+    graph = aten(function, draw(4, 4), draw(4, 4))
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    assert all(map(is_repeatable, nodes)) is expected
+
+
+def test_a_value_that_a_comparison_sees_is_computed_by_one_kernel() -> None:
+    """Another kernel would round a sine otherwise in its vectors and in what remains after them."""
+
+    def program(f: Program) -> Program:
+        def compare(g: Tensor, z: Tensor) -> Tensor:
+            dz = f(g * z)
+            return dz - z * (dz >= dz.amax(0))
+
+        return compare
+
+    inputs = [draw(1024, 320), draw(1024, 320)]
+    for function, again in ((torch.neg, True), (torch.sin, False)):
+        graph = aten(program(function), *inputs)
+        mark_exact(graph)
+        assert compute_in_each_reader(graph, fuse(graph, "forward", CPU).regions, CPU.profile) is again
+
+
+def marked(graph: fx.Graph) -> list[str]:
+    return [str(n.target).split(".")[1] for n in graph.nodes if n.op == "call_function" and n.meta.get(EXACT)]
+
+
+def test_marks_go_through_kernels_up_to_library_calls() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ x).sin() * 2
+        return y.view(-1).sort()[0], x.exp()
+
+    graph = aten(program, draw(4, 4))
+    mark_exact(graph)
+    assert marked(graph) == ["mm", "sin", "mul", "view"]
+
+
+@pytest.mark.parametrize(
+    ("program", "allowed"),
+    [(lambda x, y: (x * y + 1).sort()[0], False), (lambda x, y: (x * y + 1).cumsum(0), True)],
+    ids=["sort", "cumulative sum"],
+)
+def test_marks_forbid_contraction_in_the_kernels_of_forward(program: Program, allowed: bool) -> None:
+    """x · y + 1 is compared in another kernel."""
+    graph = aten(program, draw(4, 4), draw(4, 4))
+    mark_exact(graph)
+    (region,) = fuse(graph, "forward", CPU).regions
+    nest = region.lowered.nest
+    assert TritonSchedule(nest).allows_fma is allowed
+    assert bool(feeds_discontinuous(nest)) is not allowed
