@@ -40,6 +40,7 @@ from benchmarks.summary import (
     row_kernels,
 )
 from benchmarks.todays import mark, with_footnote
+from benchmarks.versions import versions
 from tilewright.bench.catalogue import suite
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.report.quantity import duration
@@ -502,6 +503,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "races": races,
     "replayed": replayed,
     "second": partial(second, markdown),
+    "versions": lambda _: versions(markdown),
     "shown": shown,
     "models": models("models"),
     "models together": models_together,

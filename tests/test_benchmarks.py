@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import summary
+from benchmarks import summary, versions
 from benchmarks.curves import distance, train
 from benchmarks.model_launches import LaunchRow, differences, explained, fitted, launch_rows, read, work_of, write
 from benchmarks.model_launches import table as launch_table
@@ -144,6 +144,16 @@ def test_decoding_attends_to_the_token_that_it_writes() -> None:
     assert torch.equal(workload.model(**workload.inputs), first)
     cached[:, :, 0] = 7.0  # type: ignore[index,operator]
     assert not torch.equal(workload.model(**workload.inputs), first)
+
+
+def test_a_run_of_the_tests_replaces_an_older_one_of_the_same_versions(tmp_path: Path) -> None:
+    assert versions.counts("2 failed, 7 passed, 1 skipped in 3.1s") == {"failed": 2, "passed": 7, "skipped": 1}
+    row = {"torch": "2.9.1", "triton": "3.5.0", "python": "3.12", "device": "CPU", "passed": 7, "failed": []}
+    path = tmp_path / "versions.jsonl"
+    for changed in ({}, {"torch": "2.10.0"}, {"device": "a GPU"}, {"passed": 8}):
+        versions.keep(row | changed, path)
+    found = [(one["torch"], one["device"], one["passed"]) for one in versions.read(path)]
+    assert found == [("2.9.1", "CPU", 8), ("2.10.0", "CPU", 7), ("2.9.1", "a GPU", 7)]
 
 
 class Dropped(nn.Module):
