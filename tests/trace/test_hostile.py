@@ -53,6 +53,23 @@ def test_what_cannot_be_read(tmp_path: Path, content: bytes) -> None:
     assert len(str(failed.value)) < 300
 
 
+@pytest.mark.parametrize("name", [b'a "quoted" name', b"a backslash\\", b"\\q", b'{ "ph": "X" },'], ids=repr)
+def test_an_event_of_kinetos_that_is_no_json(tmp_path: Path, name: bytes) -> None:
+    """As Kineto writes names that it does not escape: the other events are kept, and one is rejected."""
+    event = b'  {\n    "ph": "X", "cat": "cpu_op", "name": "%s", "pid": 1, "tid": 1,\n    "ts": %d, "dur": 1\n  }'
+    names = [b"before", name, b"after", b"last"]
+    events = [event % (name, at * 10) for at, name in enumerate(names)]
+    path = tmp_path / "kineto.json"
+    path.write_bytes(b'{\n  "traceEvents": [\n' + b",\n".join(events) + b'\n  ], "after": 1\n}')
+    connection, (file,) = loaded(path)
+    assert (file.slices, file.rejects) == (3, 1)
+    assert rows(connection, "SELECT name, ts FROM slice ORDER BY ts") == [
+        ("before", 0), ("after", 20_000), ("last", 30_000)
+    ]  # fmt: skip
+    ((reason,),) = rows(connection, "SELECT reason FROM reject")
+    assert "no JSON" in str(reason)
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.json"):
         with pytest.raises(TraceError, match="cannot read"):

@@ -12,7 +12,7 @@ from tilewright.store.rows import storable
 from tilewright.trace.events.rows import append
 from tilewright.trace.events.staging import KNOWN_PHASES, Header
 from tilewright.trace.formats.header import header_of
-from tilewright.trace.formats.scanner import Exact, Scanner
+from tilewright.trace.formats.scanner import Damaged, Exact, Scanner
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -36,7 +36,7 @@ def stage(plain: Path, connection: DuckDBPyConnection, path: Path) -> Header:
         try:
             rows.append(staged(event))
         except InvalidEvent as why:
-            rejects.append((str(why), shown(event)))
+            rejects.append((str(why), shown(event.text if isinstance(event, Damaged) else event)))
         if len(rows) + len(rejects) >= _BATCH:
             append(connection, "staged", rows)
             append(connection, "event_reject", rejects)
@@ -54,6 +54,8 @@ class InvalidEvent(Exception):
 
 def staged(event: object) -> tuple[object, ...]:
     """One event of the file as a row of `staged`; raises InvalidEvent."""
+    if isinstance(event, Damaged):
+        raise InvalidEvent(f"no JSON: {event.why}")
     if not isinstance(event, dict):
         raise InvalidEvent("not an object")
     phase = event.get("ph")

@@ -6,6 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +17,8 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 # A longer event is damage, such as a missing closing quote.
 _LARGEST = 1 << 26
+# How Kineto begins each event. It does not escape every name of a function, a file or a module.
+_KINETO_EVENT = re.compile(r'\n[ \t]*\{[ \t\r]*\n[ \t]*"ph"')
 _HALF_A_NUMBER = re.compile(r"-|\.|[eE][+-]?")
 _WORDS = ("true", "false", "null", "NaN", "-Infinity", "Infinity")
 _CUT = "the file ends early"
@@ -30,6 +33,14 @@ class Exact(float):
         number = super().__new__(cls, text)
         number.text = text
         return number
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """An event of Kineto's that is no JSON."""
+
+    text: str
+    why: str
 
 
 class Scanner:
@@ -56,22 +67,22 @@ class Scanner:
         self._passed = 0
 
     def events(self) -> Iterator[object]:
-        """Every element of the event array, of any type.
+        """Every element of the event array, of any type; of Kineto's events also those that are no JSON.
 
         Raises:
             TraceError: the file is empty, no JSON, or has no events.
         """
         start = self._next(_BLANK)
-        if start == "[":
-            self._at += 1
-            yield from self._array()
-        elif start == "{":
-            self._at += 1
-            yield from self._object()
-        elif start == "":
+        if start == "":
             raise TraceError(f"{self.path} is empty")
-        else:
+        if start not in ("[", "{"):
             self._refuse("it begins with neither { nor [")
+        self._at += 1
+        try:
+            yield from self._array() if start == "[" else self._object()
+        except _NoJson as damage:
+            self._at = damage.at
+            self._refuse(damage.why)
 
     def _object(self) -> Iterator[object]:
         found = False
@@ -106,6 +117,8 @@ class Scanner:
             except _Ends:
                 self.cut_off = self._buffer[start:]
                 self._at = len(self._buffer)
+            except _NoJson as damage:
+                yield self._damaged(damage)
         self._at += 1
 
     def _value(self) -> object:
@@ -115,8 +128,7 @@ class Scanner:
                 value, end = self._decoder.raw_decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
                 if not _may_go_on(error) or len(self._buffer) - self._at > _LARGEST:
-                    self._at = error.pos
-                    self._refuse(error.msg)
+                    raise _NoJson(error.msg, error.pos) from error
                 if not self._more():
                     raise _Ends from error
             except RecursionError:
@@ -128,6 +140,16 @@ class Scanner:
                     continue
                 self._at = end
                 return value
+
+    def _damaged(self, damage: _NoJson) -> Damaged:
+        """Go on where the next event of Kineto's begins; raises `damage` again if none does."""
+        while not (found := _KINETO_EVENT.search(self._buffer, damage.at)):
+            begin = self._at
+            if len(self._buffer) - begin > _LARGEST or not self._more():
+                raise damage
+            damage.at -= begin
+        text, self._at = self._buffer[self._at : found.start()], found.start()
+        return Damaged(text, damage.why)
 
     def _next(self, skipped: re.Pattern[str]) -> str:
         """The next character after `skipped`, not consumed; empty at the end of the file."""
@@ -166,6 +188,14 @@ def _may_go_on(error: json.JSONDecodeError) -> bool:
     if error.msg.startswith("Invalid \\"):
         return len(rest) < len("\\uXXXX")
     return any(word.startswith(rest) for word in _WORDS) or _HALF_A_NUMBER.fullmatch(rest) is not None
+
+
+class _NoJson(Exception):
+    """What begins here is no JSON from the position `at` in the buffer on."""
+
+    def __init__(self, why: str, at: int) -> None:
+        super().__init__(why)
+        self.why, self.at = why, at
 
 
 class _Ends(Exception):
