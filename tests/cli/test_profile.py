@@ -97,6 +97,24 @@ def test_a_program_that_stops_once_recorded(tilewright: Tilewright, train: str) 
     assert "recorded 3 steps" in ended.out and "step 100\n" not in ended.out
 
 
+def test_the_page_is_there_while_the_program_runs_on(tilewright: Tilewright, train: str) -> None:
+    script = Path(train)
+    waits = """
+import glob, time
+for _ in range(6000):
+    if pages := glob.glob(os.environ["TILEWRIGHT_HOME"] + "/runs/*.html"):
+        break
+    time.sleep(0.1)
+print("pages", len(pages), flush=True)
+sys.exit("""
+    script.write_text(TRAIN.replace("\nsys.exit(", waits, 1))
+    ended = tilewright("profile", "--", sys.executable, train, "12", "3")
+    assert ended.code == 3 and "pages 1" in ended.out and "the program runs on (--stop" in ended.err
+    assert ended.out.count("recorded 3 steps") == 1 and query(latest_run(), "SELECT steps_kept FROM recording")[1] == [
+        (3,)
+    ]
+
+
 def test_every_rank_of_a_job(tilewright: Tilewright, train: str) -> None:
     launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ended = tilewright("profile", "--wait", "2", "--", *launch, train, "8", "0")

@@ -21,8 +21,10 @@ from typing import Any, TypeAlias
 
 LINES = "tilewright lines"
 """Key in the header of a trace; its value is the result of `LineTracer.told`."""
-MOST_LINES = 2_000_000
-"""Times that are kept, of 16 bytes each. The trace has only those at which an event began."""
+MOST_LINES = 1_000_000
+"""Times that are kept, of 16 bytes each, which count as the recording's memory.
+
+The trace has only those at which an event began."""
 _NOWHERE = -1
 _LATE_NS = 500
 """An operator's line is that shortly after its begin, when the clocks surely agree."""

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from tilewright.measure.recording.compilation import COMPILING, Replacements, noticed_compilations
 from tilewright.measure.recording.guard import RecordingGuard
-from tilewright.measure.recording.line_tracer import MOST_LINES
 from tilewright.measure.recording.other_profilers import noticed, profiler_runs
 from tilewright.measure.recording.plan import Recording, RecordingPlan
 from tilewright.measure.recording.ranges import STEP, Ranges
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 # Kineto holds about 350 bytes per event while it records (640 with shapes and without stacks), and up to
 # 5.6 kB while it writes the trace: at most 1.1 GB for 200,000 events.
 _BYTES_AN_EVENT = 350
-_BYTES_A_LINE = 18
 
 DESCRIPTION, DESCRIBED_BY = "tilewright description", "tilewright described by"
 """Keys with the same value in the headers of two traces: the detailed step, and the light steps it describes."""
@@ -86,8 +84,7 @@ class Recorder:
         self.done = False
         """Whether the recording is complete."""
         # Nsight Systems holds its events in another process.
-        held = plan.events * _BYTES_AN_EVENT + MOST_LINES * _BYTES_A_LINE * plan.detail.stacks
-        self._most_bytes = float("inf") if plan.nvtx else held
+        self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
         self._replacements = Replacements()
         self.ranges = Ranges(self._replacements, layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
