@@ -20,10 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from tilewright.graph.canonical import canonical_name, example
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.form import in_old_layout
-from tilewright.passes.attention.spelling import Refusal, example, spelled, tensor_of
+from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
@@ -34,7 +35,7 @@ KEYS = 1
 
 def write_layers_out(graph: Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
-    calls = [node for node in graph.nodes if spelled(node) == CALL]
+    calls = [node for node in graph.nodes if canonical_name(node) == CALL]
     return [_decide(node) for node in calls if (x := example(node)) is not None and target.runs_on_gpu(x.device)]
 
 

@@ -16,8 +16,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from tilewright.graph.canonical import argument, canonical_name, example, memory_of, mutates, static, written_by
 from tilewright.graph.pytorch_state import in_real_tensors
-from tilewright.passes.attention.spelling import argument, example, memory_of, mutates, spelled, static, written_by
 
 MOST_BYTES = 2**27
 """Larger constants are not computed at compile time: a bool mask of 11585 by 11585 is."""
@@ -66,7 +66,7 @@ class Constants:
         return float(value) if value is not None and value.dim() == 0 and not value.is_complex() else None
 
     def _compute(self, node: Node) -> torch.Tensor | None:
-        name, fake = spelled(node), example(node)
+        name, fake = canonical_name(node), example(node)
         if name not in CONSTANT or fake is None or not static(fake.shape) or memory_of(node) in self._written:
             return None
         if name in UNIFORM:
@@ -117,7 +117,7 @@ def computed(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor | Non
     args: list[Any] = [cpu if isinstance(x, torch.device) or (isinstance(x, str) and "cuda" in x) else x for x in given]
     kwargs: dict[str, Any] = {k: map_arg(x, values.__getitem__) for k, x in node.kwargs.items() if k != "device"}
     with torch.no_grad(), cpu:
-        if spelled(node) == "view":
+        if canonical_name(node) == "view":
             args[0] = args[0].contiguous()
         if isinstance(node.target, str):
             value = getattr(args[0], node.target)(*args[1:], **kwargs)

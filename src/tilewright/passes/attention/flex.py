@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from tilewright.graph.canonical import argument, canonical_name, static
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
@@ -24,7 +25,7 @@ from tilewright.passes.attention.constants import MOST_BYTES, computed
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import Band, band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
-from tilewright.passes.attention.spelling import Refusal, argument, scaled_by, spelled, static, tensor_of
+from tilewright.passes.attention.spelling import Refusal, scaled_by, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
 
@@ -88,7 +89,7 @@ def _softcap(score: GraphModule) -> tuple[float, float]:
     if node is given:
         return 0.0, 1.0
     tanh, cap = _times(node)
-    x, inside = _times(argument(tanh, 0, "input")) if spelled(tanh) == "tanh" else (None, 0.0)
+    x, inside = _times(argument(tanh, 0, "input")) if canonical_name(tanh) == "tanh" else (None, 0.0)
     if x is not given or cap <= 0 or inside <= 0:
         raise Refusal("a function of scores that is no soft cap")
     return cap, cap * inside
@@ -105,7 +106,7 @@ def _band(shown: GraphModule, queries: int, keys: int) -> Band:
     if queries * keys > MOST_BYTES:
         raise Refusal("a mask too large to be read")
     batch, head, i, j = shown.graph.find_nodes(op="placeholder")[:4]
-    if any(spelled(user) != "new_ones" for x in (batch, head) for user in x.users):
+    if any(canonical_name(user) != "new_ones" for x in (batch, head) for user in x.users):
         raise Refusal("a mask that differs from entry to entry, or from head to head")
     values = {batch: torch.tensor(0), head: torch.tensor(0)}
     values |= {i: torch.arange(queries, dtype=torch.int32)[:, None], j: torch.arange(keys, dtype=torch.int32)}

@@ -25,6 +25,7 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
+from tilewright.graph.canonical import canonical_name, example, mutates, same_shape, static
 from tilewright.graph.insert import REFUSED_VIEW
 from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
@@ -33,16 +34,7 @@ from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.mask_tensors import added_mask, dropped_keys, mask_in_order, shifted
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.own import WIDEST, check_own, needs_own_kernel, write_own
-from tilewright.passes.attention.spelling import (
-    Operand,
-    Refusal,
-    example,
-    mutates,
-    same_shape,
-    spelled,
-    static,
-    tensor_of,
-)
+from tilewright.passes.attention.spelling import Operand, Refusal, tensor_of
 from tilewright.passes.attention.writer import Writer
 
 
@@ -304,7 +296,7 @@ def layout_may_change(write: Writer, old: Node, new: Node) -> bool:
         if not any(x in changed for x in node.all_input_nodes):
             continue
         before = example(node)
-        if before is None or spelled(node) is None or mutates(node) or len(changed) > 32:
+        if before is None or canonical_name(node) is None or mutates(node) or len(changed) > 32:
             return False
         try:
             after = write.run(node, changed)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from tilewright.graph.canonical import argument, canonical_name, example
 from tilewright.passes.attention.constants import SAME, Constants, without_repeats
-from tilewright.passes.attention.spelling import argument, example, spelled
 
 INTEGERS = (torch.int64, torch.int32, torch.bool)
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
@@ -59,7 +59,7 @@ def _of_value(value: torch.Tensor) -> Iota | None:
 
 
 def _of_call(node: Node, constants: Constants) -> Iota | None:
-    name, operands = spelled(node), [iota_of(x, constants) for x in node.args[:2]]
+    name, operands = canonical_name(node), [iota_of(x, constants) for x in node.args[:2]]
     first, second = (*operands, None, None)[:2]
     if name == "arange":
         return _of_arange(node)
@@ -117,7 +117,11 @@ def _rearranged(node: Node, count: Iota) -> Iota | None:
     assert fake is not None
     if count.axis is None:
         return count
-    if len(node.all_input_nodes) > 1 or node.kwargs or (spelled(node) == "getitem" and not _from_start(node.args[1])):
+    if (
+        len(node.all_input_nodes) > 1
+        or node.kwargs
+        or (canonical_name(node) == "getitem" and not _from_start(node.args[1]))
+    ):
         return None
     shape = [1] * fake.dim()
     shape[count.axis] = 2

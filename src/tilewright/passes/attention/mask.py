@@ -13,6 +13,7 @@ from functools import reduce
 
 import torch
 
+from tilewright.graph.canonical import same_shape
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import Constants, without_repeats
 from tilewright.passes.attention.mask_parts import (
@@ -26,7 +27,7 @@ from tilewright.passes.attention.mask_parts import (
     negation,
 )
 from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Filled
-from tilewright.passes.attention.spelling import Refusal, same_shape, tensor_of
+from tilewright.passes.attention.spelling import Refusal, tensor_of
 
 ABSORBING = -1e17
 """Adding a mask value below this to an ordinary score loses the score, even in float64."""

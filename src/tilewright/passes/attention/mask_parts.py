@@ -17,11 +17,11 @@ from typing import NamedTuple
 import torch
 from torch.fx import Node
 
+from tilewright.graph.canonical import argument, canonical_name, example, where_arguments
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants, without_repeats
 from tilewright.passes.attention.iota import Iota, compared_keys, iota_of
 from tilewright.passes.attention.match import NEGLIGIBLE
-from tilewright.passes.attention.spelling import argument, example, spelled, where_arguments
 
 AND = frozenset({"and_", "bitwise_and", "logical_and"})
 OPPOSITES = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt"}
@@ -131,7 +131,7 @@ def combined(a: MaskParts, b: MaskParts) -> MaskParts:
 
 def conjunction(node: Node, constants: Constants) -> MaskParts:
     """The parts of a bool tensor, True where a query attends to a key."""
-    value, name = constants.value(node), spelled(node)
+    value, name = constants.value(node), canonical_name(node)
     if value is not None:
         return MaskParts(without_repeats(value))
     if name in AND and len(operands := [x for x in node.args if isinstance(x, Node)]) == 2:
@@ -153,9 +153,9 @@ def negation(node: Node, constants: Constants) -> MaskParts | None:
     if value is not None:
         return MaskParts(~without_repeats(value))
     source = argument(node, 0, "input")
-    if spelled(node) in NOT and _is_bool(source):
+    if canonical_name(node) in NOT and _is_bool(source):
         return conjunction(source, constants)
-    band = _compared(node, OPPOSITES.get(str(spelled(node)), ""), constants)
+    band = _compared(node, OPPOSITES.get(str(canonical_name(node)), ""), constants)
     return None if band is None else MaskParts(ALL, symbolic_band=band)
 
 
@@ -201,7 +201,7 @@ def bias_terms(node: Node, constants: Constants, hides: float) -> MaskParts:
         if not rest.any():
             return MaskParts(~masked, fill_values=frozenset({float(x) for x in constant[masked].unique()}))
         return MaskParts(ALL, biases=(node,))
-    name = spelled(node)
+    name = canonical_name(node)
     if name == "add" and not node.kwargs and all(isinstance(x, Node) for x in node.args):
         return combined(*(bias_terms(x, constants, hides) for x in node.args if isinstance(x, Node)))
     if name in ("where", "masked_fill") and (found := _filled(node, constants, hides)) is not None:
@@ -219,7 +219,7 @@ def bias_terms(node: Node, constants: Constants, hides: float) -> MaskParts:
 
 def _filled(node: Node, constants: Constants, hides: float) -> MaskParts | None:
     """The parts of `where(keep, x, -inf)`, `where(mask, -inf, x)` and `x.masked_fill(mask, -inf)`."""
-    if spelled(node) == "masked_fill":
+    if canonical_name(node) == "masked_fill":
         other, condition, x = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
     else:
         condition, x, other = where_arguments(node)
@@ -243,7 +243,7 @@ def _before_padding(node: Node, padded: Node) -> Node | None:
     """x of `pad(x, (0, n))[..., :size]`, with which PyTorch aligns the rows of a mask."""
     value, source = example(node), argument(padded, 0, "input")
     was = example(source)
-    if spelled(padded) != "constant_pad_nd" or not isinstance(source, Node) or value is None or was is None:
+    if canonical_name(padded) != "constant_pad_nd" or not isinstance(source, Node) or value is None or was is None:
         return None
     return source if tuple(value.shape) == tuple(was.shape) else None
 

@@ -9,10 +9,11 @@ from math import prod
 import torch
 from torch.fx import Node
 
+from tilewright.graph.canonical import same_shape, static
 from tilewright.hardware.target import Language
 from tilewright.passes.attention.mask import ABSORBING, Masking
 from tilewright.passes.attention.match import Added, Filled, Shape
-from tilewright.passes.attention.spelling import Refusal, same_shape, static, tensor_of
+from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.attention.writer import Writer
 
 

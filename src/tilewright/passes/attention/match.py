@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
+from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static, where_arguments
 from tilewright.passes.attention.sinks import sink_at
 from tilewright.passes.attention.spelling import (
     PRODUCTS,
@@ -19,19 +20,12 @@ from tilewright.passes.attention.spelling import (
     Refusal,
     Scalar,
     Softmax,
-    argument,
-    example,
     less_maximum,
-    mutates,
-    same_shape,
     scaled_by,
     scores_at,
     softmax_at,
-    spelled,
-    static,
     tensor_of,
     weighted_at,
-    where_arguments,
 )
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -111,7 +105,7 @@ def _above(attention: Attention, scalar: Scalar) -> None:
     """Walk from the softmax up to the product of q and k, collecting scales and masks."""
     walk, node = _Walk(attention, scalar), attention.softmax.source
     attention.replaced += attention.softmax.inside
-    while spelled(node) not in PRODUCTS:
+    while canonical_name(node) not in PRODUCTS:
         attention.replaced.append(node)
         node = walk.step(node)
     scores = scores_at(node)
@@ -133,7 +127,7 @@ class _Walk:
 
     def step(self, node: Node) -> Node:
         """Read `node`; returns its operand that leads to the product."""
-        name = spelled(node)
+        name = canonical_name(node)
         if mutates(node):
             raise Refusal(f"{node.name} writes in place between the product and the softmax")
         if name in ("mul", "div"):
@@ -250,7 +244,7 @@ def _below(attention: Attention) -> None:
         if len(users) != 1:
             raise Refusal(f"the weights are used by {_named(users, node)}: all N² of them must be written")
         user = users[0]
-        name = spelled(user)
+        name = canonical_name(user)
         if name in PRODUCTS:
             break
         if mutates(user):
@@ -266,7 +260,7 @@ def _below(attention: Attention) -> None:
         node = user
     weighted = weighted_at(user, node)
     lead = tensor_of(node).shape[:-2]
-    if spelled(user) != "einsum" and not same_shape(lead, tensor_of(user).shape[:-2]):
+    if canonical_name(user) != "einsum" and not same_shape(lead, tensor_of(user).shape[:-2]):
         raise Refusal("the second product broadcasts the weights")
     attention.result, attention.v, attention.order = user, weighted.v, weighted.order
     attention.weights_lead = tuple(lead)
@@ -314,7 +308,7 @@ def _fold_query_and_key(attention: Attention, scalar: Scalar) -> None:
             alike = same_shape(value.shape, tensor_of(node).shape)
             if factor > 0 and alike and value.dtype == tensor_of(node).dtype:
                 attention.scale *= factor
-            elif not (narrow and spelled(node) == "cast" and _widens(wanted, value, node)):
+            elif not (narrow and canonical_name(node) == "cast" and _widens(wanted, value, node)):
                 return Operand(node)
             attention.folded.append(node)
             node = x
@@ -339,7 +333,7 @@ def _widens(wanted: torch.dtype, x: torch.Tensor, node: Node) -> bool:
 
 
 def _swaps_last_axes(node: Node) -> bool:
-    name, value = spelled(node), example(node)
+    name, value = canonical_name(node), example(node)
     if value is None or not node.args or not isinstance(node.args[0], Node):
         return False
     rank = value.dim()
@@ -354,7 +348,7 @@ def _swaps_last_axes(node: Node) -> bool:
 
 def product_above(node: Node) -> Node | None:
     """The first matrix product reached from `node` (itself included) through nodes of its own size."""
-    if spelled(node) in PRODUCTS:
+    if canonical_name(node) in PRODUCTS:
         return node
     return _product(node, lambda x: x.all_input_nodes, of_one_size=True)
 
@@ -373,7 +367,7 @@ def _product(start: Node, neighbours: Callable[[Node], list[Node]], *, of_one_si
         for near in neighbours(pending.pop(0)):
             value = example(near)
             alike = value is not None and str(value.numel()) == size
-            if spelled(near) in PRODUCTS and (alike or not of_one_size):
+            if canonical_name(near) in PRODUCTS and (alike or not of_one_size):
                 return near
             if near not in seen and alike:
                 seen.add(near)

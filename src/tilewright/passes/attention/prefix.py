@@ -12,11 +12,12 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.calls import shape_of
+from tilewright.graph.canonical import argument, canonical_name, example, same_shape, static
 from tilewright.graph.insert import insert_call
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants
 from tilewright.passes.attention.iota import compared_keys
-from tilewright.passes.attention.spelling import argument, example, same_shape, spelled, static, tensor_of
+from tilewright.passes.attention.spelling import tensor_of
 
 aten: Any = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)
@@ -48,7 +49,7 @@ def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
     inserted: list[int] = []
     node = mask
     while True:
-        name, source = spelled(node), argument(node, 0, "input")
+        name, source = canonical_name(node), argument(node, 0, "input")
         if name == "unsqueeze" and isinstance(source, Node) and isinstance(axis := argument(node, 1, "dim"), int):
             inserted.insert(0, axis % (_rank(source) + 1))
         elif not isinstance(source, Node) or not (name in (*SAME, "expand", "broadcast_to") or _from_first(node)):
@@ -70,7 +71,11 @@ def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
 
 def _from_first(node: Node) -> bool:
     """Whether a call cuts off the last keys, if anything."""
-    if spelled(node) != "slice" or argument(node, 4, "step", 1) != 1 or argument(node, 2, "start") not in (None, 0):
+    if (
+        canonical_name(node) != "slice"
+        or argument(node, 4, "step", 1) != 1
+        or argument(node, 2, "start") not in (None, 0)
+    ):
         return False
     whole, part = shape_of(tensor_of(node.args[0])), shape_of(tensor_of(node))
     return whole[:-1] == part[:-1]
@@ -79,7 +84,7 @@ def _from_first(node: Node) -> bool:
 @in_real_tensors()
 def _compared(node: Node, constants: Constants) -> tuple[Node, int] | None:
     """x and m of `key < x + m`, where keys count up along the last axis and x is an integer tensor."""
-    found = compared_keys(node, str(spelled(node)), constants)
+    found = compared_keys(node, str(canonical_name(node)), constants)
     if found is None:
         return None
     first_key, last, name = found
@@ -97,17 +102,17 @@ def unrepeated(node: Node) -> Node:
     whole, source = example(node), argument(node, 0, "input")
     if whole is None or whole.dim() != 4 or not isinstance(source, Node):
         return node
-    if spelled(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
+    if canonical_name(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
         return source if isinstance(argument(node, 1, "repeats"), int) else node
-    if spelled(node) == "expand":
+    if canonical_name(node) == "expand":
         one = example(source)
         if one is None or one.dim() != 4 or one.shape[1] != 1 or not static(whole.shape[1:2]):
             return node
         return source if same_shape(whole.shape[:1], one.shape[:1]) else node
-    while spelled(source) == "contiguous" and isinstance(source.args[0], Node):
+    while canonical_name(source) == "contiguous" and isinstance(source.args[0], Node):
         source = source.args[0]
     new_axis = argument(source, 0, "input")
-    if spelled(node) != "view" or spelled(source) != "expand" or not isinstance(new_axis, Node):
+    if canonical_name(node) != "view" or canonical_name(source) != "expand" or not isinstance(new_axis, Node):
         return node
     x = argument(new_axis, 0, "input")
     wide, narrow = example(source), example(x)
@@ -122,9 +127,9 @@ def unrepeated(node: Node) -> Node:
 
 def _inserts_third(node: Node) -> bool:
     """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
-    if spelled(node) == "unsqueeze":
+    if canonical_name(node) == "unsqueeze":
         return argument(node, 1, "dim") in (2, -3)
-    index: Any = node.args[1] if spelled(node) == "getitem" else None
+    index: Any = node.args[1] if canonical_name(node) == "getitem" else None
     everything = slice(None)
     padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
     return padded == (everything, everything, None, everything, everything)

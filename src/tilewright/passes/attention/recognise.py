@@ -21,6 +21,7 @@ import torch
 from torch.fx import Graph, Node
 
 from tilewright.cost.kinds import attention_us
+from tilewright.graph.canonical import MODES, argument, canonical_name, example, memory_of, mutates, written_by
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import CONSTANT, Constants
@@ -29,20 +30,7 @@ from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
 from tilewright.passes.attention.sinks import sink_at
-from tilewright.passes.attention.spelling import (
-    MODES,
-    PRODUCTS,
-    Refusal,
-    argument,
-    example,
-    memory_of,
-    mutates,
-    normalised,
-    scores_at,
-    spelled,
-    tensor_of,
-    written_by,
-)
+from tilewright.passes.attention.spelling import PRODUCTS, Refusal, normalised, scores_at, tensor_of
 from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.passes.attention.writes import write_scores_apart
 from tilewright.records.program import Cost, Decision, Verdict
@@ -75,7 +63,7 @@ def recognise_attention(graph: Graph, target: Target) -> list[Decision]:
 
 def _is_root(node: Node) -> bool:
     """Whether `node` ends a softmax: one call, or the exp or the division of one that is written out."""
-    name = spelled(node)
+    name = canonical_name(node)
     if name == "exp":
         return not any(map(normalised, node.users))
     return name == "softmax" or (name == "div" and normalised(node) is not None)
@@ -158,7 +146,7 @@ def _check_order(attention: Attention) -> None:
         members.discard(node)
         if node.op == "root":
             raise Refusal("the attention is not in order")
-        if spelled(node) in MODES:
+        if canonical_name(node) in MODES:
             raise Refusal(f"{node.name} changes a mode between the products")
         if mutates(node) and memory_of(written_by(node)) in (None, *_read(members)):
             raise Refusal(f"{node.name} writes in place between the products to what they read")
@@ -181,7 +169,7 @@ def _unread_afterwards(attention: Attention, masking: Masking) -> set[Node]:
     def is_unread(node: Node) -> bool:
         if node in unread:
             return True
-        if node in kept or node.op not in ("call_function", "call_method") or spelled(node) not in PURE:
+        if node in kept or node.op not in ("call_function", "call_method") or canonical_name(node) not in PURE:
             return False
         if not all(is_unread(user) for user in node.users):
             return False
@@ -199,13 +187,13 @@ def _unread_afterwards(attention: Attention, masking: Masking) -> set[Node]:
 def _nbytes(node: Node, scores: Node) -> int:
     """Bytes of `node`'s own N² values; 0 for a view, a row statistic, or a call that does nothing."""
     value, whole = example(node), example(scores)
-    if value is None or whole is None or spelled(node) in VIEWS:
+    if value is None or whole is None or canonical_name(node) in VIEWS:
         return 0
     sizes = [_hint(size) for size in value.shape]
     if len(sizes) < 2 or sizes[-2:] != [_hint(size) for size in whole.shape[-2:]]:
         return 0
     source = example(argument(node, 0, "input"))
-    if spelled(node) == "cast" and source is not None and source.dtype == value.dtype:
+    if canonical_name(node) == "cast" and source is not None and source.dtype == value.dtype:
         return 0
     return prod(sizes) * value.element_size()
 
@@ -228,7 +216,7 @@ def _replace(graph: Graph, attention: Attention, unread: set[Node], write: Calla
         node = pending.pop()
         if node not in upstream:
             upstream.add(node)
-            pending += [x for x in node.all_input_nodes if spelled(x) in PURE]
+            pending += [x for x in node.all_input_nodes if canonical_name(x) in PURE]
     result.replace_all_uses_with(new)
     _erase(graph, (node for node in graph.nodes if node in upstream or node in unread))
 

@@ -22,6 +22,7 @@ from math import prod
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
@@ -30,16 +31,7 @@ from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, read_mask
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.prefix import unrepeated
-from tilewright.passes.attention.spelling import (
-    Refusal,
-    argument,
-    example,
-    mutates,
-    same_shape,
-    spelled,
-    static,
-    tensor_of,
-)
+from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.attention.windows import are_windows, call_windows
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision, Verdict
@@ -60,7 +52,7 @@ def prepare_calls(graph: Graph, target: Target) -> list[Decision]:
 def _settle_graph(graph: Graph, target: Target, given: dict[Node, torch.Tensor]) -> list[Decision]:
     """`prepare_calls` of a graph some of whose inputs are known."""
     nodes = [node for node in graph.nodes if _is_call(node, target)]
-    bodies = [node for node in graph.nodes if spelled(node) in CHECKPOINTS]
+    bodies = [node for node in graph.nodes if canonical_name(node) in CHECKPOINTS]
     if not nodes and not bodies:
         return []
     constants = Constants(graph, given)
@@ -83,7 +75,7 @@ def _settle_graph(graph: Graph, target: Target, given: dict[Node, torch.Tensor])
 
 def _is_call(node: Node, target: Target) -> bool:
     value = example(node)
-    found = node.op == "call_function" and spelled(node) == SDPA
+    found = node.op == "call_function" and canonical_name(node) == SDPA
     return found and value is not None and target.runs_on_gpu(value.device) and not is_pinned(node)
 
 
@@ -196,7 +188,7 @@ def _stored(value: torch.Tensor) -> int:
 
 def _uncopied(node: Node, call: Node) -> Node:
     """x of `x.contiguous()`, where the kernels take rows as they lie in x and nothing is written to in between."""
-    source = node.args[0] if spelled(node) == "contiguous" and node.args else None
+    source = node.args[0] if canonical_name(node) == "contiguous" and node.args else None
     x = example(source)
     if not isinstance(source, Node) or x is None or x.dtype != tensor_of(node).dtype or x.stride(-1) != 1:
         return node

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, Node
 
+from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape
 from tilewright.graph.insert import REFUSED_VIEW
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.spelling import argument, example, mutates, same_shape, spelled, tensor_of
+from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
 
 VIEWS = frozenset({"view", "transpose", "permute", "unsqueeze", "squeeze", "t"})
@@ -42,7 +43,7 @@ def _shifts(node: Node, below: list[Node]) -> Iterator[tuple[Node, Node]]:
 
     The calls `below`, nearest first, lead from `node` to the keys.
     """
-    name, value = spelled(node), example(node)
+    name, value = canonical_name(node), example(node)
     if value is None or not value.requires_grad or not _is_read_once(node) or mutates(node):
         return
     if name in VIEWS or name in EQUAL:
@@ -61,7 +62,7 @@ def _shifts(node: Node, below: list[Node]) -> Iterator[tuple[Node, Node]]:
 
 def _is_read_once(node: Node) -> bool:
     """Whether `node` receives its gradient through one operand of one call."""
-    readers = [user for user in node.users if spelled(user) != "detach"]
+    readers = [user for user in node.users if canonical_name(user) != "detach"]
     return len(readers) == 1 and readers[0].args.count(node) == 1
 
 
@@ -77,7 +78,7 @@ def _is_shift(term: Node, node: Node, below: list[Node]) -> bool:
     with write.mode:
         seen = torch.empty(value.shape).expand(tensor_of(node).shape)
     for view in below:
-        if spelled(view) in VIEWS:
+        if canonical_name(view) in VIEWS:
             source = view.args[0]
             assert isinstance(source, Node)
             try:

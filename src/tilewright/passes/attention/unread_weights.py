@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
+from tilewright.graph.canonical import argument, canonical_name, example
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.mask_parts import read_mask
-from tilewright.passes.attention.spelling import argument, example, spelled
 from tilewright.records.program import Decision, Verdict
 
 CALL = "multi_head_attention_forward"
@@ -27,7 +27,7 @@ BY_NAME = 13
 
 def leave_weights_out(graph: Graph, target: Target) -> list[Decision]:
     """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call that asks for weights."""
-    found = (node for node in graph.nodes if spelled(node) == CALL and len(node.args) <= BY_NAME)
+    found = (node for node in graph.nodes if canonical_name(node) == CALL and len(node.args) <= BY_NAME)
     calls = [node for node in found if node.kwargs.get("need_weights", True)]
     constants = Constants(graph) if calls else None
     return [_decide(node, constants, target) for node in calls if constants is not None]
@@ -49,7 +49,7 @@ def _refusal(node: Node, constants: Constants, target: Target) -> str | None:
     query = example(argument(node, 0, "query"))
     if query is None or not target.runs_on_gpu(query.device):
         return "PyTorch's fused attention on a CPU gives zeros where they are NaN"
-    if any(spelled(user) != "getitem" or (user.args[1] != 0 and user.users) for user in node.users):
+    if any(canonical_name(user) != "getitem" or (user.args[1] != 0 and user.users) for user in node.users):
         return "the program reads them"
     if argument(node, DROPOUT, "dropout_p", 0.0) != 0.0 and node.kwargs.get("training", True):
         return "dropout, whose mask must be the one that eager draws"

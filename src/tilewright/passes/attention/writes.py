@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from torch.fx import Graph, Node
 
+from tilewright.graph.canonical import canonical_name, example, memory_of, same_shape
 from tilewright.passes.attention.match import product_above, product_below
-from tilewright.passes.attention.spelling import example, memory_of, same_shape, spelled, tensor_of
+from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
 
 FUNCTIONS: dict[str, Callable[..., object]] = {
@@ -26,14 +27,14 @@ METHODS = frozenset({"add_", "sub_", "mul_", "div_", "masked_fill_", "tanh_"})
 def write_scores_apart(graph: Graph) -> None:
     """Rewrite `graph`, a torch-level graph from Dynamo, in place: in-place calls between two matrix products."""
     nodes = list(graph.nodes)
-    if any(spelled(node) == "_enter_inference_mode" for node in nodes):
+    if any(canonical_name(node) == "_enter_inference_mode" for node in nodes):
         return
     places = {node: place for place, node in enumerate(nodes)}
     enabled = True
     for node in nodes:
-        if spelled(node) == "_set_grad_enabled":
+        if canonical_name(node) == "_set_grad_enabled":
             enabled = node.args[0] is True
-        written = node.args[0] if node.args and spelled(node) in (*FUNCTIONS, *METHODS) else None
+        written = node.args[0] if node.args and canonical_name(node) in (*FUNCTIONS, *METHODS) else None
         # With gradients off, a written tensor still requires its gradient, but a new tensor would not.
         value = example(written)
         if not isinstance(written, Node) or value is None or (value.requires_grad and not enabled):
@@ -56,7 +57,7 @@ def _is_seen_alone(node: Node, written: Node, places: dict[Node, int]) -> bool:
 
 
 def _write_apart(node: Node, written: Node, places: dict[Node, int]) -> None:
-    write, name = Writer(node.graph, node), str(spelled(node))
+    write, name = Writer(node.graph, node), str(canonical_name(node))
     if name in FUNCTIONS:
         new = write.call(FUNCTIONS[name], *node.args, **node.kwargs)
     else:

@@ -30,10 +30,10 @@ from torch import Tensor, fx
 
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import closure, number
+from tilewright.graph.canonical import argument, canonical_name, example, mutates, static
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, example, mutates, spelled, static
 from tilewright.passes.convolution.memory_formats import FORMATS, laid_channels_last, lies_channels_last
 from tilewright.passes.convolution.request import CONVOLUTIONS, LayoutTimes, convolution_of, not_timed
 from tilewright.passes.norm.group import group_norm
@@ -59,7 +59,7 @@ def channels_last(graph: fx.Graph, target: Target, layout_times: LayoutTimes = n
     """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
     dtypes = (*NARROW, *WIDE) if target.is_gpu else WIDE
     names = [*CONVOLUTIONS] if target.is_gpu else ON_CPU
-    convolutions = [node for node in graph.nodes if spelled(node) in names and _is_of(node, dtypes)]
+    convolutions = [node for node in graph.nodes if canonical_name(node) in names and _is_of(node, dtypes)]
     if not convolutions:
         return []
     reason = _obstacle(graph, convolutions, target)
@@ -93,7 +93,11 @@ def _obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> s
     if (norm := next((node for node in changed if _views_samples(node, target)), None)) is not None:
         return f"{norm.name} reduces over pixels, which would not be contiguous"
     for node in graph.nodes:
-        if spelled(node) in VIEWS and node.args[0] in changed and not (_is_known(node.args[0]) or _is_copy(node)):
+        if (
+            canonical_name(node) in VIEWS
+            and node.args[0] in changed
+            and not (_is_known(node.args[0]) or _is_copy(node))
+        ):
             return f"{node.name} views a tensor with gaps"
     results = [node for node in graph.output_node().all_input_nodes if node in changed]
     if not all(map(_is_known, results)):
@@ -143,7 +147,7 @@ def _copies_us(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> 
 
 def _views_samples(node: fx.Node, target: Target) -> bool:
     """Whether an instance norm is left to PyTorch, which views each sample's channels as those of one batch entry."""
-    if spelled(node) != "instance_norm":
+    if canonical_name(node) != "instance_norm":
         return False
     return not (target.is_gpu and _is_of(node, (*NARROW, *WIDE)) and _is_of_each_sample(node))
 
@@ -207,14 +211,14 @@ def _convert_result(node: fx.Node) -> None:
 
 def _channels(node: fx.Node) -> int:
     """Input channels per group."""
-    if spelled(node) not in TRANSPOSED:
+    if canonical_name(node) not in TRANSPOSED:
         return int(_weight(node).shape[1])
     return int(_weight(node).shape[0]) // number(argument(node, 6, "groups", 1))
 
 
 def _multiplications(node: fx.Node) -> int:
     """Elements of the result (of the input, if the convolution is transposed) times the weights of one channel."""
-    places = example(argument(node, 0, "input") if spelled(node) in TRANSPOSED else node)
+    places = example(argument(node, 0, "input") if canonical_name(node) in TRANSPOSED else node)
     sizes = (*_weight(node).shape[1:], *(() if places is None else places.shape))
     return prod(int(size) if isinstance(size, int) else 1 for size in sizes)
 
@@ -239,18 +243,22 @@ def _is_trained(node: fx.Node) -> bool:
 
 def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
     """Nodes whose layout may change: `convolutions` and their transitive readers, none through views."""
-    return closure(convolutions, lambda node: (user for user in node.users if spelled(user) not in VIEWS))
+    return closure(convolutions, lambda node: (user for user in node.users if canonical_name(user) not in VIEWS))
 
 
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
     """Transitive readers of `convolutions` whose second dimension is still the channels; for images of one row, also
     those after the row is squeezed out."""
-    copies = [u for node in convolutions for u in node.users if u.target is relayout or spelled(u) == "contiguous"]
-    rows = [u for node in (*convolutions, *copies) for u in node.users if spelled(u) == "squeeze" and _rank(u) == 3]
+    copies = [
+        u for node in convolutions for u in node.users if u.target is relayout or canonical_name(u) == "contiguous"
+    ]
+    rows = [
+        u for node in (*convolutions, *copies) for u in node.users if canonical_name(u) == "squeeze" and _rank(u) == 3
+    ]
 
     def readers(node: fx.Node) -> Iterator[fx.Node]:
         others = MOVES if _rank(node) > 3 else (*MOVES, *VIEWS)
-        return (user for user in node.users if _rank(user) == _rank(node) and spelled(user) not in others)
+        return (user for user in node.users if _rank(user) == _rank(node) and canonical_name(user) not in others)
 
     return closure([*convolutions, *rows], readers)
 
@@ -270,7 +278,7 @@ def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
 def _restore(graph: fx.Graph, changed: set[fx.Node], images: set[fx.Node]) -> None:
     """Give results of the graph and operands of views eager's strides; copies by `reshape` are contiguous."""
     for node in list(graph.nodes):
-        if node.op == "output" or spelled(node) in VIEWS:
+        if node.op == "output" or canonical_name(node) in VIEWS:
             operands = node.all_input_nodes if node.op == "output" else [node.args[0]]
             for operand in [x for x in operands if x in changed and _rank(x) > 2]:
                 layout, order = _layout(operand), _order(operand)
@@ -285,14 +293,16 @@ def _restore(graph: fx.Graph, changed: set[fx.Node], images: set[fx.Node]) -> No
 def _bring_gradients_back(images: set[fx.Node]) -> None:
     """Convert gradients before each reader of an image, except convolutions, that changes its spatial size."""
     for node in images:
-        for user in [user for user in node.users if spelled(user) not in CONVOLUTIONS and example(user) is not None]:
+        for user in [
+            user for user in node.users if canonical_name(user) not in CONVOLUTIONS and example(user) is not None
+        ]:
             if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shares_storage(user, node):
                 user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
 def _keep_the_layout(node: fx.Node, is_image: bool) -> None:
     """Replace calls that would copy a channels-last operand or return other strides."""
-    name, result = spelled(node) or "", example(node)
+    name, result = canonical_name(node) or "", example(node)
     if result is not None and (places := POOLS.get(name)) and set(result.shape[-places:]) == {1}:
         node.target, node.args, node.kwargs = torch.mean, (node.args[0], tuple(range(-places, 0)), True), {}
     elif is_image and name == "group_norm":

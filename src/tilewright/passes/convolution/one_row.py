@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled, tensor_of
+from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
 
 IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}
@@ -37,7 +38,7 @@ def convolve_as_images(graph: fx.Graph, target: Target) -> None:
     if not target.is_gpu:
         return
     for node in list(graph.nodes):
-        if spelled(node) in IN_ROWS and _is_suited(node):
+        if canonical_name(node) in IN_ROWS and _is_suited(node):
             _rewrite(node)
 
 
@@ -46,16 +47,21 @@ def _is_suited(node: fx.Node) -> bool:
     x, weight, result = (example(one) for one in (*convolution_operands(node)[:2], node))
     if x is None or weight is None or result is None or x.dim() != 3 or result.dtype not in NARROW:
         return False
-    if spelled(node) == "conv1d" and weight.requires_grad and weight.shape[2] == 2 and weight[..., 0].numel() >= MANY:
+    if (
+        canonical_name(node) == "conv1d"
+        and weight.requires_grad
+        and weight.shape[2] == 2
+        and weight[..., 0].numel() >= MANY
+    ):
         _, dilation = _in_two_dimensions(argument(node, 5, "dilation", 1), 1)
         if dilation >= FAR:
             return False
     groups = argument(node, 6, "groups", 1)
-    return groups == 1 or weight.shape[0 if spelled(node) == "conv_transpose1d" else 1] > 1
+    return groups == 1 or weight.shape[0 if canonical_name(node) == "conv_transpose1d" else 1] > 1
 
 
 def _rewrite(node: fx.Node) -> None:
-    name = spelled(node)
+    name = canonical_name(node)
     assert name is not None
     is_transposed = name == "conv_transpose1d"
     given: dict[str, Any] = {

@@ -18,9 +18,10 @@ import torch
 from torch import fx
 
 from tilewright.cost.convolutions import ALIGNED
+from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.spelling import argument, convolution_operands, example, spelled, static, tensor_of
+from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.passes.convolution.memory_formats import lies_channels_last
 
@@ -30,7 +31,7 @@ def multiply_patches(graph: fx.Graph, target: Target) -> None:
     if not target.is_gpu:
         return
     for node in list(graph.nodes):
-        if spelled(node) == "conv2d" and _is_of_patches(node):
+        if canonical_name(node) == "conv2d" and _is_of_patches(node):
             _rewrite(node)
 
 

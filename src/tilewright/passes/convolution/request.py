@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.passes.attention.spelling import argument, example, spelled, static
+from tilewright.graph.canonical import argument, canonical_name, example, static
 
 CONVOLUTIONS = {
     **{f"conv{places}d": ("stride", "padding", "dilation", "groups") for places in (2, 3)},
@@ -45,7 +45,7 @@ def not_timed(convolution: Convolution) -> None:
 
 def convolution_of(node: fx.Node) -> Convolution | None:
     """A call of torch's functions as data; None if a size is a symbol or an option is no number."""
-    function = spelled(node) or ""
+    function = canonical_name(node) or ""
     x, weight, made = example(argument(node, 0, "input")), example(argument(node, 1, "weight")), example(node)
     if x is None or weight is None or made is None or not (static(x.shape) and static(weight.shape)):
         return None

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from tilewright.graph.canonical import argument, canonical_name, example
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.operators.upsampling import MOST_READERS, Axis
-from tilewright.passes.attention.spelling import argument, example, spelled
 
 aten: Any = torch.ops.aten
 LINEAR = ("linear", "bilinear", "trilinear")
@@ -41,7 +41,7 @@ OPERATORS = {
 def gather_gradients(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
     for node in graph.nodes:
-        if spelled(node) != "interpolate" or argument(node, 6, "antialias", False):
+        if canonical_name(node) != "interpolate" or argument(node, 6, "antialias", False):
             continue
         _scale_as_eager(node)
         source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")

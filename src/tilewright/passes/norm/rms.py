@@ -19,11 +19,11 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.canonical import argument, canonical_name, example, is_last, mutates
 from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.attention.spelling import argument, example, is_last, mutates, spelled
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.program import Decision
 
@@ -54,7 +54,7 @@ def norm_as_one(graph: fx.Graph, target: Target) -> list[Decision]:
 
 def _called(node: fx.Node) -> _Norm | None:
     """A call of PyTorch's RMS norm over the last axis."""
-    if spelled(node) != "rms_norm":
+    if canonical_name(node) != "rms_norm":
         return None
     x, weight, eps = argument(node, 0, "input"), argument(node, 2, "weight"), argument(node, 3, "eps")
     shape = argument(node, 1, "normalized_shape")
@@ -65,17 +65,17 @@ def _called(node: fx.Node) -> _Norm | None:
 
 def _written_out(root: fx.Node) -> _Norm | None:
     """The norm whose rsqrt is `root`."""
-    if spelled(root) != "rsqrt" or len(root.users) != 1:
+    if canonical_name(root) != "rsqrt" or len(root.users) != 1:
         return None
     mean, eps = _sum_with_number(root.args[0])
     wide = _squared(argument(mean, 0, "input")) if mean is not None and _is_row_mean(mean) else None
     if wide is None:
         return None
     x = wide
-    if spelled(wide) == "cast" and _dtype(wide) == torch.float32 and isinstance(wide.args[0], fx.Node):
+    if canonical_name(wide) == "cast" and _dtype(wide) == torch.float32 and isinstance(wide.args[0], fx.Node):
         x = wide.args[0]
     scaled = next(iter(root.users))
-    if spelled(scaled) != "mul" or not ({*scaled.args} - {root} <= {x, wide}) or not _takes(x, None):
+    if canonical_name(scaled) != "mul" or not ({*scaled.args} - {root} <= {x, wide}) or not _takes(x, None):
         return None
     return _longest(scaled, x, eps)
 
@@ -86,12 +86,12 @@ def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
     node, weight = scaled, None
     while len(node.users) == 1:
         user = next(iter(node.users))
-        if spelled(user) == "mul" and weight is None and len(user.args) == 2:
+        if canonical_name(user) == "mul" and weight is None and len(user.args) == 2:
             other = user.args[1] if user.args[0] is node else user.args[0]
             if not _takes(x, other) or not isinstance(other, fx.Node):
                 break
             weight = other
-        elif spelled(user) != "cast" or user.args[0] is not node:
+        elif canonical_name(user) != "cast" or user.args[0] is not node:
             break
         node = user
         if _dtype(node) == _dtype(x):
@@ -101,7 +101,7 @@ def _longest(scaled: fx.Node, x: fx.Node, eps: float) -> _Norm | None:
 
 def _sum_with_number(node: object) -> tuple[fx.Node | None, float]:
     """The operands of a sum of a tensor and a number."""
-    if not isinstance(node, fx.Node) or spelled(node) != "add" or len(node.args) != 2 or node.kwargs:
+    if not isinstance(node, fx.Node) or canonical_name(node) != "add" or len(node.args) != 2 or node.kwargs:
         return None, 0.0
     numbers = [value for value in node.args if isinstance(value, (int, float))]
     tensors = [value for value in node.args if isinstance(value, fx.Node)]
@@ -111,14 +111,14 @@ def _sum_with_number(node: object) -> tuple[fx.Node | None, float]:
 def _is_row_mean(node: fx.Node) -> bool:
     value = example(argument(node, 0, "input"))
     is_over_rows = value is not None and is_last(argument(node, 1, "dim"), value.dim())
-    return spelled(node) == "mean" and is_over_rows and argument(node, 2, "keepdim") is True
+    return canonical_name(node) == "mean" and is_over_rows and argument(node, 2, "keepdim") is True
 
 
 def _squared(node: object) -> fx.Node | None:
     """x, if `node` is x², written as a product, a power or `square`."""
     if not isinstance(node, fx.Node):
         return None
-    name, source = spelled(node), node.args[0] if node.args else None
+    name, source = canonical_name(node), node.args[0] if node.args else None
     twice = name == "mul" and len(node.args) == 2 and node.args[1] is source
     power = name == "pow" and argument(node, 1, "exponent") == 2
     return source if isinstance(source, fx.Node) and (twice or power or name == "square") else None
@@ -166,7 +166,7 @@ def _erase_unread(node: fx.Node) -> None:
     todo, erased = [node], set[fx.Node]()
     while todo:
         step = todo.pop()
-        if step not in erased and not step.users and spelled(step) in STEPS:
+        if step not in erased and not step.users and canonical_name(step) in STEPS:
             erased.add(step)
             todo += step.all_input_nodes
             step.graph.erase_node(step)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from torch import fx
 
+from tilewright.graph.canonical import argument, canonical_name
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.match import is_active
-from tilewright.passes.attention.spelling import argument, spelled
 
 
 def drop_identities(graph: fx.Graph, target: Target) -> None:
     """Rewrite a torch-level graph from Dynamo, on every `target`, in place."""
     for node in graph.nodes:
-        if spelled(node) in ("dropout", "dropout_") and not is_active(node):
+        if canonical_name(node) in ("dropout", "dropout_") and not is_active(node):
             operand = argument(node, 0, "input")
             if isinstance(operand, fx.Node):
                 node.replace_all_uses_with(operand)
