@@ -182,6 +182,17 @@ def test_a_race_of_an_expanded_operand() -> None:
     assert set(outcome.times_us) == {FUSED, APART}
 
 
+def test_a_race_indexes_a_table_of_one_row() -> None:
+    def looked_up(ids: Tensor, table: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(ids, table).sin()
+
+    (region,) = fuse(aten(looked_up, torch.zeros(5, dtype=torch.long), torch.zeros(1, 8)), "forward", CPU).regions
+    parts = settle_module.split_region(region)
+    assert parts is not None
+    (outcome,) = race_regions([(region, parts)])
+    assert set(outcome.times_us) == {FUSED, APART}
+
+
 def test_a_race_without_a_compiler_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(CompilerError, match="'no-such-compiler' is not on PATH; install g\\+\\+ or set CXX"):

@@ -76,10 +76,13 @@ def example_inputs(graph: fx.Graph) -> list[Any]:
     """Values for the placeholders of `graph`: random tensors, the captured numbers, valid states of PyTorch's
     generator."""
     generators: dict[torch.device, torch.Generator] = {}
+    nodes = graph.find_nodes(op="placeholder")
+    tensors = [value for n in nodes if isinstance(value := n.meta.get("val"), torch.Tensor)]
+    # Indices of a table with one row are 0.
+    high = 1 if any(1 in value.shape for value in tensors) else 2
     return [
-        example_stream(elements) if (elements := _drawn(n)) else random_like(n.meta.get("val"), generators)
-        for n in graph.nodes
-        if n.op == "placeholder"
+        example_stream(elements) if (elements := _drawn(n)) else random_like(n.meta.get("val"), generators, high)
+        for n in nodes
     ]
 
 
@@ -92,9 +95,9 @@ def _drawn(node: fx.Node) -> int:
     return max((prod(user.args[1]) for user in kept), default=0)  # type: ignore[arg-type]
 
 
-def random_like(meta: Any, generators: dict[torch.device, torch.Generator]) -> Any:
-    """A random tensor of the same layout and device; any other value itself. A missing generator of a device is added
-    to `generators`."""
+def random_like(meta: Any, generators: dict[torch.device, torch.Generator], high: int = 2) -> Any:
+    """A random tensor of the same layout and device, of integers below `high`; any other value itself. A missing
+    generator of a device is added to `generators`."""
     if not isinstance(meta, torch.Tensor):
         return meta
     if meta.device not in generators:
@@ -106,5 +109,5 @@ def random_like(meta: Any, generators: dict[torch.device, torch.Generator]) -> A
         drawn = meta.dtype if meta.dtype.itemsize > 1 else torch.float32
         storage = torch.randn(layout.extent, dtype=drawn, device=meta.device, generator=generator).to(meta.dtype)
     else:
-        storage = torch.randint(2, (layout.extent,), device=meta.device, generator=generator).to(meta.dtype)
+        storage = torch.randint(high, (layout.extent,), device=meta.device, generator=generator).to(meta.dtype)
     return storage.as_strided(layout.shape, layout.strides)

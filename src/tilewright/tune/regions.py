@@ -39,8 +39,8 @@ def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outco
 def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -> Outcome:
     device = fused.device
     with in_real_tensors(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        values = _Values()
         nest = fused.lowered.nest
+        values = _Values(high=min((2, *nest.checks)))
         for step in nest.steps:
             if step.name == "draw" and step.access and step.philox is None:
                 values[fused.lowered.inputs[step.access.buffer]] = draw_stream([0])
@@ -52,8 +52,10 @@ def _race(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -
 class _Values(dict[fx.Node, Any]):
     """The same random tensor for both programs, wherever one reads what none of its kernels computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, high: int = 2) -> None:
         super().__init__()
+        self.high = high
+        """Integers, which may be indices, are below it."""
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def __missing__(self, node: fx.Node) -> Any:
@@ -61,7 +63,7 @@ class _Values(dict[fx.Node, Any]):
             # One program may read a view of what the other reads whole; their results are compared.
             args, kwargs = map_arg((node.args, node.kwargs), self.__getitem__)
             return self.setdefault(node, node.target(*args, **kwargs))
-        return self.setdefault(node, random_like(node.meta["val"], self.generators))
+        return self.setdefault(node, random_like(node.meta["val"], self.generators, self.high))
 
 
 class _Program:

@@ -67,7 +67,9 @@ def bench_case(
     tell(f"timing {', '.join(wanted)}")
     rows = measure(subject, program, suite=suite, seconds=seconds, impls=wanted)
     return program, [
-        replace(row, error=worst[row.impl].error, eager_error=worst[row.impl].eager_error, note=notes.get(row.impl, ""))
+        replace(row, error=known.error, eager_error=known.eager_error, note=notes.get(row.impl, ""))
+        if (known := worst.get(row.impl))
+        else row
         for row in rows
     ]
 

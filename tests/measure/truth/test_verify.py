@@ -303,3 +303,11 @@ def test_autocast_and_mutated_inputs() -> None:
     seen = torch.zeros(8)
     (row,) = verify(model, model, [torch.randn(4, 8), seen], training=False)
     assert row.ok and 1e-4 < row.error < 1e-2 and seen.sum() == 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_recurrent_layer_of_onednn_is_compared_with_float64(training: bool) -> None:
+    model, enabled = nn.LSTM(4, 3, batch_first=True), torch.backends.mkldnn.enabled
+    rows = verify(model, model, [torch.randn(2, 5, 4)], training=training)
+    assert len([row for row in rows if row.direction == "fwd"]) == 3 and all(row.ok for row in rows)
+    assert torch.backends.mkldnn.enabled == enabled

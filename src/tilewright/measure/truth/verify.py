@@ -153,10 +153,23 @@ def joint_graph(
         fresh = _copies(inputs)
         return [*(fresh[i] for i in moved), *(t.detach().clone() for t in state.values()), *tangents]
 
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), _without_onednn():
         torch.manual_seed(seed)
         graph = make_fx(whole)(*arguments())
     return JointGraph(graph, arguments(), names)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Its recurrent layers have no float64."""
+    import torch
+
+    # `torch.backends.mkldnn.flags` also sets flags of other devices, with a warning.
+    before, *_ = torch.backends.mkldnn.set_flags(False)
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before)
 
 
 def _truth(model: Model, inputs: Sequence[Any], eager: _Results, seed: int, training: bool) -> _Results:
