@@ -197,6 +197,15 @@ def test_inputs_are_kept_for_nothing() -> None:
     assert ours.kept == []
 
 
+def test_what_is_computed_from_an_overwritten_input_is_kept() -> None:
+    def program(x: Tensor, state: Tensor) -> Tensor:
+        y = x * state.sin()
+        state.add_(1)
+        return y
+
+    keeps_contract(program, [draw(5, 7).requires_grad_(), draw(5, 7)])
+
+
 def masked(x: Tensor, w: Tensor) -> Tensor:
     return (x @ w).masked_fill(x[:, :1] > 0, 0.25).sin()
 

@@ -94,7 +94,7 @@ class Row:
     cancels: bool = False
     """It subtracts nearly equal numbers: operands are rounded as in eager, but need not be bitwise forward's."""
     pure: bool = True
-    """False for an operator that draws random numbers or writes an operand."""
+    """False for an operator that draws random numbers or writes an operand; it has no body, which kernels repeat."""
     arithmetic: Arithmetic | None = None
     """FLOPs and transcendentals; None: those of the body of a pointwise operator, else unknown."""
     traffic: Traffic = Traffic()
@@ -146,6 +146,7 @@ ROWS: dict[str, Row] = {}
 def declare(*rows: Row) -> None:
     for row in rows:
         assert row.name not in ROWS, f"{row.name} has two rows"
+        assert row.pure or row.body is None, f"{row.name} has a body, which kernels may repeat, but is not pure"
         ROWS[row.name] = row
 
 

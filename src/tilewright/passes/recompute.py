@@ -189,7 +189,7 @@ def _stored(node: fx.Node) -> fx.Node:
 def _recomputable(node: fx.Node) -> bool:
     call = _operator(node)
     row = row_of(call.target)
-    if row is None or row.body is None or not row.pure or not has_known_sizes(node):
+    if row is None or row.body is None or not has_known_sizes(node):
         return False
     if row.operator_class == "pointwise":
         return True

@@ -90,7 +90,7 @@ def _chain(value: fx.Node, region: Region) -> list[fx.Node] | None:
 
 def _is_pointwise(node: fx.Node) -> bool:
     row = row_of(node.target)
-    return row is not None and row.operator_class == "pointwise" and row.pure
+    return row is not None and row.operator_class == "pointwise"
 
 
 def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:
