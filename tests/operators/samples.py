@@ -566,6 +566,8 @@ CALLS: dict[str, list[Maker]] = {
     "threshold.default": [lambda o: call(o.x, 0.5, 2)],
     "hardshrink.default": [unary, lambda o: call(o.x, 1.5)],
     "softshrink.default": [unary, lambda o: call(o.x, 1.5)],
+    **{f"{name}.default": [unary] for name in ("deg2rad", "rad2deg", "sinc")},
+    "atanh.default": [lambda o: call(o.x), lambda o: call(o.x.clamp(-0.9, 0.9))],
     "log_sigmoid_forward.default": [unary],
     "log_sigmoid_backward.default": [lambda o: call(o.x, o.like, torch.exp(-o.like.abs()))],
     "logit.default": [lambda o: call(_shares(o)), lambda o: call(o.x, 0.1)],

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from math import prod
 
-from tilewright.operators.arithmetic import NOTHING, CallSizes, Count, elements, of_result
+from tilewright.operators.arithmetic import NOTHING, Arithmetic, CallSizes, Count, elements, nothing, of_result
 from tilewright.operators.axes import size
 from tilewright.operators.excerpt import excerpt, picked, refuse_repeats
 from tilewright.operators.language import Unfusable, Value, broadcast, where
 from tilewright.operators.ranges import STORED, range_of
-from tilewright.operators.row import Call, Traffic, body
+from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import CallAxes, Result, like
 
 
@@ -135,3 +135,22 @@ def gather(c: Call, x: Value, dim: int, index: Value, *_options: object, **_name
         if d != at and extent < x.shape[d]:
             x = excerpt(x, d, extent, 0)
     return _picked(x, at, _place(index, x.shape[at], wraps=False))
+
+
+calls(
+    "take.default(self, index)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=like("index"),
+    dtypes=("self",),
+    traffic=Traffic(gathered={"self": of_result}),
+)
+calls(
+    "_embedding_bag.default(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, "
+    "include_last_offset, padding_idx)",
+    "library",
+    arithmetic=Arithmetic(rows_of_weight, nothing),
+    shapes=None,
+    traffic=Traffic(gathered={"weight": rows_of_weight}),
+    priced=False,
+)

@@ -175,3 +175,26 @@ calls(
     "layout",
     shapes=None,
 )
+# Copies of views. Their axes are those of views without a body.
+calls(
+    """
+    alias_copy.default(self)
+    as_strided_copy.default(self, size, stride, storage_offset)
+    diagonal_copy.default(self, offset, dim1, dim2)
+    expand_copy.default(self, size, implicit)
+    narrow_copy.default(self, dim, start, length)
+    permute_copy.default(self, dims)
+    squeeze_copy.default(self)
+    t_copy.default(self)
+    transpose_copy.int(self, dim0, dim1)
+    unfold_copy.default(self, dimension, size, step)
+    unsqueeze_copy.default(self, dim)
+    view_copy.default(self, size)
+    rot90.default(self, k, dims)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=None,
+    dtypes=("self",),
+    priced=False,
+)

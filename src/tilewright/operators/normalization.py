@@ -19,7 +19,7 @@ from tilewright.operators.arithmetic import (
     wanted,
 )
 from tilewright.operators.language import Unfusable, Value, call, where
-from tilewright.operators.row import Call, Traffic, body
+from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import Axes, CallAxes, Result, like, same
 
 
@@ -269,3 +269,17 @@ def weight_norm_backward(c: Call, dw: Value, v: Value, g: Value, norms: Value, d
     dg = (dw * v).sum(_behind_first(v, dim)) / norms
     scale = g / norms
     return scale * dw - (scale * dg / norms) * v, dg
+
+
+def _group_norm_backward(call: CallAxes) -> Result:
+    weight = call.tensor("input")[1:2]
+    return call.wanted(call.tensor("input"), weight, weight)
+
+
+calls(
+    "native_group_norm_backward.default(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)",
+    "library",
+    arithmetic=each(of_argument("input"), 11),
+    shapes=_group_norm_backward,
+    dtypes=("input", "weight", "weight"),
+)

@@ -14,10 +14,10 @@ from itertools import product
 from operator import mul
 from typing import TypeVar, Unpack
 
-from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
+from tilewright.operators.arithmetic import NOTHING, Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
-from tilewright.operators.row import Call, RowFields, body
+from tilewright.operators.row import Call, RowFields, body, calls
 from tilewright.operators.shapes import like, pooled
 
 N = TypeVar("N", int, Value)
@@ -323,5 +323,15 @@ pools(
     "avg_poolNd_backward.default(grad_output, self, kernel_size, stride, padding, ceil_mode, count_include_pad, "
     "divisor_override)",
     shapes=like("self"),
+    dtypes=("self",),
+)
+calls(
+    """
+    max_unpool2d.default(self, indices, output_size)
+    max_unpool3d.default(self, indices, output_size, stride, padding)
+    """,
+    "library",
+    arithmetic=NOTHING,
+    shapes=None,
     dtypes=("self",),
 )

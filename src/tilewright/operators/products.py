@@ -52,7 +52,8 @@ def _linear(call: CallAxes) -> Result:
 
 
 calls(
-    "mm.default(self, mat2)\nmv.default(self, vec)\ndot.default(self, tensor)\nbmm.default(self, mat2)",
+    "mm.default(self, mat2)\nmv.default(self, vec)\ndot.default(self, tensor)\nvdot.default(self, other)\n"
+    "bmm.default(self, mat2)",
     "compute",
     arithmetic=PRODUCT,
     shapes=product,
@@ -185,4 +186,25 @@ calls(
     shapes=_convolution_backward,
     dtypes=("input", "weight", "weight"),
     role="convolution backward",
+)
+
+
+def _first_product_flops(sizes: CallSizes) -> Count:
+    return 2 * elements(sizes.result()) * sizes.operand(0)[-1]
+
+
+def _first_product(call: CallAxes) -> Result:
+    return _multiplied(call, call.operands[0], call.operands[1])
+
+
+# Their dtype of results is an argument's.
+calls(
+    """
+    _int_mm.default(self, mat2)
+    _scaled_mm.default(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+    """,
+    "compute",
+    arithmetic=Arithmetic(_first_product_flops, nothing),
+    shapes=_first_product,
+    priced=False,
 )

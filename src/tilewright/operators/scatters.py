@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from tilewright.operators.arithmetic import NOTHING, each, of_argument, per_operand
+from tilewright.operators.arithmetic import NOTHING, CallSizes, Count, each, of_argument, per_operand
 from tilewright.operators.creation import over_self
 from tilewright.operators.language import Scalar, Unfusable, Value, where
 from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Call, Traffic, body, calls
-from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, same
+from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, reduction, same
 
 
 def table_gradient(rows: str, gradient: str, call: CallAxes) -> Result:
@@ -46,6 +46,11 @@ at_places(
     arithmetic=each(of_argument("source"), 1),
     traffic=Traffic(gathered={"self": of_argument("source")}, written=of_argument("source")),
 )
+at_places("put.default(self, index, source, accumulate)", arithmetic=NOTHING)
+at_places("as_strided_scatter.default(self, src, size, stride, storage_offset)", arithmetic=NOTHING)
+at_places(
+    "index_fill.int_Scalar(self, dim, index, value)\nindex_fill.int_Tensor(self, dim, index, value)", arithmetic=NOTHING
+)
 at_places("scatter_add.default(self, dim, index, src)", arithmetic=each(of_argument("src"), 1))
 # The gradients of extremes compare the operands with the result.
 at_places(
@@ -54,6 +59,12 @@ at_places(
     arithmetic=per_operand(1),
     discontinuous=True,
 )
+
+
+def _diagonal(sizes: CallSizes) -> Count:
+    return min(sizes.only_number(size) for size in sizes.operand())
+
+
 one_slice = partial(body, promotion="none", shapes=same, dtypes=("self",), priced=False)
 
 
@@ -74,6 +85,7 @@ def index_add(c: Call, x: Value, dim: int, index: Value, source: Value, alpha: S
     return where(_is_at(x, dim, index), x + (source if alpha == 1 else source * alpha), x)
 
 
+calls("trace.default(self)", "library", arithmetic=each(_diagonal, 1), shapes=lambda _: (), priced=False)
 # How many there are depends on data: what they move has no formula.
 calls("nonzero.default(self)", "library", shapes=None, priced=False)
 calls("masked_select.default(self, mask)", "library", shapes=None, priced=False)
@@ -92,7 +104,68 @@ calls(
     arithmetic=per_operand(1),
     shapes=same,
 )
-calls("sort.default(self, dim, descending)", "library", shapes=same, dtypes=("self", "int64"), discontinuous=True)
+calls(
+    """
+    sort.default(self, dim, descending)
+    sort.stable(self, stable, dim, descending)
+    cummax.default(self, dim)
+    cummin.default(self, dim)
+    """,
+    "library",
+    shapes=same,
+    dtypes=("self", "int64"),
+    discontinuous=True,
+)
+# One element of each row and its place, and of all elements.
+calls(
+    """
+    kthvalue.default(self, k, dim, keepdim)
+    mode.default(self, dim, keepdim)
+    median.dim(self, dim, keepdim)
+    nanmedian.dim(self, dim, keepdim)
+    """,
+    "library",
+    shapes=reduction,
+    dtypes=("self", "int64"),
+    discontinuous=True,
+    priced=False,
+)
+calls(
+    "median.default(self)\nnanmedian.default(self)",
+    "library",
+    shapes=reduction,
+    dtypes=("self",),
+    discontinuous=True,
+    priced=False,
+)
+# Where an element stands, or whether, in others.
+calls(
+    """
+    bucketize.Tensor(self, boundaries, out_int32, right)
+    searchsorted.Tensor(sorted_sequence, self, out_int32, right, side, sorter)
+    """,
+    "library",
+    shapes=like("self"),
+    dtypes=("int64",),
+    discontinuous=True,
+    priced=False,
+)
+calls(
+    "isin.Tensor_Tensor(elements, test_elements, assume_unique, invert)",
+    "library",
+    shapes=like("elements"),
+    dtypes=("bool",),
+    discontinuous=True,
+)
+calls(
+    "histc.default(self, bins, min, max)",
+    "library",
+    arithmetic=per_operand(2),
+    shapes=None,
+    dtypes=("self",),
+    discontinuous=True,
+    priced=False,
+)
 calls(
     "topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"), discontinuous=True
 )

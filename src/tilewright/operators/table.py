@@ -17,6 +17,7 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     channels,
     collectives,
     creation,
+    fourier,
     gathers,
     layout,
     losses,
@@ -31,6 +32,7 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     random,
     reduction,
     scatters,
+    special_functions,
     unfolding,
     upsampling,
 )

@@ -216,3 +216,18 @@ calls(
     arithmetic=each(of_argument("grad_output"), 1),
     shapes=like_the_input,
 )
+# Four neighbours of each place, eight of a volume, with a product for each.
+calls(
+    """
+    grid_sampler_2d.default(input, grid, interpolation_mode, padding_mode, align_corners)
+    grid_sampler_3d.default(input, grid, interpolation_mode, padding_mode, align_corners)
+    grid_sampler_2d_backward.default(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
+        output_mask)
+    grid_sampler_3d_backward.default(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
+        output_mask)
+    """,
+    "library",
+    shapes=None,
+    discontinuous=True,
+    priced=False,
+)
