@@ -119,6 +119,19 @@ def test_a_rewrite_that_fails_halfway(
     assert where, line
 
 
+@pytest.mark.parametrize("name", ["values_to_save", "compute_in_each_reader", "settle"])
+def test_an_optional_step_of_planning_that_fails(
+    name: str, lenient: None, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("halfway")
+
+    monkeypatch.setattr(f"tilewright.compile.planner.{name}", broken)
+    agrees(new_function(), [with_grad(4, 5)], backward=True)
+    (line,) = told()
+    assert line.startswith(f"tilewright: the rewrite {name} is left out at test_compiler_faults.py:")
+
+
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "missing-c++")
     with pytest.raises(Exception, match=r"CompilerError: no C\+\+ compiler: 'missing-c\+\+' is not on PATH"):

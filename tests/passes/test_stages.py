@@ -104,6 +104,18 @@ SPOILED: dict[str, Callable[[fx.Node], object]] = {
 }
 
 
+def test_a_result_with_memory_that_no_view_declares_is_found() -> None:
+    lib = torch.library.Library("aliasing", "FRAGMENT")
+    lib.define("itself(Tensor x) -> Tensor")
+    lib.impl("itself", lambda x: x[:], "CompositeExplicitAutograd")
+    graph = graph_of_two()
+    before = Snapshot(graph)
+    (node,) = graph.find_nodes(op="call_function", target=aten_ops.relu.default)
+    node.target = torch.ops.aliasing.itself.default
+    with pytest.raises(VerificationFailed, match="has memory of an operand"):
+        verify(graph, before)
+
+
 @pytest.mark.parametrize("fault", SPOILED)
 def test_the_verifier_finds(fault: str) -> None:
     graph = graph_of_two()

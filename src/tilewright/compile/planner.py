@@ -8,19 +8,22 @@ each graph        → rewrites → fusion → choice by what was measured → sc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
 from tilewright.graph.capture import Rewriter
+from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
 from tilewright.passes import stages
-from tilewright.passes.fusion import Region, fuse
+from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.schedule import schedule
+from tilewright.passes.stage import Pass, attempt, left_out, skipped
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName
 from tilewright.tune.attention import race, raced
@@ -63,7 +66,12 @@ class Planner(Rewriter):
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """The forward values to save for backward, which recomputes other `needed` values."""
-        return values_to_save(graph, needed, forward)
+        try:
+            return values_to_save(graph, needed, forward)
+        # Whatever it raises, all that backward needs can be saved.
+        except Exception as error:
+            self.decisions.append(left_out("values_to_save", error, Snapshot(graph)))
+            return needed
 
     def plan(self, graphs: Mapping[GraphName, fx.Graph]) -> Plan:
         """The plan of a program's graphs. Raises CaptureError for a device that no kernel is generated for."""
@@ -73,16 +81,31 @@ class Planner(Rewriter):
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
         written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
-        proposed = fuse(graph, name, self.target)
-        if compute_in_each_reader(graph, proposed.regions, self.target.profile):
-            proposed = fuse(graph, name, self.target)
-        fusion = settle(proposed, self.target, measure=self.measure)
-        fusion.decisions[:0] = written
+        proposed, failed = self._proposed(name, graph)
+        try:
+            fusion = settle(proposed, self.target, measure=self.measure)
+        # Whatever a race raises, the kernels can be those that were proposed.
+        except Exception as error:
+            fusion = proposed
+            failed.append(left_out("settle", error, Snapshot(graph)))
+        fusion.decisions[:0] = written + [replace(decision, graph=name) for decision in failed]
         for region in fusion.regions:
             if region.device.type not in ("cpu", "cuda"):
                 raise CaptureError(f"no kernel is generated for the device {region.device}")
         sources = {region.name: kernels.source(region) for region in fusion.regions}
         return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources)
+
+    def _proposed(self, name: GraphName, graph: fx.Graph) -> tuple[Fusion, list[Decision]]:
+        """The regions, after copies of chains into those that read them, and decisions about what failed."""
+        proposed, nodes = fuse(graph, name, self.target), list(graph.nodes)
+
+        def copy_into_readers(graph: fx.Graph, target: Target) -> None:
+            compute_in_each_reader(graph, proposed.regions, target.profile)
+
+        failed: list[Decision] = []
+        if "compute_in_each_reader" not in skipped():
+            failed += attempt(Pass("compute_in_each_reader", copy_into_readers), graph, self.target)
+        return (proposed if list(graph.nodes) == nodes else fuse(graph, name, self.target)), failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
         self.decisions += decisions

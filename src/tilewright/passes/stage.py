@@ -105,23 +105,26 @@ def attempt(rewrite: Pass, graph: fx.Graph, target: Target, **options: Any) -> S
         return decisions
     # Whatever it raises, the program can be planned without it.
     except Exception as error:
-        decision = _failure(rewrite.name, error, before)
+        decision = left_out(rewrite.name, error, before)
         before.put_back()
-        line = f"the rewrite {rewrite.name} is left out at {decision.source or decision.consumer}: {decision.reason}"
-        if strict():
-            raise TilewrightError(line) from error
-        warn_once(f"{line}; please report it")
         return [decision]
 
 
-def _failure(name: str, error: Exception, before: Snapshot) -> Decision:
-    """The decision about a rewrite that raised, at the call that it was looking at."""
+def left_out(name: str, error: Exception, before: Snapshot) -> Decision:
+    """Say that an optional step raised, at the call that it was looking at, and give the decision.
+
+    Raises TilewrightError in strict mode.
+    """
     node = _node_at_fault(error, before)
     call = "the graph" if node is None else before.nodes[node].name
     operands = [] if node is None else before.nodes[node].operands
     producer = operands[0].name if operands else call
     reason = f"it failed with {type(error).__name__}: {first_line(error)} ({_place(error)})"
     source = None if node is None else source_line(node)
+    line = f"the rewrite {name} is left out at {source or call}: {reason}"
+    if strict():
+        raise TilewrightError(line) from error
+    warn_once(f"{line}; please report it")
     return Decision("forward", producer, call, "impossible", reason, source=source, passed_by=name)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph import calls
 from tilewright.graph.snapshot import Snapshot
 from tilewright.graph.specialise import has_symbols
 
@@ -72,6 +73,11 @@ def _verify_call(node: fx.Node) -> None:
     found = [*map(describe, _tensors(given))], [*map(describe, _tensors(expected))]
     if found[0] != found[1]:
         raise VerificationFailed(f"{node.name} = {node.format_node()} is {found[1]}, and gives {found[0]}")
+    is_known = calls.is_view(node) or calls.gives_operand(node) or node.target is operator.getitem
+    if "val" in node.meta and not is_known and _shares(given, operands):
+        raise VerificationFailed(
+            f"{node.name} = {node.format_node()} has memory of an operand and is not known as a view"
+        )
 
 
 def _described(x: torch.Tensor, *, with_strides: bool) -> str:
@@ -79,6 +85,12 @@ def _described(x: torch.Tensor, *, with_strides: bool) -> str:
     strides = [n for n, size in zip(x.stride(), x.shape, strict=True) if size > 1]
     strides = strides if with_strides and x.numel() else []
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} strides {strides} on {x.device}"
+
+
+def _shares(result: Any, operand: Any) -> bool:
+    """Whether a result has the memory of an operand."""
+    memories = {x.untyped_storage()._cdata for x in _tensors(operand)}
+    return any(x.untyped_storage()._cdata in memories for x in _tensors(result))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
