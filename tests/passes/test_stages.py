@@ -75,6 +75,13 @@ def test_the_others_run_and_those_that_are_named_do_not(monkeypatch: pytest.Monk
     assert ran == ["one", "kernel", "one"]
 
 
+def test_a_required_rewrite_is_not_left_out(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of_two()
+    monkeypatch.setenv("TILEWRIGHT_SKIP", "spoiled")
+    with pytest.raises(ValueError, match="halfway"):
+        Stage("of one", "", "", (Pass("spoiled", spoiled, required=True),)).run(graph, CPU)
+
+
 def test_each_rewrite_has_its_name() -> None:
     names = [one.name for stage in STAGES for one in stage.passes]
     assert len(names) == len(set(names)) and all(rewrite(name).name == name for name in names)

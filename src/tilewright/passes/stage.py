@@ -40,6 +40,8 @@ class Pass:
     run: Rewrite
     hand_written: bool = False
     """Whether it brings hand-written kernels into a plan, which can be planned without them."""
+    required: bool = False
+    """Whether results would be wrong without it: it is not left out by name, and if it fails, so does the plan."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Stage:
         """
         decisions: list[Decision] = []
         for rewrite in self.passes:
-            if rewrite.name not in skipped() and (hand_written or not rewrite.hand_written):
+            is_skipped = rewrite.name in skipped() and not rewrite.required
+            if not is_skipped and (hand_written or not rewrite.hand_written):
                 decisions += attempt(rewrite, graph, target, **(options or {}).get(rewrite.name, {}))
         return decisions if name is None else [replace(decision, graph=name) for decision in decisions]
 
@@ -92,7 +95,7 @@ class Applied:
 def attempt(rewrite: Pass, graph: fx.Graph, target: Target, **options: Any) -> Sequence[Decision]:
     """Run one rewrite; after an exception `graph` is as before, and the decision says why.
 
-    Raises TilewrightError in strict mode.
+    Raises TilewrightError in strict mode, and what a required rewrite raises.
     """
     before, started = Snapshot(graph), time.perf_counter()
     try:
@@ -105,6 +108,8 @@ def attempt(rewrite: Pass, graph: fx.Graph, target: Target, **options: Any) -> S
         return decisions
     # Whatever it raises, the program can be planned without it.
     except Exception as error:
+        if rewrite.required:
+            raise
         decision = left_out(rewrite.name, error, before)
         before.put_back()
         return [decision]

@@ -67,7 +67,7 @@ TORCH_LEVEL = Stage(
         Pass("recognise_attention", recognise_attention),
         Pass("prepare_calls", prepare_calls),
         Pass("zero_shift_gradients", zero_shift_gradients),
-        Pass("drop_identities", drop_identities),
+        Pass("drop_identities", drop_identities, required=True),
         Pass("gather_gradients", gather_gradients),
         Pass("convolve_as_images", convolve_as_images),
         Pass("multiply_patches", multiply_patches),
@@ -105,7 +105,7 @@ JOINT = Stage(
         Pass("pad_products", pad_products),
         Pass("compute_from_moments", compute_from_moments),
         Pass("split_dropout", split_dropout),
-        Pass("mark_exact", mark_exact),
+        Pass("mark_exact", mark_exact, required=True),
     ),
 )
 EACH_GRAPH = Stage(

@@ -57,7 +57,7 @@ def bisect_case(case: Case, device: str = "cpu", tell: Callable[[str], None] = l
     """
     from tilewright.passes.stages import STAGES
 
-    every = [one.name for stage in STAGES for one in stage.passes]
+    every = [one.name for stage in STAGES for one in stage.passes if not one.required]
     trials = _Trials(case, device, tell)
     broken, ran = trials.run(())
     if not broken:
