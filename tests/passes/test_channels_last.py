@@ -16,7 +16,7 @@ from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.convolution.channels_last import channels_last
-from tilewright.passes.convolution.request import Convolution, LayoutTimes
+from tilewright.passes.convolution.request import Convolution, Layout, LayoutRace, RacedLayouts
 from tilewright.passes.norm.group import group_norm
 from tilewright.passes.stages import rewrite
 from tilewright.records.program import Decision
@@ -44,8 +44,8 @@ def planned_for_h200(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
     """The backend on a CPU with the layout of an H200; gives what was decided."""
     decided: list[Decision] = []
 
-    def run(graph: torch.fx.Graph, target: Any, layout_times: LayoutTimes) -> list[Decision]:
-        decided.extend(channels_last(graph, H200, layout_times))
+    def run(graph: torch.fx.Graph, target: Any, race: LayoutRace) -> list[Decision]:
+        decided.extend(channels_last(graph, H200, race))
         return []
 
     monkeypatch.setattr(rewrite("channels_last"), "run", run)
@@ -150,19 +150,28 @@ def test_grouped_convolutions_take_the_layout(dtype: torch.dtype, planned_for_h2
     assert [decision.verdict for decision in planned_for_h200] == ["taken"]
 
 
-@pytest.mark.parametrize(("last_us", "verdict"), [(90.0, "taken"), (99.9, "refused"), (120.0, "refused")])
-def test_races_decide_with_the_time_of_copies(last_us: float, verdict: str) -> None:
-    """Two convolutions of 100 µs each. Four copies (operand, two weights, result) take longer than 0.2 µs."""
+RACES = {
+    "faster": (Layout(100, False), Layout(90, False), "taken"),
+    "faster by less than four copies take": (Layout(100, False), Layout(99.9, False), "refused"),
+    "slower": (Layout(100, False), Layout(120, False), "refused"),
+    "rounded as before": (Layout(100, True), Layout(90, True), "taken"),
+    "rounded where eager is not": (Layout(100, False), Layout(90, True), "refused"),
+}
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_races_decide_with_the_time_of_copies(name: str) -> None:
+    as_is, last, verdict = RACES[name]
     asked: list[Convolution] = []
 
-    def times(convolution: Convolution) -> tuple[float, float]:
+    def race(convolution: Convolution) -> RacedLayouts:
         asked.append(convolution)
-        return 100.0, last_us
+        return RacedLayouts(as_is, last)
 
     decisions: list[Decision] = []
 
     def run(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        decisions.extend(channels_last(module.graph, H200, times))
+        decisions.extend(channels_last(module.graph, H200, race))
         return module.forward
 
     torch._dynamo.reset()

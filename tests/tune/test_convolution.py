@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tilewright.measure.timing.contest import agree
 from tilewright.passes.convolution.request import Convolution
-from tilewright.tune.convolution import CHANNELS_LAST, _calls
+from tilewright.tune.convolution import AS_IS, CHANNELS_LAST, _alternative
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
     "conv2d": ((2, 4, 9, 7), (6, 2, 3, 3), (2, "valid", 1, 2)),
@@ -30,5 +30,6 @@ def test_both_layouts_compute_the_same(function: str, gradients: tuple[bool, boo
     y = getattr(F, function)(x, weight, None, *options)
     wanted = [operand for operand in (x, weight) if operand.requires_grad]
     expected = [y.detach(), *(torch.autograd.grad(y, wanted, y.detach()) if wanted else ())]
-    for layout in (None, CHANNELS_LAST):
-        assert agree(list(_calls(request, layout)()), expected)
+    for layout in (AS_IS, CHANNELS_LAST):
+        name, call = _alternative(request, layout)
+        assert name == layout and agree(list(call()), expected)

@@ -27,7 +27,7 @@ from tilewright.passes.stage import Pass, attempt, left_out, skipped
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName
 from tilewright.tune.attention import race, raced
-from tilewright.tune.convolution import layout_times
+from tilewright.tune.convolution import raced_layouts
 from tilewright.tune.settle import settle
 
 
@@ -54,7 +54,7 @@ class Planner(Rewriter):
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite Dynamo's graph of torch functions."""
-        options = {"channels_last": {"layout_times": layout_times}}
+        options = {"channels_last": {"race": raced_layouts}}
         decisions = stages.TORCH_LEVEL.run(module.graph, self.target, options=options)
         module.recompile()
         return self._noted(decisions)

@@ -35,7 +35,7 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.convolution.memory_formats import FORMATS, laid_channels_last, lies_channels_last
-from tilewright.passes.convolution.request import CONVOLUTIONS, LayoutTimes, convolution_of, not_timed
+from tilewright.passes.convolution.request import CONVOLUTIONS, LayoutRace, convolution_of, not_raced
 from tilewright.passes.norm.group import group_norm
 from tilewright.records.program import Decision, Verdict
 
@@ -43,6 +43,9 @@ WIDE = (torch.float32,)
 MIN_CHANNELS = 16
 """With this many input channels a group, a convolution runs on matrix units without padding. Where no convolution was
 raced, most of the work must be in such ones."""
+MOST_ROUNDED = 4
+"""At most so many times as many convolutions may round operands to TF32 as in eager's layout. Independent errors add
+in squares, so that a result's error at most doubles, as the numbers contract has it."""
 DEPTHWISE = 8
 """On a CPU at least one in this many convolutions must be depthwise."""
 ON_CPU = ("conv2d",)
@@ -55,7 +58,7 @@ MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 """Calls whose results have the channels on another axis than the second."""
 
 
-def channels_last(graph: fx.Graph, target: Target, layout_times: LayoutTimes = not_timed) -> list[Decision]:
+def channels_last(graph: fx.Graph, target: Target, race: LayoutRace = not_raced) -> list[Decision]:
     """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
     dtypes = (*NARROW, *WIDE) if target.is_gpu else WIDE
     names = [*CONVOLUTIONS] if target.is_gpu else ON_CPU
@@ -63,7 +66,7 @@ def channels_last(graph: fx.Graph, target: Target, layout_times: LayoutTimes = n
     if not convolutions:
         return []
     reason = _obstacle(graph, convolutions, target)
-    faster, why = (False, reason) if reason else _is_faster(graph, convolutions, target, layout_times)
+    faster, why = (False, reason) if reason else _is_faster(graph, convolutions, target, race)
     if faster:
         for node in convolutions:
             if _operand_channels(node) == 1:
@@ -105,9 +108,7 @@ def _obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> s
     return None
 
 
-def _is_faster(
-    graph: fx.Graph, convolutions: list[fx.Node], target: Target, layout_times: LayoutTimes
-) -> tuple[bool, str]:
+def _is_faster(graph: fx.Graph, convolutions: list[fx.Node], target: Target, race: LayoutRace) -> tuple[bool, str]:
     """Whether channels-last convolutions are faster, and why: by races if all were raced, else by rule."""
     if not target.is_gpu:
         depthwise = sum(map(_is_depthwise, convolutions))
@@ -116,12 +117,15 @@ def _is_faster(
             return False, kept
         return True, f"{len(convolutions)} convolutions share the layout"
     requests = [convolution_of(node) for node in convolutions]
-    raced = [layout_times(request) for request in requests if request is not None]
-    times = [pair for pair in raced if pair is not None]
-    if len(times) == len(convolutions):
-        before, after = (sum(part) for part in zip(*times, strict=True))
+    found = [race(request) for request in requests if request is not None]
+    raced = [layouts for layouts in found if layouts is not None]
+    if len(raced) == len(convolutions):
+        rounded = sum(both.as_is.rounds for both in raced), sum(both.channels_last.rounds for both in raced)
+        if rounded[1] > MOST_ROUNDED * rounded[0]:
+            return False, f"{rounded[1]} of {len(raced)} convolutions would round to TF32, as they are {rounded[0]} do"
+        before, after = sum(both.as_is.us for both in raced), sum(both.channels_last.us for both in raced)
         copies = _copies_us(graph, convolutions, target)
-        why = f"{len(times)} convolutions take {before:.0f} µs as they are, {after:.0f} µs channels last"
+        why = f"{len(raced)} convolutions take {before:.0f} µs as they are, {after:.0f} µs channels last"
         return after + copies < before, f"{why} and {copies:.0f} µs for copies into and out of that layout"
     work = {node: _multiplications(node) for node in convolutions}
     suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)

@@ -34,12 +34,28 @@ class Convolution:
     gradients: tuple[bool, bool]
 
 
-LayoutTimes = Callable[[Convolution], "tuple[float, float] | None"]
-"""Microseconds on operands as they are and on channels-last ones; None if they were not raced."""
+@dataclass(frozen=True)
+class Layout:
+    """Microseconds of a convolution with its gradients, and whether its fp32 operands are rounded to TF32."""
+
+    us: float
+    rounds: bool
 
 
-def not_timed(convolution: Convolution) -> None:
-    """No times: layouts are chosen by rule."""
+@dataclass(frozen=True)
+class RacedLayouts:
+    """A convolution on operands as they are, and on channels-last ones."""
+
+    as_is: Layout
+    channels_last: Layout
+
+
+LayoutRace = Callable[[Convolution], "RacedLayouts | None"]
+"""None if the convolution was not raced."""
+
+
+def not_raced(convolution: Convolution) -> None:
+    """No race: layouts are chosen by rule."""
     return None
 
 
