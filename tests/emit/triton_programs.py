@@ -133,7 +133,33 @@ def _far_below_zero(function: Function) -> Program:
     return Program(function, lambda g: [torch.rand((7, 130), generator=g) * 3 - 6])
 
 
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The same values with the second dimension contiguous in memory."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
 PROGRAMS: dict[str, Program] = {
+    "extremes and sums over a middle axis, unaligned": program(
+        lambda x, y: (x.amin(1), (x * y).sum(1), x.sum((0, 2))), (3, 19, 133), (3, 19, 133)
+    ),
+    "scans": program(lambda x, y: ((x * y).cumsum(-1) - x, y.cumprod(-1).sum(-1)), (5, 33), (5, 33)),
+    "a long scan and its maximum": program(lambda x: (s := x.cumsum(-1), s.amax(-1)), (3, 16500)),
+    "a scan of truths, broadcast": _integers(
+        lambda x, y: (x > y).cumsum(1)[:, :, None] + y[:, :, None], (7, 130), torch.int32
+    ),
+    "a scan of sums": program(lambda x: x.sum(-1, keepdim=True).expand(-1, 9).cumsum(1), (5, 33), dtype=BF16),
+    "sums over a middle axis of four": program(lambda x: x.exp().sum(2), (2, 3, 300, 130), dtype=BF16),
+    "rows that a layer norm reads across": Program(
+        lambda x, w, b: aten.native_layer_norm(x, [9], w, b, 1e-5)[0],
+        lambda g: [channels_last(torch.randn(2, 24, 5, 9, generator=g)), *(torch.randn(9, generator=g) for _ in "wb")],
+    ),
+    "windows of channels-last images, contiguous results": Program(
+        lambda x: (F.max_pool2d(x, 2) + 1).clone(memory_format=torch.contiguous_format),
+        lambda g: [channels_last(torch.randn(2, 24, 10, 14, generator=g))],
+    ),
+    "windows and a bias of channels": program(
+        lambda x, b: F.avg_pool2d(x, 3, 2, 1) + b.view(-1, 1, 1), (2, 3, 9, 70), (3,)
+    ),
     "rotary embedding": program(rotary, (2, 3, 7, 40), (7, 40), (7, 40), dtype=BF16),
     "gradient of rotary embedding": program(rotary_backward, (2, 3, 7, 40), (7, 40), (7, 40)),
     "softmax of two": program(lambda x, y: torch.cat([x, y.exp()], -1).softmax(-1), (9, 33), (9, 70)),

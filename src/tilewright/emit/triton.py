@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from math import prod
 
+from tilewright.emit.triton_combine import Combine
 from tilewright.emit.triton_printer import Printer
 from tilewright.emit.triton_schedule import SHORT_ROW, TritonSchedule, accumulator_dtype
-from tilewright.emit.triton_step import combine, identity, reduce, type_name
+from tilewright.emit.triton_step import combine, identity, reduce, scan, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 HEAD = "import triton\nimport triton.language as tl\n"
@@ -35,7 +37,7 @@ def emit_triton(nest: Nest, comment: str = "") -> str:
     schedule = TritonSchedule(nest)
     kernels = "\n\n" + _Main(schedule).text()
     if schedule.sums and not schedule.one_strip:
-        kernels += "\n\n" + _After(schedule).text()
+        kernels += "\n\n" + Combine(schedule).text()
     head = f"# {comment}\n{HEAD}" if comment else HEAD
     head += LIBDEVICE if "libdevice." in kernels else ""
     return head + MATH + (DRAWS if any(step.name == "draw" for step in nest.steps) else "") + kernels
@@ -105,14 +107,31 @@ class _Main(Printer):
             self.put(f"row_ok = row < {self.schedule.end}")
             self.unravel("row", self.row_axes, self.nest.rows)
 
+    def _in_block(self, place: str) -> str:
+        """A number of the program, in 32 bits if indices of its block fit them and its own do not."""
+        narrow = self.schedule.wide_index and not self.schedule.wide_in_block
+        return f"({place}).to(tl.int32)" if narrow else place
+
     def _place_columns(self, begin: str) -> None:
         columns = "tl.arange(0, BLOCK_COLS)[None, :]"
-        if self.schedule.wide_index and self.schedule.kind == "rows":
+        if self.schedule.wide_in_block and self.schedule.kind == "rows":
             columns += ".to(tl.int64)"
         begin = "piece * BLOCK_COLS" if self.schedule.pieces > 1 else begin
-        self.put(f"col = {begin}{' + ' if begin else ''}{columns}")
-        self.put(f"col_ok = col < {self.nest.col_count}")
-        self.unravel("col", self.col_axes, self.nest.cols)
+        columns = f"{self._in_block(begin) if begin else ''}{' + ' if begin else ''}{columns}"
+        if self.schedule.cuts_columns:
+            *outer, inner = self.nest.cols
+            self.put(f"{self.col_axes[-1]} = {columns}")
+            self.put(f"col_ok = {self.col_axes[-1]} < {inner}")
+            if len(outer) > 1:
+                self.unravel("outer", self.col_axes[:-1], tuple(outer))
+            else:
+                self.put(f"{self.col_axes[0]} = outer")
+            begin = f"outer * {inner} + {begin}"
+            self.put(f"col = outer * {inner} + {self.col_axes[-1]}")
+        else:
+            self.put(f"col = {columns}")
+            self.put(f"col_ok = col < {self.nest.col_count}")
+            self.unravel("col", self.col_axes, self.nest.cols)
         self.put_groups(begin, "BLOCK_COLS", "[None, :]")
         if self.nest.rows and not (self.schedule.sums and self.schedule.whole_row):
             self.put("ok = row_ok & col_ok")
@@ -151,10 +170,16 @@ class _Main(Printer):
         self._end_sums(known=before)
 
     def _place_strip(self) -> None:
-        across = f"tl.cdiv({self.nest.col_count}, BLOCK_COLS)"
         self.put(f"program = {self.program()}")
-        self.put(f"strip = program // {across}")
-        self._place_columns(f"(program % {across}) * BLOCK_COLS")
+        if self.schedule.cuts_columns:
+            *outer, inner = self.nest.cols
+            blocks = f"tl.cdiv({inner}, BLOCK_COLS)"
+            self.put(f"strip = {self._in_block(f'program // ({prod(outer)} * {blocks})')}")
+            self.put(f"outer = program // {blocks} % {prod(outer)}")
+        else:
+            blocks = f"tl.cdiv({self.nest.col_count}, BLOCK_COLS)"
+            self.put(f"strip = program // {blocks}")
+        self._place_columns(f"(program % {blocks}) * BLOCK_COLS")
 
     def _strip(self) -> str:
         return "strip" if self.schedule.splits_columns else self.program()
@@ -212,6 +237,17 @@ class _Main(Printer):
             parts = [self._widened(step, f"({' + '.join(pairs)})"), self._widened(step, parts[-1])]
         return functools.reduce(lambda a, b: combine(step.kind or "", step.dtype, a, b), parts)
 
+    def text_of(self, i: int, step: Step) -> str:
+        if step.name != "scan":
+            return super().text_of(i, step)
+        here = scan(step.kind or "", self._scanned(i))
+        return here if self.schedule.whole_row else combine(step.kind or "", step.dtype, f"carry{i}", here)
+
+    def _scanned(self, i: int) -> str:
+        """The operand of a scan, with the identity beyond the last column."""
+        step = self.nest.steps[i]
+        return f"tl.where(col_ok, {self.operand(step.args[0])}, {identity(step.kind or '', step.dtype)})"
+
     def _finish(self, i: int, accumulated: str) -> None:
         step = self.nest.steps[i]
         if i in self.schedule.divided_sums:
@@ -266,11 +302,20 @@ class _Main(Printer):
             step = steps[i]
             rows = "BLOCK_ROWS" if steps[step.args[0]].level is Level.FULL else "1"
             self.put(f"acc{i} = {self.blank(step, rows)}")
+        # Row values are declared already.
+        inside = self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL))
+        scans = [i for i in self.schedule.scans if i in inside]
+        for i in scans:
+            rows = "BLOCK_ROWS" if steps[i].level is Level.FULL else "1"
+            start = identity(steps[i].kind or "", steps[i].dtype)
+            self.put(f"carry{i} = tl.full(({rows}, 1), {start}, {type_name(steps[i].dtype)})")
         self.open(f"for start in range(0, {self.nest.col_count}, BLOCK_COLS):")
         self._place_columns("start")
-        # Row values are declared already.
-        for i in self._in_order(self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL))):
+        for i in self._in_order(inside):
             self.declare(i)
+        for i in scans:
+            kind, dtype = steps[i].kind or "", steps[i].dtype
+            self.put(f"carry{i} = {combine(kind, dtype, f'carry{i}', reduce(kind, dtype, self._scanned(i), 1))}")
         for i in ends:
             terms = self._widened(steps[i], self._bounded(steps[i], 1))
             self.put(f"acc{i} = {combine(steps[i].kind or '', steps[i].dtype, f'acc{i}', terms)}")
@@ -347,54 +392,3 @@ class _Main(Printer):
                 self.declare(i)
         for store in late:
             self.store(store)
-
-
-class _After(Printer):
-    """The kernel that combines the programs' column sums and computes the steps that depend on them."""
-
-    def text(self) -> str:
-        late = [s for s in self.nest.stores if self.schedule.is_late(s.value)]
-        sizes = ["PARTS", "BLOCK_PARTS"]
-        if self.schedule.late_columns:
-            sizes.append("BLOCK_COLS")
-            self.put(f"col = {self.program()} * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]")
-            self.put(f"col_ok = col < {self.nest.col_count}")
-            self.unravel("col", self.col_axes, self.nest.cols)
-            self.put_groups(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
-        needed = self.nest.behind((s.value for s in late), passes=lambda i: i not in self.schedule.scratch)
-        loads = [i for i in needed if self.nest.steps[i].name == "load" and not self.nest.steps[i].args]
-        others = [i for i in needed if i not in loads]
-        at_once = all(self.nest.steps[i].name != "load" for i in others)
-        for i in loads + others:
-            if i in self.schedule.sums:
-                self._combine(i)
-            elif i in self.schedule.late_scalars:
-                self.put(f"{self.values[i]} = tl.load(part{i}_ptr + origin)")
-            else:
-                self.declare(i)
-            # Store after all loads, since a result may overwrite an operand, but before other values: Triton 3.6 fails
-            # ("operand does not dominate this use") where several values of double sums are stored at the end.
-            for store in late if at_once else []:
-                if store.value == i:
-                    self.store(store)
-        for store in [] if at_once else late:
-            self.store(store)
-        return self.define(f"{self.nest.name}_after", sizes)
-
-    def _combine(self, i: int) -> None:
-        step = self.nest.steps[i]
-        kind, accumulated = step.kind or "", accumulator_dtype(step)
-        wide = step.level is Level.COL
-        start = identity(kind, step.dtype)
-        self.put(f"total{i} = {self.blank(step, 'BLOCK_PARTS')}")
-        self.open("for start in range(0, PARTS, BLOCK_PARTS):")
-        self.put("part = start + tl.arange(0, BLOCK_PARTS)[:, None]")
-        self.put("part_ok = part < PARTS")
-        place = f"part.to(tl.int64) * {self.nest.col_count} + col" if wide else "part"
-        mask = "part_ok & col_ok" if wide else "part_ok"
-        self.put(f"found = tl.load(part{i}_ptr + {place}, mask={mask}, other={start})")
-        self.put(f"total{i} = {combine(kind, step.dtype, f'total{i}', 'found')}")
-        self.close()
-        convert = f".to({type_name(step.dtype)})" if accumulated != step.dtype else ""
-        gathered = reduce(kind, accumulated, f"total{i}", 0)
-        self.put(f"{self.values[i]} = {f'({gathered}){convert}' if convert else gathered}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 from tilewright.emit.triton_indices import fits_with, narrow_steps, ranges_of
 from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
@@ -13,11 +15,11 @@ from tilewright.emit.triton_step import expression, from_storage, identity, lite
 from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
-    ["row", "col", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part", "part_ok",
-     "count", "found", "draw", "piece", "tl", "tw", "libdevice", "float", "range"]
+    ["row", "col", "outer", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part",
+     "part_ok", "count", "found", "draw", "piece", "tl", "tw", "libdevice", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
-NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip")
+NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip", "carry")
 BYTES = ("bool", "int8", "uint8")
 GROUPS = (8, 4)
 """Elements that are drawn together, with two calls of Philox or one."""
@@ -85,7 +87,10 @@ class Printer:
     def define(self, name: str, sizes: Iterable[str]) -> str:
         pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.schedule.scratch]
         numbers = ["count", *(f"skip{number}" for number in range(self.nest.numbers))]
-        pointers += [f"count: tl.int{64 if self.schedule.wide_index else 32}", *(f"{n}: tl.int64" for n in numbers[1:])]
+        pointers += [
+            f"count: tl.int{64 if self.schedule.wide_in_block else 32}",
+            *(f"{n}: tl.int64" for n in numbers[1:]),
+        ]
         constants = [f"{size}: tl.constexpr" for size in sizes]
         signature = f"def {name}({', '.join(pointers + constants)}):"
         if len(signature) > LINE:
@@ -94,15 +99,21 @@ class Printer:
         # Compile one kernel for all values of the numbers.
         quoted = json.dumps(numbers)
         jit = f"triton.jit(do_not_specialize={quoted}, do_not_specialize_on_alignment={quoted})"
-        return f"@{jit}\n{signature}\n" + "\n".join(self._with_origin()) + "\n"
+        return f"@{jit}\n{signature}\n" + "\n".join(self._with_origin(self._without_unused_axes())) + "\n"
 
-    def _with_origin(self) -> list[str]:
+    def _without_unused_axes(self) -> list[str]:
+        """The lines without the index of an axis that no access reads alone."""
+        words = Counter(word for line in self.lines for word in WORD.findall(line))
+        unused = {axis for axis in (*self.row_axes, *self.col_axes) if words[axis] == 1 and axis[-1].isdigit()}
+        return [line for line in self.lines if line.partition(" = ")[0].strip() not in unused]
+
+    def _with_origin(self, lines: list[str]) -> list[str]:
         """Declare `origin`, the index of single elements as a block: the interpreter mishandles scalar pointers."""
-        if not any("origin" in line for line in self.lines):
-            return self.lines
-        first = next(k for k, line in enumerate(self.lines) if not line.strip().startswith('"""'))
+        if not any("origin" in line for line in lines):
+            return lines
+        first = next(k for k, line in enumerate(lines) if not line.strip().startswith('"""'))
         shape = "(1,)" if self.schedule.kind == "flat" else "(1, 1)"
-        return [*self.lines[:first], f"    origin = tl.full({shape}, 0, tl.int32)", *self.lines[first:]]
+        return [*lines[:first], f"    origin = tl.full({shape}, 0, tl.int32)", *lines[first:]]
 
     def program(self) -> str:
         return "tl.program_id(0).to(tl.int64)" if self.schedule.wide_index else "tl.program_id(0)"
@@ -119,9 +130,34 @@ class Printer:
 
     def index(self, strides: tuple[int, ...], axes: Sequence[str] | None = None) -> str:
         """The sum of stride × index over the axes, which are the rows' and the columns' unless named."""
-        axes = axes or self.row_axes + self.col_axes
-        terms = [a if s == 1 else f"{a} * {s}" for a, s in zip(axes, strides, strict=True) if s]
+        if axes is None:
+            rows, cols = self.nest.split(strides)
+            places = [*self._places("row", self.row_axes, self.nest.rows, rows)]
+            across = [*self._places(self.col_axes[0].removesuffix("0"), self.col_axes, self.nest.cols, cols)]
+            # Numbers of the program first: they are added to the pointer once.
+            places = [*across[:-1], *places, *across[-1:]] if self.schedule.cuts_columns else places + across
+        else:
+            places = list(zip(axes, strides, strict=True))
+        terms = [place if stride == 1 else f"{place} * {stride}" for place, stride in places if stride]
         return " + ".join(terms) or "origin"
+
+    @staticmethod
+    def _places(
+        name: str, axes: Sequence[str], extents: Sequence[int], strides: Sequence[int]
+    ) -> Iterator[tuple[str, int]]:
+        """The axes of the linear index `name` with their strides; those contiguous with each other as one, which shows
+        the compiler that neighbouring indices are neighbours in memory."""
+        first = 0
+        while first < len(axes):
+            last = first
+            while last + 1 < len(axes) and strides[last] and strides[last] == strides[last + 1] * extents[last + 1]:
+                last += 1
+            place, inner = axes[first], prod(extents[last + 1 :])
+            if first < last:
+                place = name if inner == 1 else f"({name} // {inner})"
+                place = f"({place} % {prod(extents[first : last + 1])})" if first else place
+            yield place, strides[last]
+            first = last + 1
 
     def mask(self, strides: tuple[int, ...]) -> str:
         """`, mask=…`, or nothing for a single element."""

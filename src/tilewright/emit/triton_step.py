@@ -89,8 +89,13 @@ def reduce(kind: str, dtype: str, value: str, axis: int) -> str:
     return f"tl.{kind}({value}, {along}).to({type_name(dtype)})"
 
 
+def scan(kind: str, value: str) -> str:
+    """`value`, a block, reduced along its columns up to each of them."""
+    return f"tl.cum{kind}({value}, 1)"
+
+
 def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: bool) -> str:
-    """A step other than `load`, `const`, `index` and reductions; `operand_dtype` is that of its last operand.
+    """A step other than `load`, `const`, `index`, reductions and scans; `operand_dtype` is that of its last operand.
 
     `of_elements` says that it varies with all axes of its nest, as no result of a reduction does.
     """

@@ -20,7 +20,7 @@ class AxisCollapser:
     stores: list[Store]
 
     def collapse(self) -> None:
-        if not any(s.name in ("reduce_cols", "reduce_rows") for s in self.steps):
+        if not any(s.name in ("reduce_cols", "reduce_rows", "scan") for s in self.steps):
             everything = self.rows + self.cols
             while len(everything) > 1 and self._mergeable(everything, len(everything) - 2):
                 self._merge(everything, len(everything) - 2)

@@ -105,6 +105,7 @@ class _Lowering:
         """Find the axes that each op's value varies with; a reduction runs only over axes its operand varies with."""
         self.deps: list[frozenset[Axis]] = []
         self.reductions: list[_Reduction] = []
+        self.scans: set[tuple[Axis, ...]] = set()
         for position, op in enumerate(self.ops):
             if op.name == "load":
                 source: Source = op.detail
@@ -116,6 +117,10 @@ class _Lowering:
                 deps = frozenset(leaves(op.detail.axes))
             else:
                 deps = frozenset().union(*(self.deps[a] for a in op.args))
+            if op.name == "scan":
+                scanned = tuple(axis for axis in leaves(op.detail[1]) if axis.extent > 1)
+                self.scans.add(scanned)
+                deps = deps | frozenset(scanned)
             if op.name == "reduce":
                 kind, axes = op.detail
                 axes = frozenset(leaves(axes))
@@ -142,9 +147,11 @@ class _Lowering:
 
     def _choose_axes(self) -> tuple[list[Axis], list[Axis]]:
         order = self._memory_order(self.domain)
+        if scanned := {axes for axes in self.scans if axes}:
+            return self._along(order, scanned)
         over = {r.axes for r in self.reductions if r.axes}
         if not over:
-            return order[:-1], order[-1:]
+            return self._split_by(order, frozenset(order[-1:]))
         again = {r.axes for r in self.reductions if r.axes and self._used_again(r)}
         if len(again) > 1:
             raise Unfusable("the nest uses reductions over different axes again")
@@ -162,13 +169,32 @@ class _Lowering:
                 return self._split_by(order, cols)
         raise Unfusable("reductions run over different axes")
 
+    def _along(self, order: list[Axis], scanned: set[tuple[Axis, ...]]) -> tuple[list[Axis], list[Axis]]:
+        """The scanned axes as columns: in their own order, the last one contiguous."""
+        cols, *others = scanned
+        if others:
+            raise Unfusable("scans run over different axes")
+        rows, found = self._split_by(order, frozenset(cols))
+        if tuple(found) != cols or order[-1] is not cols[-1]:
+            raise Unfusable("a scan runs across the rows of a tensor")
+        return rows, found
+
     def _starves(self, cols: frozenset[Axis]) -> bool:
         """Whether a GPU would run few programs, each over a long row."""
         row_count = prod(axis.extent for axis in self.domain - cols)
         return self.language == "triton" and row_count <= FEW_ROWS and prod(a.extent for a in cols) >= LONG_ROW
 
     def _split_by(self, order: list[Axis], cols: frozenset[Axis]) -> tuple[list[Axis], list[Axis]]:
-        return [a for a in order if a not in cols], [a for a in order if a in cols]
+        """Rows and columns in memory order; but on a GPU an axis along which a tensor is contiguous is the last row
+        axis, so that a tile has whole sectors of it. Layer norms of 64 columns behind a channels-last convolution, 2.1
+        GB in fp32: 2,009 µs on an H200 with rows in the order of the result, 561 so."""
+        rows = [a for a in order if a not in cols]
+        full = [strides for strides in (*self.output_strides, *self._load_strides()) if set(strides) >= self.domain]
+        beside = {axis for strides in full for axis in rows if strides[axis] == 1}
+        if self.language == "triton" and beside and rows[-1] not in beside:
+            inner = max(beside, key=order.index)
+            rows = [a for a in rows if a is not inner] + [inner]
+        return rows, [a for a in order if a in cols]
 
     def _cut(self, order: list[Axis]) -> tuple[list[Axis], list[Axis]]:
         """Rows and columns of a reduction over all axes: enough inner axes as columns, the others as parallel rows.
@@ -264,6 +290,8 @@ class _Lowering:
             elif op.name == "index":
                 index = strides_of([op.detail], [1])
                 step = replace(step, strides=tuple(index.get(a, 0) for a in rows + cols))
+            elif op.name == "scan":
+                step = replace(step, kind=op.detail[0])
             elif op.name in ("cast", "round"):
                 step = replace(step, to=op.detail or op.dtype)
             elif op.name in APPROXIMABLE:

@@ -78,6 +78,7 @@ class Step:
         draw          a random number: state in `access`, position in the stream by `strides`, threshold `constant`; on
                       a GPU the generator `philox`, whose offset the launch's argument `number` advances
         reduce_cols   a reduction of this `kind` over the columns of a row; `reduce_rows` over all rows
+        scan          for each column, the reduction of this `kind` over the columns up to it
         round, cast   conversion `to` a dtype
     """
 

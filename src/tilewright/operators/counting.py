@@ -11,7 +11,7 @@ from tilewright.operators.redundant import eliminate_redundant
 from tilewright.operators.row import Call, Row
 
 FREE = {
-    *("load", "draw", "const", "index", "check", "cast", "round", "reduce", "where"),
+    *("load", "draw", "const", "index", "check", "cast", "round", "reduce", "scan", "where"),
     *("and", "or", "xor", "not", "bitnot"),
 }
 FLOP = {

@@ -130,8 +130,8 @@ class _Excerpt:
     def _again(self, op: Op, args: tuple[int, ...]) -> int:
         if op.name == "draw":
             raise Unfusable("a part of a random draw")
-        if op.name == "reduce" and _reduced(op) & set(self.old):
-            raise Unfusable("a part of a dimension, of which a reduction covers some axes")
+        if op.name in ("reduce", "scan") and _reduced(op) & set(self.old):
+            raise Unfusable("a part of a dimension that a scan, or a reduction of some of its axes, runs over")
         if op.name == "reduce" and self._widened() > MOST_WIDENED:
             raise Unfusable(f"a reduction would be computed over {self._widened():.3g} times its elements")
         if op.name == "index":
@@ -235,11 +235,13 @@ def _varying(trace: Trace, wanted: int, axes: frozenset[Axis]) -> list[int]:
             own = frozenset(leaves(op.detail))
         elif op.name == "draw":
             own = frozenset(leaves(op.detail.axes))
+        elif op.name == "scan":
+            own = _reduced(op)
         found = (own & axes).union(*(along[a] for a in op.args))
         along[position] = found - _reduced(op) if op.name == "reduce" else found
     return [position for position, found in along.items() if found]
 
 
 def _reduced(op: Op) -> frozenset[Axis]:
-    """The axes that a reduction runs over."""
+    """The axes that a reduction or a scan runs over."""
     return frozenset(leaves(op.detail[1]))

@@ -40,10 +40,11 @@ def compute_dtype(dtype: str) -> str:
 class Op:
     """One scalar operation, done at every point of the axes its value depends on.
 
-    `name` is `load`, `draw`, `const`, `index`, `check`, `cast`, `round`, `reduce` or a scalar function; `args` are
-    positions in `Trace.ops`, of a load its indices and then where it reads, of a check its index and then where it
-    counts; `detail` is what the name needs: the constant, the source of a load or of a draw, the axes and kind of a
-    reduction, the dtype a value is rounded to, the axes of an index, the extent that a checked index stays below.
+    `name` is `load`, `draw`, `const`, `index`, `check`, `cast`, `round`, `reduce`, `scan` or a scalar function; `args`
+    are positions in `Trace.ops`, of a load its indices and then where it reads, of a check its index and then where it
+    counts; `detail` is what the name needs: the constant, the source of a load or of a draw, the kind and axes of a
+    reduction or scan, the dtype a value is rounded to, the axes of an index, the extent that a checked index stays
+    below.
     """
 
     name: str
@@ -269,6 +270,11 @@ class Value:
         if not axes:
             return Value(self.trace, self.id, self.dtype, kept)
         return self.trace.emit("reduce", (self,), self.dtype, kept, (kind, axes))
+
+    def scan(self, kind: ReduceKind, dim: int) -> Value:
+        """For each place along `dim`, the reduction of all elements up to it; a 0-d value stays."""
+        axes = self.dims[dim] if self.dims else ()
+        return self.trace.emit("scan", (self,), self.dtype, self.dims, (kind, axes)) if axes else self
 
     def sum(self, dims: Sequence[int] | int | None = None, keepdim: bool = True) -> Value:
         return self.reduce("sum", dims, keepdim)

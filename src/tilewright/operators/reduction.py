@@ -9,9 +9,9 @@ from math import prod
 from typing import Any, Literal
 
 from tilewright.operators.arithmetic import NOTHING, per_operand
-from tilewright.operators.language import FLOATS, Scalar, Value, call, predicate, where
+from tilewright.operators.language import FLOATS, ReduceKind, Scalar, Unfusable, Value, call, predicate, where
 from tilewright.operators.row import Call, RowFields, body
-from tilewright.operators.shapes import reduction
+from tilewright.operators.shapes import reduction, same
 
 Dims = Sequence[int] | int | None
 FARTHEST = 2**62
@@ -23,6 +23,22 @@ TRUTH: RowFields = {**PLACE, "arithmetic": NOTHING, "dtypes": ("bool",)}
 BOTH_EXTREMES: RowFields = {**WITH_PLACE, "arithmetic": per_operand(2), "dtypes": ("self", "self")}
 
 reduced = functools.partial(body, operator_class="reduction")
+
+
+@reduced("cumsum.default(self, dim, dtype)", arithmetic=ONE, shapes=same)
+def cumsum(c: Call, x: Value, dim: int, dtype: object = None) -> Value:
+    return _scan(c, x, "sum", dim)
+
+
+@reduced("cumprod.default(self, dim, dtype)", arithmetic=ONE, shapes=same)
+def cumprod(c: Call, x: Value, dim: int, dtype: object = None) -> Value:
+    return _scan(c, x, "prod", dim)
+
+
+def _scan(c: Call, x: Value, kind: ReduceKind, dim: int) -> Value:
+    if c.in_cpp:
+        raise Unfusable("a scan is PyTorch's on a CPU")
+    return x.to_compute(c.dtype).scan(kind, dim)
 
 
 def _all_if_empty(dims: Dims) -> Dims:

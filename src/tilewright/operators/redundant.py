@@ -40,6 +40,8 @@ def _identity(op: Op) -> Any:
         return op.detail.key, strides, op.detail.offset, op.detail.by
     if op.name == "reduce":
         return op.detail[0], frozenset(leaves(op.detail[1]))
+    if op.name == "scan":
+        return op.detail[0], tuple(leaves(op.detail[1]))
     if op.name == "index":
         return frozenset(strides_of([op.detail], [1]).items())
     if op.name == "draw":

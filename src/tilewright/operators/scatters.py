@@ -99,12 +99,6 @@ calls(
     priced=False,
 )
 calls(
-    "cumsum.default(self, dim, dtype)\ncumprod.default(self, dim, dtype)",
-    "library",
-    arithmetic=per_operand(1),
-    shapes=same,
-)
-calls(
     """
     sort.default(self, dim, descending)
     sort.stable(self, stable, dim, descending)

@@ -11,7 +11,8 @@ is accurate until mean² is 10⁸ times the variance. float64 has no wider type 
 Σ g and Σ g·(x - mean), are split off in the same way.
 
 The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each, which reads
-its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, few rows in strips.
+its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, few rows in strips. So it is
+with any number of rows if those in flight do not stay in the last-level cache.
 
 Runs on the partitioned graphs, after `norm/results.py` has computed results of norms from their moments.
 """
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tilewright.emit.triton_schedule import WHOLE_ROW
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula, replace, replace_results
 from tilewright.hardware.target import Target
@@ -49,7 +51,7 @@ def split_norms(graph: fx.Graph, target: Target) -> None:
             replace_results(node, insert_formula(node, _of_moments, *args[:3], args[5]))
         elif node.target is BACKWARD and args[7] is True and _is_split(args[1], target):
             replace_results(node, insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0]))
-        elif node.target is GROUP and _starves(args[0], args[3] * args[6], target):
+        elif node.target is GROUP and _is_long(args[0], args[3] * args[6], target):
             replace_results(node, insert_formula(node, _group_norm, *args[:3], *args[6:]))
         elif node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
             formula = _weight_norm if node.target is WEIGHT else _weight_norm_backward
@@ -112,15 +114,32 @@ def _weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, norms: Tensor) -> tu
 
 
 def _is_split(operand: Any, target: Target) -> bool:
-    return is_by_columns(operand) or _starves(operand, operand.meta["val"].shape[1], target)
+    return is_by_columns(operand) or _is_long(operand, operand.meta["val"].shape[1], target)
+
+
+def _is_long(operand: Any, rows: int, target: Target) -> bool:
+    """Whether the rows of a GPU's programs are so few, or so long, that one program should not pass over each again."""
+    if _starves(operand, rows, target):
+        return True
+    x = operand.meta["val"]
+    if not _is_generated_for_gpu(x, target) or not x.is_contiguous() or not rows:
+        return False
+    row_bytes = x.numel() * x.itemsize // rows
+    held = x.numel() // rows <= WHOLE_ROW
+    return not held and min(rows, target.profile.sms) * row_bytes > target.profile.l2_bytes > 0
 
 
 def _starves(operand: Any, rows: int, target: Target) -> bool:
     """Whether a GPU would run one program for each of few long rows."""
     x = operand.meta["val"]
-    if target.language != "triton" or x.dtype == torch.float64 or not all(isinstance(n, int) for n in x.shape):
+    if not _is_generated_for_gpu(x, target):
         return False
     return 0 < rows <= target.profile.sms and x.numel() >= rows * LONG_ROW and x.is_contiguous()
+
+
+def _is_generated_for_gpu(x: Tensor, target: Target) -> bool:
+    """Whether a Triton kernel of known sizes may accumulate over `x` in a wider dtype."""
+    return target.language == "triton" and x.dtype != torch.float64 and all(isinstance(n, int) for n in x.shape)
 
 
 def is_by_columns(operand: Any) -> bool:
