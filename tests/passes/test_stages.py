@@ -104,7 +104,9 @@ def with_meta(node: fx.Node, value: Any) -> None:
 SPOILED: dict[str, Callable[[fx.Node], object]] = {
     "dtype": lambda node: with_meta(node, node.meta["val"].double()),
     "shape": lambda node: with_meta(node, node.meta["val"][:2]),
-    "strides": lambda node: with_meta(node, node.meta["val"].t().contiguous().t()),
+    "strides": lambda node: with_meta(
+        node.all_input_nodes[0], node.all_input_nodes[0].meta["val"].t().contiguous().t()
+    ),
     "operand": lambda node: setattr(node, "args", (node.all_input_nodes[0].all_input_nodes[0],)),
     "operator": lambda node: setattr(node, "target", aten_ops.isnan.default),
     "order": lambda node: node.append(node.all_input_nodes[0]),
