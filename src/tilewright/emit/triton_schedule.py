@@ -21,8 +21,6 @@ of 8192 columns with a residual, fp32, takes 184 us on an H200, and 411 in block
 MANY_COLUMNS = 2**17
 """Blocks of so many columns are a program for each multiprocessor, without a division of the rows among programs. T5's
 bias of relative positions, 4 sums over 8 rows of 2,097,152 columns, took 177 + 80 us in two kernels on an H200."""
-MOST_ADDED = 4096
-"""Rows of which each of a tile's 32 accumulators may add its part in fp32: 128 terms."""
 LEAST_CUT = 128
 """The shortest innermost column axis that blocks of columns end with."""
 FEW_ROWS = 256
@@ -37,6 +35,8 @@ Layer norm's backward in bf16 takes 28 us on an H200 for 768 columns, 40 in piec
 WIDE = {"float32": "float64", "float64": "float64"}
 """Accumulator dtypes of sums; integers, and sums whose results are rounded to 16 bits, accumulate in their own."""
 
+NARROW = ("bfloat16", "float16", "int16", "uint8", "int8", "bool")
+"""Dtypes of less than four bytes an element."""
 WIDEST_VECTOR = 16
 """Elements of the narrowest dtype in 16 bytes."""
 
@@ -117,7 +117,7 @@ class TritonSchedule:
     def cuts_columns(self) -> bool:
         """Whether a block of columns ends with the innermost column axis, so that the outer ones are numbers of the
         program: no division for each element, and 32-bit places beside them. The minimum over the middle axis of
-        [128, 4096, 4095] took 3,230 µs on an H200 in fp32 and 5,374 in bf16, so 2,196 and 1,778."""
+        [128, 4096, 4095] took 3,230 µs on an H200 in fp32 and 5,374 in bf16, so 2,216 and 1,587."""
         return self.splits_columns and len(self.nest.cols) > 1 and self.nest.cols[-1] >= LEAST_CUT
 
     def column_blocks(self, block: int) -> int:
@@ -134,9 +134,15 @@ class TritonSchedule:
         return all(stride == 1 or stride % 4 == 0 for each in strides for stride in each)
 
     @property
+    def _reads_narrow(self) -> bool:
+        loads = [s.access for s in self.nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
+        return any(self.nest.buffers[access.buffer].dtype in NARROW for access in loads)
+
+    @property
     def loads_singly(self) -> bool:
-        """Whether a tile of column sums is loaded element by element."""
-        return self.splits_columns and not self.is_aligned and not self.has_few_rows
+        """Whether a tile of column sums is loaded element by element, of less than the four bytes that an asynchronous
+        copy to shared memory takes at least."""
+        return self.splits_columns and not self.is_aligned and not self.has_few_rows and self._reads_narrow
 
     @cached_property
     def sums_apart(self) -> bool:
@@ -189,11 +195,9 @@ class TritonSchedule:
         return prod(self.row_blocks)
 
     def accumulator(self, step: Step) -> str:
-        """The dtype in which a program accumulates; never double beside whole rows, which need the registers, and where
-        conversions to it would take longer than loads of single elements."""
+        """The dtype in which a program accumulates; never double beside whole rows, which need the registers."""
         beside_rows = step.name == "reduce_rows" and step.level is Level.COL and self.whole_row
-        narrow = self.loads_singly and self.nest.row_count <= MOST_ADDED if self.splits_columns else True
-        return step.dtype if beside_rows and narrow else accumulator_dtype(step)
+        return step.dtype if beside_rows and not self.splits_columns else accumulator_dtype(step)
 
     @cached_property
     def divided_sums(self) -> frozenset[int]:

@@ -26,7 +26,8 @@ SECTOR = 16
 LEAST_COLUMNS = 32
 """The fewest columns of a program that owns all rows: two sectors of 16-bit elements."""
 SINGLE_COLUMNS = 128
-"""Columns of a block whose rows begin at no vector."""
+"""Columns of a block that is loaded element by element: all loads of 16 rows are in flight. The sum over a middle axis
+of [128, 4096, 4095] in bf16 takes 1,516 µs on an H200, in blocks of 4 x 1024 1,757; in fp32, prefetched, 2,092."""
 WINDOWED_TILE = 256
 """Elements of a block that reads windows with a stride, two for each thread of four warps: with eight, other loads
 evict the sectors that neighbouring windows share from the first-level cache before they are read again. Pooling by
@@ -188,14 +189,13 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     elif schedule.splits_columns:
         # Each element needs an accumulator per sum, and one or two registers per load.
         many = len(schedule.sums) > 2 or len(loads) > MANY_LOADS
-        # Loads of single elements: a thread has more of them in flight, each warp along one row.
         single = schedule.loads_singly
-        each = 4 if repeats else 8 if many else 32 if single else 16
+        each = 4 if repeats else 8 if many else 16
         widest = max(each // 4 * tile // power_of_two(rows), LEAST_COLUMNS) if schedule.has_few_rows else tile
         block_cols = block_width(
             nest.cols[-1] if schedule.cuts_columns else columns, SINGLE_COLUMNS if single else widest
         )
-        block_rows = min(power_of_two(rows), max((4 if single else each // 4) * tile // block_cols, 2))
+        block_rows = min(power_of_two(rows), max((2 if single else each // 4) * tile // block_cols, 2))
         elements = block_rows * block_cols
         warps = max(elements // (each * WARP), 1)
     else:
@@ -216,8 +216,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     waves = PER_PROCESSOR if is_number else 1 if fills else WAVES
     most = 1 if schedule.one_strip else max(waves * processors // across, 1)
     strip = -(-tiles // min(tiles, most))
-    narrow = any(schedule.accumulator(nest.steps[i]) != accumulator_dtype(nest.steps[i]) for i in schedule.sums)
-    if narrow and not schedule.loads_singly:
+    if any(schedule.accumulator(nest.steps[i]) != accumulator_dtype(nest.steps[i]) for i in schedule.sums):
         strip = min(strip, MOST_TILES)
     strips = -(-tiles // strip)
     tile_bytes = elements * sum(getattr(torch, nest.buffers[place].dtype).itemsize for place in loads)

@@ -1,8 +1,8 @@
 """Extension modules in C++ against PyTorch's headers, compiled on this machine once for all processes.
 
 A build takes 3 to 25 s. It runs in the background, from when the backend is loaded on a GPU, else from the first call
-that could use the module. Until it ends, calls on a CPU and of single operators run in Python, and compilation for a
-GPU waits. `tilewright doctor` builds ahead.
+that could use the module. Until it ends, calls on a CPU and of single operators run in Python, and programs on a GPU as
+PyTorch runs them. `tilewright doctor` builds ahead.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Extension:
                 self._building = threading.Thread(target=self._build, name=f"build of {self.name}", daemon=True)
                 self._building.start()
         return self.found
+
+    @property
+    def is_building(self) -> bool:
+        return self._building is not None and self._building.is_alive()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait at most `seconds` for the build that `module` started; True if it has succeeded."""
