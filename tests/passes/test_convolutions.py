@@ -46,7 +46,9 @@ def verdict(record: Recording) -> str:
 
 @pytest.mark.parametrize(("window", "size"), [(7, 2), (3, 2), (5, 4), (5, 16)])
 def test_results_and_gradients(window: int, size: int) -> None:
-    model, x = Separable(window), torch.randn(2, CHANNELS, size, size)
+    # Of two small images a bias' gradient is 24 sums of 8 numbers, and eager's error, the measure of ours, is chance.
+    images = max(2, 64 // size**2)
+    model, x = Separable(window), torch.randn(images, CHANNELS, size, size)
     record = trains_as_eager(model, x)
     assert verdict(record) == "taken"
     backward = next(graph.plan.graph for graph in record.graphs if graph.plan.name == "backward")
