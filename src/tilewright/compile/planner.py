@@ -52,6 +52,10 @@ class Planner(Rewriter):
         self.hand_written = hand_written
         self.decisions = [] if decisions is None else decisions
 
+    @property
+    def runs_on_cpu(self) -> bool:
+        return not self.target.is_gpu
+
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite Dynamo's graph of torch functions."""
         options = {"channels_last": {"race": raced_layouts}}

@@ -33,6 +33,11 @@ Kind = Literal["forward", "backward", "inference"]
 class Rewriter:
     """Rewrites a program at each step of its capture. This one leaves it as it is."""
 
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether kernels for CPUs lay the results out; a program that is only planned for a GPU has the GPU's."""
+        return True
+
     def before_autograd(self, module: fx.GraphModule) -> object:
         """Rewrite the captured torch-level graph in place."""
 
@@ -161,7 +166,7 @@ def _traced(
             compiled = aot_module_simplified(
                 module,
                 inputs,
-                decompositions=decompositions(),
+                decompositions=decompositions(on_cpu=compiler.rewriter.runs_on_cpu),
                 partition_fn=pairs.partition,
                 keep_inference_input_mutations=True,
                 **functions,

@@ -22,12 +22,13 @@ from tilewright.graph.result_strides import laid_out_as_eager
 
 
 @functools.cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """By operator, as AOTAutograd takes them; list operators among them."""
+def decompositions(*, on_cpu: bool = True) -> dict[Any, Callable[..., Any]]:
+    """By operator, as AOTAutograd takes them; list operators among them, and `on_cpu` those of `result_strides`."""
     from torch._decomp import get_decompositions
 
     distances = dict(get_decompositions([torch.ops.aten._euclidean_dist]))
-    return foreach.by_tensor() | distances | dict(laid_out_as_eager()) | {torch.ops.aten.pow.Tensor_Scalar: _power}
+    laid_out = dict(laid_out_as_eager()) if on_cpu else {}
+    return foreach.by_tensor() | distances | laid_out | {torch.ops.aten.pow.Tensor_Scalar: _power}
 
 
 def _power(x: torch.Tensor, exponent: complex) -> Any:
