@@ -175,11 +175,13 @@ def bump_(x: torch.Tensor) -> None:
     x.numpy()[:] += 1
 
 
-def test_a_higher_order_operator() -> None:
-    """Its arguments hold tuples, which an operator of that kind tells from lists."""
+def test_a_higher_order_operator(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its arguments hold tuples, which an operator of that kind tells from lists; a line says that it stays dense."""
     q = torch.randn(1, 2, 128, 16)
     eager = torch.softmax(q @ q.mT / 4, -1) @ q
     assert_same(compiled(flex_attention)(q, q, q), eager)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("flex_attention computes every score: on a CPU the blocks of a mask are not read")
 
 
 def test_nested_tensors() -> None:

@@ -27,14 +27,14 @@ from tilewright.passes.attention.mask_parts import Band, band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
 from tilewright.passes.attention.spelling import Refusal, scaled_by, tensor_of
 from tilewright.passes.attention.writer import Writer
+from tilewright.records.errors import warn_once
 from tilewright.records.program import Decision, Verdict
 
 
 def call_for_bands(graph: Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call, and a warning on a CPU."""
     calls = [node for node in graph.nodes if node.op == "call_function" and str(node.target) == "flex_attention"]
-    on_gpu = [node for node in calls if target.language_of(tensor_of(node.args[0]).device) == "triton"]
-    return [_decide(node, target) for node in on_gpu]
+    return [_decide(node, target) for node in calls]
 
 
 def _decide(node: Node, target: Target) -> Decision:
@@ -42,9 +42,12 @@ def _decide(node: Node, target: Target) -> Decision:
     source, producer = source_line(node), node.all_input_nodes[0].name
     consumer, reason = node.name, "flex_attention in a band, in tilewright's kernels"
     try:
+        if target.language_of(tensor_of(node.args[0]).device) != "triton":
+            raise Refusal("on a CPU the blocks of a mask are not read")
         consumer = _rewrite(node).name
     except Refusal as refusal:
         verdict, reason = "refused", f"flex_attention computes every score: {refusal}"
+        warn_once(f"{source or node.name}: {reason}")
     return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="attention")
 
 
