@@ -94,7 +94,7 @@ def _product(node: fx.Node, alignment: int) -> _Product | None:
     beside = {1 if x.stride(-1) == 1 else 0, 2 if y.stride(-1) == 1 else 1, 2}
     odd = {axis for axis in beside if extents[axis] > 1 and extents[axis] % ALIGNED}
     m, k, n = (-extent % ALIGNED if axis in odd else 0 for axis, extent in enumerate(extents))
-    if not odd or (m and k) or (k and n) or (m and added):
+    if not odd or (m and added):
         return None
     return _Product(node, left, right, prod(batch), extents, (m, k, n), alignment)
 
@@ -129,6 +129,8 @@ class _Padder:
 
     def _copy_us(self, operand: fx.Node, padding: tuple[int, int]) -> float:
         """Predicted time to pad an operand."""
+        if all(padding):
+            return self._moved_us(operand)
         base, axis, _ = _base(operand, padding)
         if (base, axis) in self.padded or (axis == 1 and _is_own_gradient(base)):
             return 0.0
@@ -187,6 +189,9 @@ class _Padder:
     def _pad(self, before: fx.Node, operand: fx.Node, padding: tuple[int, int]) -> fx.Node:
         if not any(padding):
             return operand
+        if all(padding):
+            below, right = padding
+            return insert_call(before, aten.constant_pad_nd.default, operand, [0, right, 0, below])
         base, axis, by = _base(operand, padding)
         found = self.padded.get((base, axis))
         if base.op == "placeholder":
