@@ -132,7 +132,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
         "reductions run over different axes",
     ),
     "sum of a sum": (lambda x: x.sum(0).exp().sum(), [given(4, 6)], "does not vary with all rows of the nest"),
-    "no body": (lambda x: x.exp().cumsum(0), [given(4, 6)], r"aten.cumsum.default has no body"),
+    "no body": (lambda x: x.exp().cummax(0)[0], [given(4, 6)], r"aten.cummax.default has no body"),
+    "scan": (lambda x: x.exp().cumsum(1), [given(4, 6)], "a scan is PyTorch's on a CPU"),
     "diagonal": (lambda x: x.exp().diagonal() * 2, [given(4, 4)], "diagonal.default of a computed value needs"),
     "many parts": (lambda x: torch.cat([x * n for n in range(17)]), [given(4, 6)], "more than 16 parts"),
     "part of a merged dimension": (
@@ -143,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
     "part of flattened rows beside a sum of each": (
         lambda x: (lambda y: y + y.flip(0))((x - x.sum(-1, keepdim=True)).reshape(24)),
         [given(4, 6)],
-        "a part of a dimension, of which a reduction covers some axes",
+        "a part of a dimension that a scan, or a reduction of some of its axes, runs over",
     ),
     "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
     "part of a softmax": (

@@ -28,12 +28,12 @@ LARGEST_ULPS = {
     "tan": 3.1,
     "asin": 2.5,
     "acos": 1.9,
-    "atan": 1.6,
+    "atan": 2.3,
     "sinh": 2.0,
     "cosh": 2.1,
 }
 """The largest error measured, rounded up, in units of the result's last place: of glibc's vector forms where there are
-some (2.36, AVX-512), over five million points else."""
+some (2.36, AVX-512; of atan AVX2, which is less accurate), over five million points else."""
 
 EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "floor": torch.floor,
