@@ -103,17 +103,23 @@ def laid_out_as_eager() -> Iterator[tuple[Any, Callable[..., Any]]]:
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet, None), overload, None)
             if operator is not None:
-                yield operator, functools.partial(_laid_out, operator, restride)
+                yield operator, functools.partial(_laid_out, operator, restride, "batch_norm" in name)
 
 
-def _laid_out(operator: Any, restride: Restride, *args: Any, **kwargs: Any) -> Any:
+def _laid_out(operator: Any, restride: Restride, knows_images: bool, *args: Any, **kwargs: Any) -> Any:
+    """`knows_images`: of channels-last tensors its fake ones say what its kernels do."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-    if all(map(_is_plain, tensors)) or any(x.device.type != "cpu" for x in tensors):
+    known = all(_is_plain(x) or (knows_images and _lies_channels_last(x)) for x in tensors)
+    if known or any(x.device.type != "cpu" for x in tensors):
         return NotImplemented
     found = operator(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
     if isinstance(found, torch.Tensor):
         return restride(args, found)
     return tuple(restride(args, x) if isinstance(x, torch.Tensor) else x for x in found)
+
+
+def _lies_channels_last(x: torch.Tensor) -> bool:
+    return any(x.dim() == rank and x.is_contiguous(memory_format=layout) for layout, rank in RANKS.items())
 
 
 def _is_plain(x: torch.Tensor) -> bool:
