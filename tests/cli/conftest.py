@@ -16,6 +16,8 @@ def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a cache of the test's own, ceilings that need no measuring, and no GPU, here or in children."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    # pytest-xdist sets the width of a terminal, which piped output follows.
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
     return home
 
