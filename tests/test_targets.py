@@ -201,7 +201,7 @@ def test_missing_file(model: str) -> None:
 def test_a_file_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("hello")
     assert "not a Python file" in message(TargetError, f"{tmp_path}/model.txt:net")
-    assert "no file" in message(TargetError, f"{tmp_path}/:net")
+    assert "is a folder" in message(TargetError, f"{tmp_path}/:net")
 
 
 def test_a_file_with_nothing_in_it(tmp_path: Path) -> None:
