@@ -116,9 +116,7 @@ def test_the_version_is_that_of_the_package(tilewright: Tilewright) -> None:
         pytest.param(
             "broken",
             "broken failed with exit code 3: error: out of registers",
-            marks=pytest.mark.xfail(
-                reason="optimize ends with 1, not 6, since it measures inference unless told otherwise"
-            ),
+            marks=pytest.mark.xfail(reason="optimize ends with exit code 1 here, not 6"),
         ),
     ],
 )
