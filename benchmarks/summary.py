@@ -263,7 +263,7 @@ def main(folder: Path) -> int:
     results = read_all(folder)
     table = Table(title=f"{folder} · copy {results.copy_GBps():,.0f} GB/s", title_justify="left")
     for heading in ("kernels", "bar", "required", "measured", "rows", "of old sources", "least", ""):
-        table.add_column(heading, justify="right" if heading in NUMBERS else "left")
+        table.add_column(heading, justify="right" if heading in NUMBERS else "left", no_wrap=heading == "bar")
     found = list(verdicts(results))
     for v in found:
         figure = "no row" if v.figure is None else f"{v.figure:.3g}"

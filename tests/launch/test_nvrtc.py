@@ -19,7 +19,7 @@ SOURCE = '#include "row.cuh"\nextern "C" __global__ void one(float *x) { *x = NU
 @pytest.fixture
 def compiler() -> None:
     try:
-        nvrtc._version()
+        nvrtc.version()
     except CompilerError as error:
         pytest.skip(str(error).splitlines()[0])
 

@@ -102,10 +102,16 @@ calls(
     """
     sort.default(self, dim, descending)
     sort.stable(self, stable, dim, descending)
-    cummax.default(self, dim)
-    cummin.default(self, dim)
     """,
     "library",
+    shapes=same,
+    dtypes=("self", "int64"),
+    discontinuous=True,
+)
+calls(
+    "cummax.default(self, dim)\ncummin.default(self, dim)",
+    "library",
+    arithmetic=per_operand(1),
     shapes=same,
     dtypes=("self", "int64"),
     discontinuous=True,

@@ -105,8 +105,13 @@ def _backward(node: Node, x: Node) -> tuple[Node | None, str | None]:
     if not readers:
         return None, None
     found = readers.pop()
-    if readers or calls.operator_name(found.target) not in BACKWARD or calls.arguments(found)["input"] is not x:
+    if readers or calls.operator_name(found.target) not in BACKWARD:
         return None, "something else reads its mean or its root"
+    # A CPU's graph lays rows that lie across out for the gradient, as PyTorch's kernel does.
+    read = calls.arguments(found)["input"]
+    assert isinstance(read, Node)
+    if calls.through(read, lambda node: node.target is torch.ops.aten.clone.default) is not x:
+        return None, "its gradient reads another tensor"
     return found, None
 
 
