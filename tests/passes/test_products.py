@@ -11,7 +11,7 @@ from tests.contract import keeps_contract
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.product.biases import place_biases
+from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
 from tilewright.passes.product.contractions import contract
 
 H200 = target_named("h200")
@@ -104,7 +104,7 @@ NOT_ADDED: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 def test_a_bias_is_added_in_the_product(name: str) -> None:
     function, inputs = ADDED[name]
     graph = aten(function, *inputs)
-    place_biases(graph, H200)
+    add_biases_in_products(graph, H200)
     made = calls(graph)
     assert "addmm.default" in made and "mm.default" not in made and "add.Tensor" not in made
     got, eager = run(graph, *inputs), function(*inputs)
@@ -114,7 +114,7 @@ def test_a_bias_is_added_in_the_product(name: str) -> None:
 
 @pytest.mark.parametrize(("function", "inputs"), NOT_ADDED.values(), ids=NOT_ADDED)
 def test_biases_of_other_sums_stay(function: Callable[..., Any], inputs: list[Tensor]) -> None:
-    stays(lambda graph: place_biases(graph, H200), function, *inputs)
+    stays(lambda graph: add_biases_in_products(graph, H200), function, *inputs)
 
 
 LINEAR = torch.nn.functional.linear
@@ -134,7 +134,7 @@ IN_THE_PRODUCT: dict[str, Callable[..., Any]] = {
 def test_on_a_cpu_a_bias_is_added_in_the_kernel_that_reads_it(name: str) -> None:
     function, inputs = IN_KERNELS[name], [X.float(), W.float(), BIAS.float()]
     graph = aten(function, *inputs)
-    place_biases(graph, target_named("cpu"))
+    add_biases_in_kernels(graph, target_named("cpu"))
     assert "addmm.default" not in calls(graph)
     assert compare(run(graph, *inputs), function(*inputs), function(*(x.double() for x in inputs))).ok
 
@@ -148,7 +148,9 @@ def test_on_a_cpu_a_bias_is_added_in_the_kernel_that_reads_it(name: str) -> None
     ids=[*IN_THE_PRODUCT, "16 bits"],
 )
 def test_on_a_cpu_other_biases_stay(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    stays(lambda graph: place_biases(graph, target_named("cpu")), function, *(x.to(dtype) for x in (X, W, BIAS)))
+    stays(
+        lambda graph: add_biases_in_kernels(graph, target_named("cpu")), function, *(x.to(dtype) for x in (X, W, BIAS))
+    )
 
 
 def shared(x: Tensor, w: Tensor) -> Tensor:

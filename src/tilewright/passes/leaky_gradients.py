@@ -11,24 +11,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
+from torch.fx import Node
 
 from tilewright.graph.calls import arguments
-from tilewright.hardware.target import Target
+from tilewright.passes.rule import Value, call, rule
 
 aten = torch.ops.aten
 
 
-def read_results(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint graph of ATen operators, in place."""
-    order = {node: place for place, node in enumerate(graph.nodes)}
-    for node in graph.find_nodes(op="call_function", target=aten.leaky_relu_backward.default):
-        g, x, slope, is_result = node.args
-        results = [user for user in x.users if _has_slope(user, slope) and order[user] < order[node]]
-        if results and not is_result and slope >= 0:
-            node.args = (g, results[0], slope, True)
+def _result(node: Node, x: Node, slope: Any) -> dict[str, Node] | None:
+    """The leaky ReLU of x with that slope before `node`."""
+    found = (user for user in x.users if user.target is aten.leaky_relu.default and user < node)
+    result = next((user for user in found if arguments(user)["negative_slope"] == slope), None)
+    return None if result is None or slope < 0 else {"y": result}
 
 
-def _has_slope(node: fx.Node, slope: Any) -> bool:
-    """Whether this is a leaky ReLU with that slope."""
-    return node.target is aten.leaky_relu.default and arguments(node)["negative_slope"] == slope
+@rule(call(aten.leaky_relu_backward.default, "g", "x", Value("slope"), False), where=_result)
+def read_results(node: Node, g: Node, y: Node, slope: Any) -> Node:
+    node.args = (g, y, slope, True)
+    return node

@@ -24,6 +24,7 @@ from tilewright.graph.capture import first_line
 from tilewright.graph.snapshot import Snapshot
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
+from tilewright.passes.rule import Rule
 from tilewright.passes.verify import verify
 from tilewright.records.errors import TilewrightError, strict, warn_once
 from tilewright.records.program import Decision, GraphName
@@ -51,7 +52,7 @@ class Stage:
     name: str
     before: str
     after: str
-    passes: tuple[Pass, ...]
+    passes: tuple[Pass | Rule, ...]
 
     def run(
         self,
@@ -92,7 +93,7 @@ class Applied:
         return [*removed, *(f"+ {new.name} = {new.text()}" for _, new in pairs if new is not None)]
 
 
-def attempt(rewrite: Pass, graph: fx.Graph, target: Target, **options: Any) -> Sequence[Decision]:
+def attempt(rewrite: Pass | Rule, graph: fx.Graph, target: Target, **options: Any) -> Sequence[Decision]:
     """Run one rewrite; after an exception `graph` is as before, and the decision says why.
 
     Raises TilewrightError in strict mode, and what a required rewrite raises.

@@ -43,12 +43,13 @@ from tilewright.passes.norm.rms import as_aten, norm_as_one
 from tilewright.passes.norm.sample_sums import sum_samples_last
 from tilewright.passes.norm.split import split_norms
 from tilewright.passes.product.accumulated import accumulate_products
-from tilewright.passes.product.biases import place_biases
+from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
 from tilewright.passes.product.contractions import contract
 from tilewright.passes.product.padded import pad_products
 from tilewright.passes.product.skinny import skinny_products
 from tilewright.passes.random.dropout import split_dropout
 from tilewright.passes.random.identities import drop_identities
+from tilewright.passes.rule import Rule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
 from tilewright.passes.strided_rows import split_strided_rows
@@ -71,7 +72,7 @@ TORCH_LEVEL = Stage(
         Pass("gather_gradients", gather_gradients),
         Pass("convolve_as_images", convolve_as_images),
         Pass("multiply_patches", multiply_patches),
-        Pass("norm_as_one", norm_as_one),
+        norm_as_one,
         Pass("channels_last", channels_last),
     ),
 )
@@ -86,8 +87,9 @@ JOINT = Stage(
         Pass("drop_copies", drop_copies),
         Pass("contract", contract),
         Pass("simplify", simplify),
-        Pass("read_results", read_results),
-        Pass("place_biases", place_biases),
+        read_results,
+        add_biases_in_products,
+        add_biases_in_kernels,
         Pass("gather_back", gather_back),
         Pass("narrow_sorts", narrow_sorts),
         Pass("choose_kernels", choose_kernels, hand_written=True),
@@ -131,6 +133,6 @@ EACH_GRAPH = Stage(
 STAGES = (TORCH_LEVEL, JOINT, EACH_GRAPH)
 
 
-def rewrite(name: str) -> Pass:
+def rewrite(name: str) -> Pass | Rule:
     """The rewrite with this name. Raises KeyError."""
     return {one.name: one for stage in STAGES for one in stage.passes}[name]

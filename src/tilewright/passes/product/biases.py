@@ -17,68 +17,42 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
+from torch.fx import Node
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, replace
-from tilewright.hardware.target import Target
+from tilewright.graph.insert import insert_call
 from tilewright.kernels.device import NARROW
-from tilewright.passes.simplify import drop_unread
+from tilewright.passes.rule import call, gpu, rule
 from tilewright.passes.units import is_fusible, readers
 
 aten: Any = torch.ops.aten
-RESHAPES = ("view", "_unsafe_view")
 
 
-def place_biases(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
-    if target.is_gpu:
-        _add_in_products(graph)
-    elif target.language == "c++":
-        _add_in_kernels(graph)
-    drop_unread(graph)
-
-
-def _add_in_kernels(graph: fx.Graph) -> None:
-    for node in list(graph.find_nodes(op="call_function", target=aten.addmm.default)):
-        bias, *operands = node.args
-        result, added = calls.output(node), calls.output(bias)
-        if node.kwargs or result is None or added is None or added.dim() != 1 or result.dtype in NARROW:
-            continue
-        if all(is_fusible(reader) is None for reader in readers(node)):
-            product = insert_call(node, aten.mm.default, *operands)
-            replace(node, insert_call(node, aten.add.Tensor, product, bias))
-
-
-def _add_in_products(graph: fx.Graph) -> None:
-    for node in list(graph.find_nodes(op="call_function", target=aten.add.Tensor)):
-        first, second = node.args[:2]
-        for seen, bias in ((first, second), (second, first)):
-            if not isinstance(seen, fx.Node) or not isinstance(bias, fx.Node) or node.kwargs:
-                continue
-            product = _product(seen)
-            if product is not None and _is_bias(bias, product, node):
-                added = insert_call(node, aten.addmm.default, bias, *product.args)
-                if seen is not product:
-                    target_view: Any = seen.target
-                    added = insert_call(node, target_view, added, *seen.args[1:], **seen.kwargs)
-                replace(node, added)
-                break
-
-
-def _product(seen: fx.Node) -> fx.Node | None:
-    """The product that `seen` is or shows; None if it has other readers."""
-    product = seen
-    if calls.operator_name(seen.target) in RESHAPES and len(seen.users) == 1:
-        product = seen.all_input_nodes[0]
-    return product if product.target is aten.mm.default and len(product.users) == 1 else None
-
-
-def _is_bias(bias: fx.Node, product: fx.Node, node: fx.Node) -> bool:
+def _is_bias(node: Node, product: Node, bias: Node) -> bool:
     """Whether `bias` has an element for each column of the product, and the columns are the sum's last axis."""
-    added, columns, result = (calls.output(x) for x in (bias, product, node))
-    if added is None or columns is None or result is None:
-        return False
+    added, columns, result = (calls.tensor(x) for x in (bias, product, node))
     alike = added.dtype == columns.dtype == result.dtype and added.device == columns.device
     in_rows = str(result.shape[-1]) == str(columns.shape[1]) and result.is_contiguous()
     return alike and in_rows and added.dim() == 1 and str(added.shape[0]) == str(columns.shape[1])
+
+
+PRODUCT = call(aten.mm.default, "x", "w", name="product", alone=True, through=("view",))
+
+
+@rule(call(aten.add.Tensor, PRODUCT, "bias"), on=gpu, where=_is_bias)
+def add_biases_in_products(node: Node, product_seen: list[Node], bias: Node, x: Node, w: Node) -> Node:
+    added = insert_call(node, aten.addmm.default, bias, x, w)
+    for view in reversed(product_seen):
+        target: Any = view.target
+        added = insert_call(node, target, added, *view.args[1:], **view.kwargs)
+    return added
+
+
+def _is_read_in_kernels(node: Node, bias: Node) -> bool:
+    in_full = calls.tensor(bias).dim() == 1 and calls.tensor(node).dtype not in NARROW
+    return in_full and all(is_fusible(reader) is None for reader in readers(node))
+
+
+@rule(call(aten.addmm.default, "bias", "x", "w"), on=lambda target: target.language == "c++", where=_is_read_in_kernels)
+def add_biases_in_kernels(node: Node, bias: Node, x: Node, w: Node) -> Node:
+    return insert_call(node, aten.add.Tensor, insert_call(node, aten.mm.default, x, w), bias)

@@ -1,0 +1,217 @@
+"""Rewrites as rules: a pattern of calls, a condition on what it binds, and what takes the place of the calls.
+
+    @rule(call(aten.add.Tensor, call(aten.mm.default, "x", "w", alone=True), "bias"), on=gpu, where=is_bias)
+    def add_biases_in_products(node: Node, bias: Node, x: Node, w: Node) -> Node:
+        return insert_call(node, aten.addmm.default, bias, x, w)
+
+The condition and the function name as parameters what they need: what the pattern binds, the `target`, and `node`, the
+call that the whole pattern fits. Calls of the pattern without a reader afterwards are erased.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch.fx import Node
+
+from tilewright.graph.calls import arguments
+from tilewright.graph.canonical import argument, canonical_name, example, mutates
+from tilewright.graph.insert import replace, replace_results
+from tilewright.graph.source import source_line
+from tilewright.hardware.target import Target
+from tilewright.passes.simplify import is_pure
+from tilewright.records.program import Decision, GraphName
+
+COMMUTATIVE = frozenset({"add", "mul"})
+Match = dict[str, Any]
+"""What a pattern binds, by name; `calls` are the calls that it fits, operands first."""
+Write = Callable[..., "Node | Sequence[Node | None] | None"]
+
+
+@dataclass(frozen=True)
+class Value:
+    """Binds an argument of one of these types. A name binds the same value everywhere."""
+
+    name: str
+    types: tuple[type, ...] = (object,)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Fits a call of one of `operators` with these arguments."""
+
+    operators: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    alone: bool
+    through: frozenset[str]
+
+    def calls(self, node: Node) -> bool:
+        """Whether `node` calls one of the operators."""
+        given = self.operators
+        return node.op.startswith("call_") and (node.target in given or canonical_name(node) in given)
+
+
+def call(
+    operator: Any, *args: Any, name: str = "", alone: bool = False, through: Iterable[str] = (), **kwargs: Any
+) -> Call:
+    """A call of `operator`, or of one of a tuple: a canonical name fits every spelling, a function itself.
+
+    Of its arguments, a string binds a tensor and `Value` anything; a function tests one; a tuple has alternatives; any
+    other pattern must be equal. An argument without a pattern must be absent or its default, unless the last pattern is
+    `...`. In torch-level calls, keyword patterns also fit arguments by position, in this order behind the others.
+    `name` binds the call; with `alone` it has no other reader. Between it and its reader there may be calls of
+    `through`, bound as `NAME_seen`, the last first.
+    """
+    operators = operator if isinstance(operator, tuple) else (operator,)
+    return Call(operators, args, kwargs, name, alone, frozenset(through))
+
+
+def matches(pattern: Any, given: Any, found: Match) -> Iterator[Match]:
+    """`found` with what `pattern` binds at an argument, for each way in which it fits."""
+    if isinstance(pattern, Call):
+        yield from _call_matches(pattern, given, found)
+    elif isinstance(pattern, tuple):
+        for one in pattern:
+            yield from matches(one, given, found)
+    elif isinstance(pattern, str):
+        if example(given) is not None:
+            yield from matches(Value(pattern), given, found)
+    elif isinstance(pattern, Value):
+        known = found.get(pattern.name, given)
+        if isinstance(given, pattern.types) and type(known) is type(given) and known == given:
+            yield {**found, pattern.name: given}
+    elif pattern(given) if callable(pattern) else type(given) is type(pattern) and given == pattern:
+        yield found
+
+
+def _call_matches(pattern: Call, node: Any, found: Match) -> Iterator[Match]:
+    seen = list[Node]()
+    while isinstance(node, Node) and not pattern.calls(node) and canonical_name(node) in pattern.through:
+        seen.append(node)
+        node = node.args[0]
+    if not isinstance(node, Node) or not pattern.calls(node):
+        return
+    if pattern.alone and any(len(one.users) != 1 for one in (*seen, node)):
+        return
+    bound = {pattern.name: node, f"{pattern.name}_seen": seen} if pattern.name else {}
+    orders = [pattern.args]
+    if canonical_name(node) in COMMUTATIVE:
+        orders.append((*pattern.args[1::-1], *pattern.args[2:]))
+    for args in orders:
+        ways = [{**found, **bound}]
+        for one, given in _pairs(args, pattern.kwargs, node):
+            ways = [more for way in ways for more in matches(one, given, way)]
+        for way in ways:
+            yield {**way, "calls": (*way["calls"], *reversed(seen), node)}
+
+
+def _pairs(args: tuple[Any, ...], kwargs: dict[str, Any], node: Node) -> Iterator[tuple[Any, Any]]:
+    """Each pattern with the argument that it is for; at last a pair that does not fit if `node` has other arguments."""
+    is_open, args = args[-1:] == (...,), tuple(one for one in args if one is not ...)
+    if named := arguments(node):
+        wanted = {**dict(zip(named, args, strict=False)), **kwargs}
+        yield from ((one, named.get(name)) for name, one in wanted.items())
+        known = {one.name: one.default_value for one in node.target._schema.arguments if one.name not in wanted}  # type: ignore[union-attr]
+        fits = len(args) <= len(named) and all(named[name] == default for name, default in known.items())
+    else:
+        wanted = {**{str(place): one for place, one in enumerate(args)}, **kwargs}
+        yield from ((one, argument(node, place, name)) for place, (name, one) in enumerate(wanted.items()))
+        fits = len(node.args) <= len(wanted) and node.kwargs.keys() <= kwargs.keys()
+    if not fits and not is_open:
+        yield None, node
+
+
+def gpu(target: Target) -> bool:
+    return target.is_gpu
+
+
+def cpu(target: Target) -> bool:
+    return not target.is_gpu
+
+
+def triton(target: Target) -> bool:
+    return target.language == "triton"
+
+
+@dataclass
+class Rule:
+    """Rewrites what `pattern` fits, on targets for which `on` holds, where the condition `where` holds.
+
+    `write` inserts calls before `node` and gives what takes its place, or one for each of its results; or it changes
+    `node` and gives that; or it gives None if nothing is changed. If `where` gives a dict, that is bound too. With a
+    `reason` each rewrite is a decision, of a pass called `by`.
+    """
+
+    name: str
+    pattern: Any
+    write: Write
+    on: Callable[[Target], bool] = lambda target: True
+    where: Callable[..., Any] = lambda: True
+    reason: str = ""
+    by: str = ""
+    side: GraphName = "forward"
+    hand_written: bool = False
+    required: bool = False
+
+    def run(self, graph: fx.Graph, target: Target) -> list[Decision]:
+        """Rewrite `graph` in place; the decisions."""
+        return self(graph, target)
+
+    def __call__(self, graph: fx.Graph, target: Target) -> list[Decision]:
+        roots = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
+        nodes = [n for n in graph.nodes if any(root.calls(n) for root in roots)] if self.on(target) else []
+        # From the results upwards, so that the largest tree is found.
+        decisions = [self._at(node, target) for node in reversed(nodes) if not node._erased]
+        return [decision for decision in reversed(decisions) if decision is not None]
+
+    def _at(self, node: Node, target: Target) -> Decision | None:
+        for found in matches(self.pattern, node, {"calls": (), "node": node, "target": target}):
+            more = _filled(self.where, found) if _may_move(found["calls"]) else None
+            if more:
+                return self._rewrite(node, {**found, **more} if isinstance(more, dict) else found)
+        return None
+
+    def _rewrite(self, node: Node, found: Match) -> Decision | None:
+        source, todo = source_line(node), [*node.all_input_nodes, *found["calls"][:-1]]
+        producer, new = found["calls"][0].all_input_nodes[0].name, _filled(self.write, found)
+        if new is None:
+            return None
+        if not isinstance(new, Node):
+            replace_results(node, new)
+            new = next(one for one in new if one is not None)
+        elif new is not node:
+            replace(node, new)
+        while todo:
+            unread = todo.pop()
+            if not unread._erased and not unread.users and (unread in found["calls"] or is_pure(unread)):
+                todo += unread.all_input_nodes
+                unread.graph.erase_node(unread)
+        by = self.by or self.name
+        decision = Decision(self.side, producer, new.name, "taken", self.reason, source=source, passed_by=by)
+        return decision if self.reason else None
+
+
+def _filled(function: Callable[..., Any], found: Match) -> Any:
+    return function(**{name: found[name] for name in inspect.signature(function).parameters if name in found})
+
+
+def _may_move(calls: Sequence[Node]) -> bool:
+    """Whether nothing is written to between the first of these calls and the last, which takes the place of all."""
+    node, before = calls[-1], set(calls[:-1])
+    while before:
+        node = node.prev
+        before.discard(node)
+        if mutates(node):
+            return False
+    return True
+
+
+def rule(pattern: Any, **options: Any) -> Callable[[Write], Rule]:
+    """The function below, as the `write` of a rule of its name."""
+    return lambda write: Rule(write.__name__, pattern, write, **options)
