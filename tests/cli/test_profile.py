@@ -1,7 +1,9 @@
 """`tilewright profile` end to end: a case, a program, all ranks of a job, a block; and how each can fail."""
 
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -265,9 +267,11 @@ def test_an_interrupted_program_keeps_what_was_recorded(tmp_path: Path, home: Pa
     script = tmp_path / "train.py"
     script.write_text(INTERRUPTED)
     words = ["-m", "tilewright", "profile", "--", sys.executable, str(script), str(steps)]
+    # Whoever runs the tests in the background of a shell ignores interrupts, and children inherit that.
     ended = subprocess.run(
-        [sys.executable, *words], env=os.environ | OWN_PATH, capture_output=True, text=True, start_new_session=True
-    )
+        [sys.executable, *words], env=os.environ | OWN_PATH, capture_output=True, text=True, start_new_session=True,
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert ended.returncode == 130
     assert ("recorded 3 steps" in ended.stdout) == kept
     assert ("exit code 130 before anything was recorded" in ended.stderr) == (not kept)
