@@ -15,25 +15,16 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import replace
 from tilewright.graph.layouts import layout
 from tilewright.graph.writes import shows_operand, written
-from tilewright.hardware.target import Target
+from tilewright.passes.rule import call, rule
 
 
-def drop_copies(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph` in place."""
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.clone.default and _is_needless(node):
-            replace(node, node.all_input_nodes[0])
-
-
-def _is_needless(copy: fx.Node) -> bool:
-    original = copy.all_input_nodes[0]
-    if layout(copy) != layout(original) or not _begins_aligned(original):
+def _is_needless(node: fx.Node, original: fx.Node) -> bool:
+    if layout(node) != layout(original) or not _begins_aligned(original):
         return False
     original = calls.through(original, shows_operand)
-    readers = [*_readers(copy), *_readers(original)]
+    readers = [*_readers(node), *_readers(original)]
     return original.op == "call_function" and not any(
         reader.op == "output" or operand in written(reader) for operand, reader in readers
     )
@@ -52,3 +43,8 @@ def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
         yield node, user
         if shows_operand(user):
             yield from _readers(user)
+
+
+@rule(call(torch.ops.aten.clone.default, "original", ...), where=_is_needless)
+def drop_copies(node: fx.Node, original: fx.Node) -> fx.Node:
+    return original

@@ -178,7 +178,7 @@ class Rule:
         return None
 
     def _rewrite(self, node: Node, found: Match) -> Decision | None:
-        source, todo = source_line(node), [*node.all_input_nodes, *found["calls"][:-1]]
+        source, todo = source_line(node), [*node.all_input_nodes, *found["calls"]]
         producer, new = found["calls"][0].all_input_nodes[0].name, _filled(self.write, found)
         if new is None:
             return None

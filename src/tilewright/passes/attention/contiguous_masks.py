@@ -14,30 +14,25 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.target import Target
 from tilewright.passes.attention.fused import ON_CPU
+from tilewright.passes.rule import call, cpu, rule
 from tilewright.records.recipe import dense_strides
 
 aten = torch.ops.aten
 
 
-def make_masks_contiguous(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint graph of ATen operators, in place."""
-    if target.is_gpu:
-        return
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        mask = calls.arguments(node).get("attn_mask") if node.target in (ON_CPU.forward, ON_CPU.backward) else None
-        if isinstance(mask, fx.Node) and mask.op != "placeholder" and not _is_contiguous(mask):
-            if mask not in copies:
-                copies[mask] = insert_call(mask.next, aten.clone.default, mask, memory_format=torch.contiguous_format)
-            node.replace_input_with(mask, copies[mask])
-
-
-def _is_contiguous(mask: fx.Node) -> bool:
-    """Whether a mask is contiguous except for axes along which it repeats (stride 0)."""
-    value = calls.output(mask)
-    if value is None:
-        return True
+def _is_strided(mask: fx.Node) -> bool:
+    """Whether a mask is computed, and not contiguous but for axes along which it repeats (stride 0)."""
+    value = calls.tensor(mask)
     axes = [(size, stride) for size, stride in zip(value.shape, value.stride(), strict=True) if stride and size != 1]
-    return [stride for _, stride in axes] == list(dense_strides([size for size, _ in axes]))
+    is_dense = [stride for _, stride in axes] == list(dense_strides([size for size, _ in axes]))
+    return mask.op != "placeholder" and not is_dense
+
+
+@rule(call((ON_CPU.forward, ON_CPU.backward), ..., attn_mask="mask"), on=cpu, where=_is_strided)
+def make_masks_contiguous(node: fx.Node, mask: fx.Node) -> fx.Node:
+    readers = [user for user in mask.users if user.target in (ON_CPU.forward, ON_CPU.backward)]
+    copy = insert_call(mask.next, aten.clone.default, mask, memory_format=torch.contiguous_format)
+    for reader in readers:
+        reader.replace_input_with(mask, copy)
+    return node

@@ -13,45 +13,39 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
+from torch.fx import Node
 
 from tilewright.graph.insert import insert_call, replace
-from tilewright.hardware.target import Target
+from tilewright.passes.rule import call, gpu, rule
 
 aten = torch.ops.aten
-BIAS, MASK = 2, 10
-"""Positions of the convolution's bias, and of its backward's output mask, among the arguments."""
+MASK = 10
+"""Position of a convolution's output mask among the arguments of its backward."""
 
 
-def split_bias(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a forward, backward or inference graph of ATen operators, in place."""
-    if not target.is_gpu:
-        return
-    for node in list(graph.nodes):
-        if node.target is aten.convolution.default and node.args[BIAS] is not None:
-            _add_apart(node)
-        elif node.target is aten.convolution_backward.default and node.args[MASK][2]:
-            _sum_apart(node)
+@rule(
+    (
+        call(aten.convolution.default, "x", "weight", "bias", ...),
+        call(aten.convolution_backward.default, "gradient", ..., output_mask=lambda mask: mask[2]),
+    ),
+    on=gpu,
+)
+def split_bias(node: Node, bias: Node | None = None, gradient: Node | None = None) -> Node:
+    return _added_apart(node, bias) if gradient is None else _summed_apart(node, gradient)
 
 
-def _add_apart(node: fx.Node) -> None:
-    bias: Any = node.args[BIAS]
-    places = node.meta["val"].dim() - 2
-    bare = insert_call(node, node.target, *node.args[:BIAS], None, *node.args[BIAS + 1 :])  # type: ignore[arg-type]
-    along = insert_call(node, aten.view.default, bias, [-1, *[1] * places])
-    total = insert_call(node, aten.add.Tensor, bare, along)
-    replace(node, total)
+def _added_apart(node: Node, bias: Any) -> Node:
+    target: Any = node.target
+    bare = insert_call(node, target, *node.args[:2], None, *node.args[3:])
+    along = insert_call(node, aten.view.default, bias, [-1, *[1] * (node.meta["val"].dim() - 2)])
+    return insert_call(node, aten.add.Tensor, bare, along)
 
 
-def _sum_apart(node: fx.Node) -> None:
-    gradient, mask = node.args[0], node.args[MASK]
-    assert isinstance(gradient, fx.Node) and isinstance(mask, (list, tuple))
+def _summed_apart(node: Node, gradient: Node) -> Node:
     dims = [d for d in range(gradient.meta["val"].dim()) if d != 1]
     for user in [user for user in node.users if user.target is operator.getitem and user.args[1] == 2]:
-        total = insert_call(user, aten.sum.dim_IntList, gradient, dims)
-        replace(user, total)
-    if mask[0] or mask[1]:
-        node.update_arg(MASK, [mask[0], mask[1], False])
-        node.meta["val"] = (*node.meta["val"][:2], None)
-    else:
-        node.graph.erase_node(node)
+        replace(user, insert_call(user, aten.sum.dim_IntList, gradient, dims))
+    mask: Any = node.args[MASK]
+    node.update_arg(MASK, [*mask[:2], False])
+    node.meta["val"] = (*node.meta["val"][:2], None)
+    return node

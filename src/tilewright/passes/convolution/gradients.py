@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import operator
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, replace_results
-from tilewright.hardware.target import Target
+from tilewright.graph.insert import insert_call
+from tilewright.passes.rule import call, cpu, rule
 
 aten = torch.ops.aten
 OPERANDS = 3
@@ -36,16 +37,13 @@ MOST = 16
 """Additional bytes per byte of the image from which contiguous copies pay; they take up to twice as long."""
 
 
-def lighten_gradients(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint graph of ATen operators, in place."""
-    if target.is_gpu:
-        return
-    for node in graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
-        for copy in [] if _is_depthwise(node) else node.all_input_nodes[1:OPERANDS]:
-            if copy.target is aten.clone.default and copy.args[0].op == "placeholder":
-                node.replace_input_with(copy, copy.args[0])
-        if _needs_much_more(node):
-            _replace(node)
+@rule(call(aten.convolution_backward.default, ...), on=cpu)
+def lighten_gradients(node: fx.Node) -> fx.Node | list[fx.Node | None]:
+    copies: list[Any] = [] if _is_depthwise(node) else node.all_input_nodes[1:OPERANDS]
+    for copy in copies:
+        if copy.target is aten.clone.default and copy.args[0].op == "placeholder":
+            node.replace_input_with(copy, copy.args[0])
+    return _on_contiguous(node) if _needs_much_more(node) else node
 
 
 def _is_depthwise(node: fx.Node) -> bool:
@@ -68,7 +66,8 @@ def _needs_much_more(node: fx.Node) -> bool:
     return prod(weight) * (WORKSPACE if is_depthwise else COPIES) > MOST * prod(image)
 
 
-def _replace(node: fx.Node) -> None:
+def _on_contiguous(node: fx.Node) -> list[fx.Node | None]:
+    """The results of the same call on contiguous images."""
     images = [_contiguous(node, image) for image in node.args[:2]]  # type: ignore[arg-type]
     new = insert_call(node, node.target, *images, *node.args[2:])  # type: ignore[arg-type]
     results: list[fx.Node | None] = [None] * 3
@@ -80,7 +79,7 @@ def _replace(node: fx.Node) -> None:
             # Readers of the input's gradient were planned for this layout.
             layout = torch.contiguous_format if user.meta["val"].is_contiguous() else torch.channels_last
             results[place] = insert_call(node, aten.clone.default, result, memory_format=layout)
-    replace_results(node, results)
+    return results
 
 
 def _contiguous(before: fx.Node, operand: fx.Node) -> fx.Node:

@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example
-from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
+from tilewright.passes.rule import call, gpu, rule
 
 IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}
 NUMBERS = {"stride": (3, 1, 1), "padding": (4, 0, 0), "dilation": (5, 1, 1)}
@@ -31,15 +31,6 @@ FAR = 16
 """From this dilation on, cuDNN has no fast channels-last kernel for the gradient of two taps of `MANY` weights: 512 ×
 256 over 16 sequences of 4096 take 2119 µs, contiguous 282 (H200); three taps of 256 × 128 take 182 and 218."""
 MANY = 2**17
-
-
-def convolve_as_images(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
-    if not target.is_gpu:
-        return
-    for node in list(graph.nodes):
-        if canonical_name(node) in IN_ROWS and _is_suited(node):
-            _rewrite(node)
 
 
 def _is_suited(node: fx.Node) -> bool:
@@ -60,7 +51,8 @@ def _is_suited(node: fx.Node) -> bool:
     return groups == 1 or weight.shape[0 if canonical_name(node) == "conv_transpose1d" else 1] > 1
 
 
-def _rewrite(node: fx.Node) -> None:
+@rule(call(tuple(IN_ROWS), ...), on=gpu, where=_is_suited)
+def convolve_as_images(node: fx.Node) -> fx.Node:
     name = canonical_name(node)
     assert name is not None
     is_transposed = name == "conv_transpose1d"
@@ -78,8 +70,7 @@ def _rewrite(node: fx.Node) -> None:
         image.meta = {**node.meta, "example_value": value.unsqueeze(2)}
         row = write.method("squeeze", image, 2)
     row.meta["example_value"] = value
-    node.replace_all_uses_with(row)
-    node.graph.erase_node(node)
+    return row
 
 
 def _in_two_dimensions(number: Any, along: int) -> Any:

@@ -9,28 +9,29 @@ The copy is written by the kernel that computes the gradient, and all other read
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.target import Target
 from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
+from tilewright.passes.rule import call, gpu, rule
 
 aten = torch.ops.aten
-OPERANDS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
+OPERANDS: dict[Any, int] = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
 """How many arguments are tensors: the result's gradient, then the input and the weight, which determine the format."""
 
 
-def lay_operands(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
-    if not target.is_gpu:
-        return
-    for node in list(graph.nodes):
-        operands = node.all_input_nodes[: OPERANDS.get(node.target, 0)]
-        if any(_asks_for_the_format(operand) for operand in operands[-2:]):
-            for operand in operands[:-1]:
-                if not lies_channels_last(operand.meta["val"]):
-                    _copy(operand)
+@rule(call(tuple(OPERANDS), ...), on=gpu)
+def lay_operands(node: fx.Node) -> fx.Node | None:
+    operands = node.all_input_nodes[: OPERANDS[node.target]]
+    others = [operand for operand in operands[:-1] if not lies_channels_last(operand.meta["val"])]
+    if not others or not any(_asks_for_the_format(operand) for operand in operands[-2:]):
+        return None
+    for operand in others:
+        _copy(operand)
+    return node
 
 
 def _asks_for_the_format(operand: fx.Node) -> bool:

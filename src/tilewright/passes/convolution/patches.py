@@ -18,21 +18,12 @@ import torch
 from torch import fx
 
 from tilewright.cost.convolutions import ALIGNED
-from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static
-from tilewright.hardware.target import Target
+from tilewright.graph.canonical import argument, convolution_operands, example, static
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.passes.convolution.memory_formats import lies_channels_last
-
-
-def multiply_patches(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
-    if not target.is_gpu:
-        return
-    for node in list(graph.nodes):
-        if canonical_name(node) == "conv2d" and _is_of_patches(node):
-            _rewrite(node)
+from tilewright.passes.rule import call, gpu, rule
 
 
 def _is_of_patches(node: fx.Node) -> bool:
@@ -54,7 +45,8 @@ def _pair(number: Any) -> tuple[int, ...]:
     return tuple(number) if isinstance(number, (tuple, list)) else (number, number)
 
 
-def _rewrite(node: fx.Node) -> None:
+@rule(call("conv2d", ...), on=gpu, where=_is_of_patches)
+def multiply_patches(node: fx.Node) -> fx.Node:
     x, weight, bias = convolution_operands(node)
     (batch, channels, height, width), (made, _, *window) = example(x).shape, example(weight).shape  # type: ignore[union-attr]
     down, across = height // window[0], width // window[1]
@@ -71,5 +63,4 @@ def _rewrite(node: fx.Node) -> None:
         result = write.call(torch.permute, image, (0, 3, 1, 2))
         if value.is_contiguous():
             result = write.method("contiguous", result)
-    node.replace_all_uses_with(result)
-    node.graph.erase_node(node)
+    return result

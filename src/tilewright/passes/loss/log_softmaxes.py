@@ -20,8 +20,8 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula, replace
 from tilewright.graph.layouts import before_widening
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
+from tilewright.passes.rule import Value, call, rule, triton
 from tilewright.passes.units import is_fusible, is_view, readers
 
 aten: Any = torch.ops.aten
@@ -29,23 +29,14 @@ LEAST_COLUMNS, LEAST_ELEMENTS = 1024, 2**22
 """Smaller log-softmaxes stay in caches, where one kernel is faster than two."""
 
 
-def compute_where_read(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a joint or inference graph of ATen operators, in place."""
-    if target.language != "triton":
-        return
-    for softmax in graph.find_nodes(op="call_function", target=aten._log_softmax.default):
-        if _is_taken(softmax):
-            _replace(softmax)
-
-
-def _is_taken(softmax: fx.Node) -> bool:
+def _is_taken(node: fx.Node, logits: fx.Node, dim: int) -> bool:
     """Whether the rows are long, and all readers are gathers of few elements or can be fused."""
-    x, y = calls.output(softmax.args[0]), calls.output(softmax)  # type: ignore[arg-type]
-    if x is None or y is None or has_symbols(y) or y.dtype not in DTYPES or softmax.args[1] not in (-1, y.dim() - 1):
+    x, y = calls.tensor(logits), calls.tensor(node)
+    if has_symbols(y) or y.dtype not in DTYPES or dim not in (-1, y.dim() - 1):
         return False
     if not x.dim() or x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
         return False
-    return all(_picks(reader, softmax) or _computes(reader) for reader in readers(softmax))
+    return all(_picks(reader, node) or _computes(reader) for reader in readers(node))
 
 
 def _computes(reader: fx.Node) -> bool:
@@ -61,17 +52,17 @@ def _picks(reader: fx.Node, softmax: fx.Node) -> bool:
     return along and y.shape[:-1] == picked.shape[:-1] and picked.shape[-1] * LEAST_COLUMNS <= y.shape[-1] * 64
 
 
-def _replace(softmax: fx.Node) -> None:
-    x: Any = softmax.args[0]
-    dtype = softmax.meta["val"].dtype
-    top, total = insert_formula(softmax, _numbers, x)
-    for reader in [user for user in softmax.users if _picks(user, softmax)]:
-        replace(reader, insert_formula(reader, _pick, before_widening(x), reader.args[2], top, total, dtype))
+@rule(call(aten._log_softmax.default, "logits", Value("dim"), ...), on=triton, where=_is_taken)
+def compute_where_read(node: fx.Node, logits: fx.Node) -> fx.Node:
+    dtype = node.meta["val"].dtype
+    top, total = insert_formula(node, _numbers, logits)
+    for reader in [user for user in node.users if _picks(user, node)]:
+        replace(reader, insert_formula(reader, _pick, before_widening(logits), reader.args[2], top, total, dtype))
     # Insert one for each reader: the cut could save a shared one for backward.
-    for reader in list(softmax.users):
-        new = insert_formula(reader if not is_view(reader) else softmax, _shifted, x, top, total, dtype)
-        reader.replace_input_with(softmax, new)
-    softmax.graph.erase_node(softmax)
+    for reader in list(node.users):
+        new = insert_formula(reader if not is_view(reader) else node, _shifted, logits, top, total, dtype)
+        reader.replace_input_with(node, new)
+    return node
 
 
 def _numbers(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,17 +14,16 @@ difference of Σ² / n and mean². The gradient is that of Wu and He, arXiv:1803
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.insert import insert_formula, replace_results
-from tilewright.hardware.target import Target
+from tilewright.graph.insert import insert_formula
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Given, Grad, Gradient, Kept
-from tilewright.operators.channels import GROUP_NORM, GROUP_NORM_BACKWARD
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
-from tilewright.passes.simplify import drop_unread
+from tilewright.passes.rule import call, rule
 
 Norm = tuple[Tensor, Tensor, Tensor]
 
@@ -108,7 +107,10 @@ def _fake_backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rs
 _group_norm_backward = define("group_norm_backward", _backward, _fake_backward)
 _GRADIENT = Gradient(_group_norm_backward, (Grad(0), Given(0), Given(2), Kept(1), Kept(2)), (0, None, 1, 2, None))
 define("group_norm", _forward, _fake, gradient=_GRADIENT)
-FORMULAS: dict[str, Callable[..., Norm]] = {GROUP_NORM: _forward, GROUP_NORM_BACKWARD: _backward}
+FORMULAS: dict[Any, Callable[..., Norm]] = {
+    torch.ops.tilewright.group_norm.default: _forward,
+    torch.ops.tilewright.group_norm_backward.default: _backward,
+}
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -117,9 +119,6 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
     return y
 
 
-def split_group_norms(graph: fx.Graph, target: Target) -> None:
-    """Replace group norms and their gradients by their formulas in a forward, backward or inference graph, in place."""
-    for node in list(graph.nodes):
-        if formula := FORMULAS.get(str(node.target)):
-            replace_results(node, insert_formula(node, formula, *node.args))
-    drop_unread(graph)
+@rule(call(tuple(FORMULAS), ...))
+def split_group_norms(node: fx.Node) -> Any:
+    return insert_formula(node, FORMULAS[node.target], *node.args)

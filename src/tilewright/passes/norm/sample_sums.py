@@ -19,25 +19,15 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph.calls import arguments, class_of, nbytes, through
-from tilewright.graph.insert import insert_formula, replace
-from tilewright.hardware.target import Target
+from tilewright.graph.insert import insert_formula
 from tilewright.passes.convolution.memory_formats import lies_channels_last
+from tilewright.passes.rule import call, rule, triton
 
 aten = torch.ops.aten
 LEAST_BYTES = 2**20
 """Bytes; smaller operands take hardly longer than the launch of the second sum."""
 MOST_OPERATORS = 48
 """How many operators of the producing kernel are examined at most."""
-
-
-def sum_samples_last(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a forward, backward or inference graph of ATen operators, in place."""
-    if target.language != "triton":
-        return
-    for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
-        x = node.all_input_nodes[0]
-        if _is_by_channel(node, x) and _reads_moments_of_samples(x):
-            replace(node, insert_formula(node, _by_sample, x, node.meta["val"].dtype))
 
 
 def _by_sample(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -54,7 +44,8 @@ def _is_by_channel(node: fx.Node, x: fx.Node) -> bool:
     dims = {dim % value.dim() for dim in given["dim"] or range(value.dim())}
     by_channel = dims == set(range(value.dim())) - {1} and not given["keepdim"]
     several = value.shape[0] > 1 and value.shape[2:].numel() > 1
-    return by_channel and several and nbytes(x) >= LEAST_BYTES and lies_channels_last(_before_copies(x).meta["val"])
+    laid = lies_channels_last(_before_copies(x).meta["val"])
+    return by_channel and several and nbytes(x) >= LEAST_BYTES and laid and _reads_moments_of_samples(x)
 
 
 def _before_copies(x: fx.Node) -> fx.Node:
@@ -80,3 +71,8 @@ def _reads_moments_of_samples(x: fx.Node) -> bool:
             if of_samples and value.numel() <= samples * channels:
                 return True
     return False
+
+
+@rule(call(aten.sum.dim_IntList, "x", ...), on=triton, where=_is_by_channel)
+def sum_samples_last(node: fx.Node, x: fx.Node) -> Any:
+    return insert_formula(node, _by_sample, x, node.meta["val"].dtype)

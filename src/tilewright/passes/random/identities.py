@@ -8,18 +8,17 @@ PyTorch traces it as a copy.
 
 from __future__ import annotations
 
-from torch import fx
+from torch.fx import Node
 
-from tilewright.graph.canonical import argument, canonical_name
-from tilewright.hardware.target import Target
 from tilewright.passes.attention.match import is_active
+from tilewright.passes.rule import call, rule
 
 
-def drop_identities(graph: fx.Graph, target: Target) -> None:
-    """Rewrite a torch-level graph from Dynamo, on every `target`, in place."""
-    for node in graph.nodes:
-        if canonical_name(node) in ("dropout", "dropout_") and not is_active(node):
-            operand = argument(node, 0, "input")
-            if isinstance(operand, fx.Node):
-                node.replace_all_uses_with(operand)
-                graph.erase_node(node)
+@rule(
+    call(("dropout", "dropout_"), ..., input="x"),
+    where=lambda node: not is_active(node),
+    # PyTorch would copy the operand, and writes to the result would not reach it.
+    required=True,
+)
+def drop_identities(node: Node, x: Node) -> Node:
+    return x
