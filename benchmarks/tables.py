@@ -408,6 +408,14 @@ def _step_and_host(row: Measurement | None) -> tuple[float | None, float | None]
     return (None, None) if row is None else (row.median_us, row.host_us)
 
 
+FEW_MODELS = ("resnet50", "llama B8", "bert", "unet", "gpt2 B8", "llama decode B1 ")
+"""Of each kind one: convolutions, decoders trained, an encoder, a diffusion model, a decoder that makes a token."""
+
+
+def few_models(results: Results) -> str:
+    return models_together(Results([row for row in results.rows if row.case.startswith(FEW_MODELS)]))
+
+
 def models_together(results: Results) -> str:
     """Whole models, one row each: inference or a token, and training, by calls and as CUDA graphs; losers first."""
     found: dict[str, dict[tuple[bool, str], Line]] = {}
@@ -506,6 +514,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "versions": lambda _: versions(markdown),
     "shown": shown,
     "models": models("models"),
+    "models shown": few_models,
     "models together": models_together,
     "ranks": ranks,
     "wider models": models("wider_models"),

@@ -45,7 +45,7 @@ def code_after(words: str) -> str:
 
 def test_readme_shows_what_explain_prints_of_a_model() -> None:
     names: dict[str, Any] = {}
-    exec(code_after("## On your own model").partition("\n\nprint(")[0], names)
+    exec(code_after("## Your own model").partition("\n\nprint(")[0], names)
     program = tilewright.explain(names["model"], names["x"], on="h200").program
     shown = " ".join(code_after("`explain` prints, for this model").split())
     said = [f"{d.verdict} {d.producer} → {d.consumer} {d.reason}" for d in program.decisions]
@@ -57,7 +57,7 @@ def test_readme_shows_what_explain_prints_of_a_model() -> None:
 def test_readme_shows_what_explain_prints_of_fusion() -> None:
     case = load_case("examples/naive_softmax.py:softmax", None, training=None)
     printed = str(explain_case(case, "h200")).splitlines()
-    shown = code_after("fusion:\n").splitlines()[2:]
+    shown = code_after("has cases to try:\n").splitlines()[2:]
     assert shown and [line for line in printed if line in shown] == shown
 
 
