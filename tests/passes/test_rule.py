@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from tests.passes.graphs import aten, calls, run
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import target_named
-from tilewright.passes.rule import Value, call, gpu, matches, rule
+from tilewright.passes.rule import Refusal, Value, call, gpu, matches, rule
 from tilewright.passes.stage import Stage, applied
 
 ops: Any = torch.ops.aten
@@ -115,3 +115,22 @@ def test_the_tree_nearest_the_results_is_found_first() -> None:
     graph = aten(lambda x: x.exp().exp().exp(), X)
     simpler(graph, CPU)
     assert calls(graph) == ["exp.default"] * 2
+
+
+@rule(call(ops.relu.default, "x"), reason=lambda x: f"of {x.name}", refused="stays: ")
+def refuse_small(node: fx.Node, x: fx.Node) -> fx.Node:
+    new = insert_call(node, ops.abs.default, x)
+    if x.meta["val"].numel() < 4:
+        raise Refusal("small")
+    return new
+
+
+def test_a_refusal_is_a_decision_and_leaves_the_graph_as_it_was() -> None:
+    graph = aten(lambda x: torch.relu(x[0, :2]).sum() + torch.relu(x).sum(), X)
+    decisions = refuse_small(graph, CPU)
+    assert [(d.verdict, d.consumer, d.reason) for d in decisions] == [
+        ("refused", "relu", "stays: small"), ("taken", "abs_1", "of x_1")
+    ]  # fmt: skip
+    assert sorted(calls(graph)) == sorted(
+        ["select.int", "slice.Tensor", "relu.default", "sum.default", "abs.default", "sum.default", "add.Tensor"]
+    )

@@ -18,43 +18,30 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from tilewright.graph.canonical import canonical_name, example
-from tilewright.graph.source import source_line
-from tilewright.hardware.target import Target
+from tilewright.graph.canonical import example
 from tilewright.passes.attention.form import in_old_layout
-from tilewright.passes.attention.spelling import Refusal, tensor_of
+from tilewright.passes.attention.spelling import tensor_of
 from tilewright.passes.attention.writer import Writer
-from tilewright.records.program import Decision, Verdict
+from tilewright.passes.rule import Refusal, call, rule
 
-CALL = "_transformer_encoder_layer_fwd"
 KEYS = 1
 """PyTorch's kind of a mask [B, Sk] of padding; kind 0 is [Sq, Sk], and 2 is [B, H, Sq, Sk]."""
 
 
-def write_layers_out(graph: Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call on a GPU."""
-    calls = [node for node in graph.nodes if canonical_name(node) == CALL]
-    return [_decide(node) for node in calls if (x := example(node)) is not None and target.runs_on_gpu(x.device)]
-
-
-def _decide(node: Node) -> Decision:
-    verdict: Verdict = "taken"
-    producer, source = node.all_input_nodes[0].name, source_line(node)
-    consumer, reason = node.name, "a transformer layer written out: its steps are fused"
-    try:
-        if any(isinstance(size, int) and size == 0 for size in tensor_of(node).shape):
-            raise Refusal("an empty tensor")
-        write = Writer(node.graph, node)
-        new = write.formula(_layer, *node.args, **node.kwargs)
-        new = in_old_layout(write, node, new)
-        node.replace_all_uses_with(new)
-        node.graph.erase_node(node)
-        consumer = new.name
-    except Refusal as refusal:
-        verdict, reason = "refused", f"a transformer layer stays with PyTorch: {refusal}"
-    return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="encoder_layers")
+@rule(
+    call("_transformer_encoder_layer_fwd", "x", ...),
+    where=lambda node, target: (y := example(node)) is not None and target.runs_on_gpu(y.device),
+    reason="a transformer layer written out: its steps are fused",
+    refused="a transformer layer stays with PyTorch: ",
+    by="encoder_layers",
+)
+def write_layers_out(node: Node) -> Node:
+    if any(isinstance(size, int) and size == 0 for size in tensor_of(node).shape):
+        raise Refusal("an empty tensor")
+    write = Writer(node.graph, node)
+    return in_old_layout(write, node, write.formula(_layer, *node.args, **node.kwargs))
 
 
 def _layer(

@@ -25,6 +25,7 @@ from tilewright.graph.insert import insert_call
 from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
+from tilewright.passes.rule import Refusal
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import readers
 from tilewright.records.program import Decision, Verdict
@@ -35,10 +36,6 @@ BY_INDEX = {aten.index_put.default: aten.index_put_.default, aten.index_copy.def
 BY_VIEW = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
 """Functional writes of their second argument, and the operator of the view that they write to; it takes the first
 argument and those from the third on."""
-
-
-class Refusal(Exception):
-    """Why a write does not stay in place."""
 
 
 def write_in_place(graph: fx.Graph, target: Target) -> list[Decision]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -20,16 +20,22 @@ from torch.fx import Node
 
 from tilewright.graph.calls import arguments
 from tilewright.graph.canonical import argument, canonical_name, example, mutates
-from tilewright.graph.insert import replace, replace_results
+from tilewright.graph.insert import replace as replace_node
+from tilewright.graph.insert import replace_results
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import is_pure
-from tilewright.records.program import Decision, GraphName
+from tilewright.passes.units import behind_views, gradients
+from tilewright.records.program import Decision, Verdict
 
 COMMUTATIVE = frozenset({"add", "mul"})
 Match = dict[str, Any]
 """What a pattern binds, by name; `calls` are the calls that it fits, operands first."""
 Write = Callable[..., "Node | Sequence[Node | None] | None"]
+
+
+class Refusal(Exception):
+    """Why a call that a pattern fits stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ class Rule:
 
     `write` inserts calls before `node` and gives what takes its place, or one for each of its results; or it changes
     `node` and gives that; or it gives None if nothing is changed. If `where` gives a dict, that is bound too. With a
-    `reason` each rewrite is a decision, of a pass called `by`.
+    `reason` each rewrite leaves a decision, which is `by` a pass of that name, and so does a Refusal that either
+    raises: its message behind `refused`.
     """
 
     name: str
@@ -153,9 +160,9 @@ class Rule:
     write: Write
     on: Callable[[Target], bool] = lambda target: True
     where: Callable[..., Any] = lambda: True
-    reason: str = ""
+    reason: str | Callable[..., str] = ""
+    refused: str = ""
     by: str = ""
-    side: GraphName = "forward"
     hand_written: bool = False
     required: bool = False
 
@@ -166,35 +173,58 @@ class Rule:
     def __call__(self, graph: fx.Graph, target: Target) -> list[Decision]:
         roots = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
         nodes = [n for n in graph.nodes if any(root.calls(n) for root in roots)] if self.on(target) else []
+        behind = gradients(graph) if nodes and self.reason else set()
+        decisions = []
         # From the results upwards, so that the largest tree is found.
-        decisions = [self._at(node, target) for node in reversed(nodes) if not node._erased]
-        return [decision for decision in reversed(decisions) if decision is not None]
+        for node in reversed(nodes):
+            if not node._erased and (decision := self._at(node, target)) is not None:
+                decisions.append(replace(decision, graph="backward" if node in behind else "forward"))
+        return decisions[::-1] if self.reason else []
 
     def _at(self, node: Node, target: Target) -> Decision | None:
+        source, before = source_line(node), node.prev
         for found in matches(self.pattern, node, {"calls": (), "node": node, "target": target}):
-            more = _filled(self.where, found) if _may_move(found["calls"]) else None
-            if more:
-                return self._rewrite(node, {**found, **more} if isinstance(more, dict) else found)
+            producer = behind_views(found["calls"][0].all_input_nodes[0])
+            verdict: Verdict
+            try:
+                if not _may_move(found["calls"]) or not (more := _filled(self.where, found)):
+                    continue
+                found |= more if isinstance(more, dict) else {}
+                producer = found.get("producer", producer)
+                if (new := self._rewritten(node, found)) is None:
+                    return None
+                verdict, consumer = "taken", new.name
+                reason = self.reason if isinstance(self.reason, str) else _filled(self.reason, found)
+            except Refusal as refusal:
+                while node.prev is not before:
+                    node.graph.erase_node(node.prev)
+                verdict, consumer, reason = "refused", node.name, f"{self.refused}{refusal}"
+            by = self.by or self.name
+            return Decision("forward", producer.name, consumer, verdict, reason, source=source, passed_by=by)
         return None
 
-    def _rewrite(self, node: Node, found: Match) -> Decision | None:
-        source, todo = source_line(node), [*node.all_input_nodes, *found["calls"]]
-        producer, new = found["calls"][0].all_input_nodes[0].name, _filled(self.write, found)
+    def _rewritten(self, node: Node, found: Match) -> Node | None:
+        """What takes the place of `node`: the first if it is several."""
+        operands = node.all_input_nodes
+        new: Node | Sequence[Node | None] | None = _filled(self.write, found)
         if new is None:
             return None
         if not isinstance(new, Node):
             replace_results(node, new)
             new = next(one for one in new if one is not None)
         elif new is not node:
-            replace(node, new)
-        while todo:
-            unread = todo.pop()
-            if not unread._erased and not unread.users and (unread in found["calls"] or is_pure(unread)):
-                todo += unread.all_input_nodes
-                unread.graph.erase_node(unread)
-        by = self.by or self.name
-        decision = Decision(self.side, producer, new.name, "taken", self.reason, source=source, passed_by=by)
-        return decision if self.reason else None
+            replace_node(node, new)
+        _erase_unread([*operands, *found["calls"]], found["calls"][:-1])
+        return new
+
+
+def _erase_unread(todo: list[Node], known: Sequence[Node]) -> None:
+    """Erase those of these calls without a reader that are pure or `known`, and so on upwards."""
+    while todo:
+        node = todo.pop()
+        if not node._erased and not node.users and (node in known or is_pure(node)):
+            todo += node.all_input_nodes
+            node.graph.erase_node(node)
 
 
 def _filled(function: Callable[..., Any], found: Match) -> Any:

@@ -14,7 +14,7 @@ import operator
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from tilewright.graph.canonical import argument, canonical_name, static
 from tilewright.graph.pytorch_state import in_real_tensors
@@ -25,33 +25,29 @@ from tilewright.passes.attention.constants import MOST_BYTES, computed
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import Band, band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
-from tilewright.passes.attention.spelling import Refusal, scaled_by, tensor_of
+from tilewright.passes.attention.spelling import scaled_by, tensor_of
 from tilewright.passes.attention.writer import Writer
+from tilewright.passes.rule import Refusal, call, rule
 from tilewright.records.errors import warn_once
-from tilewright.records.program import Decision, Verdict
 
 
-def call_for_bands(graph: Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for each call, and a warning on a CPU."""
-    calls = [node for node in graph.nodes if node.op == "call_function" and str(node.target) == "flex_attention"]
-    return [_decide(node, target) for node in calls]
-
-
-def _decide(node: Node, target: Target) -> Decision:
-    verdict: Verdict = "taken"
-    source, producer = source_line(node), node.all_input_nodes[0].name
-    consumer, reason = node.name, "flex_attention in a band, in tilewright's kernels"
+@rule(
+    call("flex_attention", ...),
+    reason="flex_attention in a band, in tilewright's kernels",
+    refused="flex_attention computes every score: ",
+    by="attention",
+)
+def call_for_bands(node: Node, target: Target) -> Node:
     try:
         if target.language_of(tensor_of(node.args[0]).device) != "triton":
             raise Refusal("on a CPU the blocks of a mask are not read")
-        consumer = _rewrite(node).name
+        return _in_a_band(node)
     except Refusal as refusal:
-        verdict, reason = "refused", f"flex_attention computes every score: {refusal}"
-        warn_once(f"{source or node.name}: {reason}")
-    return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="attention")
+        warn_once(f"{source_line(node) or node.name}: flex_attention computes every score: {refusal}")
+        raise
 
 
-def _rewrite(node: Node) -> Node:
+def _in_a_band(node: Node) -> Node:
     q, k, v = (x for x in node.args[:3] if isinstance(x, Node))
     score, blocks, scale = node.args[3:6]
     others = [x for x in node.args[7:] if x]
@@ -72,7 +68,7 @@ def _rewrite(node: Node) -> Node:
     out, _ = call_attention(write, (q, k, v), None, band, scale * factor, cap)
     out = in_old_layout(write, results[0], out)
     results[0].replace_all_uses_with(out)
-    for unused in (*node.users, node):
+    for unused in list(node.users):
         node.graph.erase_node(unused)
     return out
 

@@ -14,15 +14,12 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.canonical import argument, canonical_name, example, is_last
+from tilewright.passes.rule import Refusal as Refusal
 
 PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
 
 Scalar = Callable[[object], float | None]
 """Returns the number that an argument holds; None if it is not constant."""
-
-
-class Refusal(Exception):
-    """An attention cannot be rewritten; the message says why."""
 
 
 def tensor_of(node: object) -> torch.Tensor:

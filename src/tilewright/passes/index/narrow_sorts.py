@@ -16,36 +16,22 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_results, replace_results
-from tilewright.graph.source import source_line
-from tilewright.hardware.target import Target
-from tilewright.passes.units import behind_views
-from tilewright.records.program import Decision
+from tilewright.graph.insert import insert_call, insert_results
+from tilewright.passes.rule import call, gpu, rule
 
 aten: Any = torch.ops.aten
-SORTS = (aten.sort.default, aten.sort.stable)
 KEYS = (torch.int8, torch.int16, torch.int32)
 MOST = 2**15
 """Extent up to which keys are narrowed: those of 32 bits cost a conversion and save little."""
 
 
-def narrow_sorts(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite a joint or inference graph of ATen operators in place; returns a decision for each narrowed sort."""
-    if not target.is_gpu:
-        return []
-    sorts = [node for node in graph.nodes if node.target in SORTS]
-    return [_apply(node, dtype) for node in sorts if (dtype := _narrow(node)) is not None]
-
-
-def _narrow(node: fx.Node) -> torch.dtype | None:
+def _narrow(node: fx.Node, keys: fx.Node) -> dict[str, torch.dtype] | None:
     """The narrowest dtype that holds every key; None if their range is unknown, or they are not int64."""
-    keys = node.args[0]
-    value = calls.output(keys) if isinstance(keys, fx.Node) else None
-    if value is None or value.dtype != torch.int64:
-        return None
     # Stop at the getitem: the call behind it has several results.
-    extent = _extent(calls.through(keys, lambda x: calls.is_view(x) and x.target is not operator.getitem))  # type: ignore[arg-type]
-    return None if extent is None or extent > MOST else narrowest(extent)
+    extent = _extent(calls.through(keys, lambda x: calls.is_view(x) and x.target is not operator.getitem))
+    if calls.tensor(keys).dtype != torch.int64 or extent is None or extent > MOST:
+        return None
+    return {"dtype": narrowest(extent)}
 
 
 def narrowest(extent: int) -> torch.dtype:
@@ -67,14 +53,13 @@ def _extent(node: fx.Node) -> int | None:
     return extent if isinstance(extent, int) else None
 
 
-def _apply(node: fx.Node, dtype: torch.dtype) -> Decision:
-    keys, *options = node.args
-    assert isinstance(keys, fx.Node)
+def _reason(dtype: torch.dtype) -> str:
+    info = torch.iinfo(dtype)
+    return f"its keys are at most {info.max}: {info.bits} bits of them are sorted, and not 64"
+
+
+@rule(call((aten.sort.default, aten.sort.stable), ..., self="keys"), on=gpu, where=_narrow, reason=_reason)
+def narrow_sorts(node: fx.Node, keys: fx.Node, dtype: torch.dtype) -> list[fx.Node]:
     narrow = insert_call(node, aten._to_copy.default, keys, dtype=dtype)
     target: Any = node.target
-    new = insert_call(node, target, narrow, *options, **node.kwargs)
-    replace_results(node, insert_results(node, new, 2))
-    bits = torch.iinfo(dtype).bits
-    reason = f"its keys are at most {torch.iinfo(dtype).max}: {bits} bits of them are sorted, and not 64"
-    producer, source = behind_views(keys).name, source_line(new)
-    return Decision("forward", producer, new.name, "taken", reason, source=source, passed_by="narrow_sorts")
+    return insert_results(node, insert_call(node, target, narrow, *node.args[1:], **node.kwargs), 2)

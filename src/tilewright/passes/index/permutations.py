@@ -14,60 +14,48 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_known, replace
-from tilewright.graph.source import source_line
+from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.target import Target
+from tilewright.passes.rule import Value, call, rule
 from tilewright.passes.shared_zeros import is_zeros
-from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views
-from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 SORTS = (aten.sort.default, aten.sort.stable)
 
 
-def gather_back(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite a joint graph of ATen operators in place; returns a decision for each gradient that became a gather."""
-    known = _Permutations()
-    decisions = []
-    for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
-        if (found := _Scatter.of(node)) and (sources := known.sources(found)):
-            decisions.append(_apply(found, *sources))
-    if decisions:
-        drop_unread(graph)
-    return decisions
+def _permuted(into: fx.Node, indices: Any, rows: fx.Node) -> dict[str, Any] | None:
+    """q and k so that the gradient's row i is Σ rows[q[i · k + j]] over j < k; None if there is no permutation."""
+    index = _only(indices)
+    values = [calls.output(one) for one in (into, rows, index) if one is not None]
+    if index is None or not is_zeros(into) or any(x is None or has_symbols(x) for x in values):
+        return None
+    shape, given, places = (tuple(x.shape) for x in values if x is not None)
+    order, times = _divided(index)
+    if len(places) != 1 or given != (places[0], *shape[1:]) or places != (shape[0] * times,):
+        return None
+    inverse = _inverse(order)
+    return None if inverse is None else {"inverse": inverse, "times": times, "producer": behind_views(rows)}
 
 
-@dataclass(frozen=True)
-class _Scatter:
-    """Rows [n, …] added to zeros at `index`, int64 [n]."""
-
-    node: fx.Node
-    index: fx.Node
-    rows: fx.Node
-    extent: int
-    """Rows of the result."""
-
-    @classmethod
-    def of(cls, node: fx.Node) -> _Scatter | None:
-        into, indices, rows, *accumulate = node.args
-        if not any(accumulate) or not isinstance(into, fx.Node) or not isinstance(rows, fx.Node):
-            return None
-        index = _only(indices)
-        values = [calls.output(one) for one in (into, rows, index) if one is not None]
-        if index is None or not is_zeros(into) or any(x is None or has_symbols(x) for x in values):
-            return None
-        shape, given, places = (tuple(x.shape) for x in values if x is not None)
-        fits = len(places) == 1 and given == (places[0], *shape[1:])
-        return cls(node, index, rows, shape[0]) if fits else None
+@rule(
+    call(aten.index_put.default, "into", Value("indices"), "rows", lambda accumulate: accumulate),
+    where=_permuted,
+    reason="its indices are a permutation: the gradient is gathered by the inverse",
+    by="permutations",
+)
+def gather_back(node: fx.Node, rows: fx.Node, inverse: fx.Node, times: int) -> fx.Node:
+    new = insert_call(node, aten.index.Tensor, rows, [inverse])
+    if times == 1:
+        return new
+    groups = insert_call(node, aten.view.default, new, [-1, times, *calls.tensor(new).shape[1:]])
+    return insert_call(node, aten.sum.dim_IntList, groups, [1])
 
 
 def _only(indices: Any) -> fx.Node | None:
@@ -76,33 +64,14 @@ def _only(indices: Any) -> fx.Node | None:
     return first if isinstance(first, fx.Node) and not any(rest) else None
 
 
-@dataclass
-class _Permutations:
-    """The permutations of a graph and their inverses; missing inverses are inserted."""
-
-    inverses: dict[fx.Node, fx.Node] = field(default_factory=dict)
-
-    def sources(self, scatter: _Scatter) -> tuple[fx.Node, int] | None:
-        """q and k so that the gradient's row i is Σ rows[q[i · k + j]] over j < k; None if there is no permutation."""
-        index, times = _divided(scatter.index)
-        value = calls.output(index)
-        if value is None or value.dim() != 1 or value.shape[0] != scatter.extent * times:
-            return None
-        inverse = self._inverse(index)
-        return None if inverse is None else (inverse, times)
-
-    def _inverse(self, node: fx.Node) -> fx.Node | None:
-        """q with q[p[i]] = i for a permutation p; None where `node` is not known to be one."""
-        if node in self.inverses:
-            return self.inverses[node]
-        permuted = _inverted(node)
-        if permuted is not None and _orders(permuted):
-            return permuted
-        if not _orders(node):
-            return None
-        made = next((user for user in node.users if _inverted(user) is node), None)
-        self.inverses[node] = _insert_inverse(node) if made is None else made
-        return self.inverses[node]
+def _inverse(node: fx.Node) -> fx.Node | None:
+    """q with q[p[i]] = i for a permutation p, inserted if it is missing; None if `node` is not known to be one."""
+    permuted = _inverted(node)
+    if permuted is not None and _orders(permuted):
+        return permuted
+    if not _orders(node):
+        return None
+    return next((user for user in node.users if _inverted(user) is node), None) or _insert_inverse(node)
 
 
 def _divided(index: fx.Node) -> tuple[fx.Node, int]:
@@ -148,16 +117,3 @@ def _insert_inverse(order: fx.Node) -> fx.Node:
         counted = aten.arange.default(value.shape[0], **options)
     numbers = insert_known(order.next, aten.arange.default, counted, value.shape[0], **options)
     return insert_call(numbers.next, aten.index_put.default, order, [order], numbers)
-
-
-def _apply(scatter: _Scatter, inverse: fx.Node, times: int) -> Decision:
-    node, rows = scatter.node, scatter.rows
-    new = insert_call(node, aten.index.Tensor, rows, [inverse])
-    if times > 1:
-        value: Any = calls.output(new)
-        shape = [scatter.extent, times, *value.shape[1:]]
-        new = insert_call(node, aten.sum.dim_IntList, insert_call(node, aten.view.default, new, shape), [1])
-    replace(node, new)
-    reason = "its indices are a permutation: the gradient is gathered by the inverse"
-    producer, source = behind_views(rows).name, source_line(new)
-    return Decision("backward", producer, new.name, "taken", reason, source=source, passed_by="permutations")

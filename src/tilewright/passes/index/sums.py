@@ -41,6 +41,7 @@ from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.index.sorted_rows import Orders, RowTarget, row_index
+from tilewright.passes.rule import Refusal
 from tilewright.passes.shared_zeros import is_filled, is_zeros
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
@@ -63,10 +64,6 @@ SMALL = 2
 MARGIN = 1.2
 """A sort's predicted gain over atomics is at least this many times its cost: rows that come sorted need fewer atomics.
 """
-
-
-class Refusal(Exception):
-    """Why PyTorch's call stays."""
 
 
 @dataclass(frozen=True)

@@ -19,45 +19,19 @@ from torch import Tensor, fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula
-from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.target import Target
-from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import gradients
-from tilewright.records.program import Decision, GraphName
+from tilewright.passes.rule import call, rule
 
 aten: Any = torch.ops.aten
-SUM = aten.sum.dim_IntList
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LEAST_REUSE = 8
 """Multiplications per element of operands and sum below which the sum is as fast as a matrix product."""
-
-
-def contract(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite `graph`, a joint graph of ATen operators, in place; returns a decision for each rewritten sum."""
-    found = {n: made for n in graph.find_nodes(op="call_function", target=SUM) if (made := _contraction(n)) is not None}
-    behind = gradients(graph) if found else set()
-    decisions = []
-    for node, made in found.items():
-        result = insert_formula(node, made.formula, made.first, made.second)
-        side: GraphName = "backward" if node in behind else "forward"
-        reason = "a sum of broadcast products is a matrix product"
-        line = source_line(node)
-        decisions.append(
-            Decision(side, made.first.name, result.name, "taken", reason, source=line, passed_by="contractions")
-        )
-        node.replace_all_uses_with(result)
-    if found:
-        drop_unread(graph)
-    return decisions
 
 
 @dataclass(frozen=True)
 class _Contraction:
     """Σ first · second over `summed`. Along other axes an operand has one element or a stride of 0."""
 
-    first: fx.Node
-    second: fx.Node
     own: tuple[frozenset[int], frozenset[int]]
     """The axes that each operand varies with."""
     rank: int
@@ -90,13 +64,8 @@ def _without_constant_axes(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
     return x
 
 
-def _contraction(node: fx.Node) -> _Contraction | None:
-    product, result = node.args[0], node.meta["val"]
-    if not isinstance(product, fx.Node) or product.target is not aten.mul.Tensor or len(product.users) > 1:
-        return None
-    first, second = product.args
-    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
-        return None
+def _contraction(node: fx.Node, product: fx.Node, first: fx.Node, second: fx.Node) -> dict[str, _Contraction] | None:
+    result = node.meta["val"]
     values = [operand.meta["val"] for operand in (first, second, product)] + [result]
     if any(x.dtype != result.dtype or x.device != result.device or has_symbols(x) for x in values):
         return None
@@ -121,7 +90,7 @@ def _contraction(node: fx.Node) -> _Contraction | None:
     moved = prod(shape[axis] for axis in own[0]) + prod(shape[axis] for axis in own[1]) + result.numel()
     if prod(shape) < LEAST_REUSE * moved:
         return None
-    return _Contraction(first, second, own, rank, summed, keeps, result.stride())
+    return {"found": _Contraction(own, rank, summed, keeps, result.stride())}
 
 
 def _varying_axes(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
@@ -129,3 +98,13 @@ def _varying_axes(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
     lacking = len(shape) - x.dim()
     strides = x.stride()
     return frozenset(lacking + axis for axis, size in enumerate(x.shape) if size > 1 and strides[axis] != 0)
+
+
+@rule(
+    call(aten.sum.dim_IntList, call(aten.mul.Tensor, "first", "second", name="product", alone=True), ...),
+    where=_contraction,
+    reason="a sum of broadcast products is a matrix product",
+    by="contractions",
+)
+def contract(node: fx.Node, first: fx.Node, second: fx.Node, found: _Contraction) -> Any:
+    return insert_formula(node, found.formula, first, second)
