@@ -28,6 +28,12 @@ def forward(x):
 
 def factory():
     sys.exit('bye')
+
+def raises(x):
+    raise SystemExit(3)
+
+def interrupts(x):
+    raise KeyboardInterrupt
 """
 
 

@@ -44,6 +44,7 @@ def bench(
 ) -> None:
     """Implementations side by side, verified."""
     from tilewright.bench import suite_named
+    from tilewright.launch.cxx import require_compiler
     from tilewright.measure.racing.results import check_results
     from tilewright.records.suite_filter import SuiteFilter
 
@@ -58,6 +59,8 @@ def bench(
     where = device_here(device)
     if out:
         check_results(out)
+    if where == "cpu":
+        require_compiler()
     if operator:
         _bench_operator(operator, wanted, where, seconds or 3.0, out, plot, as_json, quiet)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -155,12 +156,14 @@ class _Seen(BaseException):
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Suppress PyTorch's log of errors on fake tensors, which are raised as tilewright's."""
+    """Suppress PyTorch's log of errors on fake tensors and Dynamo's warnings: tilewright raises errors instead."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\._dynamo\.")
+            yield
     finally:
         logger.disabled = before
 

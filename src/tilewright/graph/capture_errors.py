@@ -17,7 +17,8 @@ FALSE = re.compile(r"^Data-dependent assertion failed.*ConstantVariable\(bool: F
 """Dynamo's message for an assertion about shapes that does not hold."""
 UNPACKED = "Length mismatch when unpacking"
 """Dynamo's message for a shape, or a tuple of tensors, of more or fewer items; of torch 2.11."""
-RAISED = re.compile(r"raised exception (.+)")
+RAISED = re.compile(r"raised exception (?!SystemExit|KeyboardInterrupt)(.+)")
+"""Of the user's own exceptions, those that say something about the inputs."""
 RECURRENT = "RNN, GRU, or LSTM"
 """In Dynamo's message for a recurrent layer, which it traces if asked to."""
 CONSTANT = re.compile(r"\[?ConstantVariable\(\w+: (.*?)\)\]?")

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,12 @@ def find_compiler() -> str:
     if path is None:
         raise CompilerError(f"no C++ compiler: {wanted!r} is not on PATH; install g++ or set CXX")
     return path
+
+
+def require_compiler() -> None:
+    """Compile an empty source. Raises CompilerError (the compiler is missing, fails or hangs) or CacheError."""
+    with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+        compile_to(Path(folder) / "empty.so", "", ())
 
 
 def compile_to(out: Path, source: str, flags: tuple[str, ...]) -> None:

@@ -119,8 +119,10 @@ def attempt(rewrite: Pass | Rule, graph: fx.Graph, target: Target, **options: An
 def left_out(name: str, error: Exception, before: Snapshot) -> Decision:
     """Say that an optional step raised, at the call that it was looking at, and give the decision.
 
-    Raises TilewrightError in strict mode.
+    Raises TilewrightError in strict mode: `error` itself if it is one.
     """
+    if strict() and isinstance(error, TilewrightError):
+        raise error
     node = _node_at_fault(error, before)
     call = "the graph" if node is None else before.nodes[node].name
     operands = [] if node is None else before.nodes[node].operands

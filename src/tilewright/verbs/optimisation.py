@@ -98,14 +98,14 @@ def optimize_case(
     from tilewright.hardware.detect import detect
     from tilewright.hardware.profiles import local_profile, remeasured_profile
     from tilewright.hardware.summary import machine_report
-    from tilewright.launch.cxx import find_compiler
+    from tilewright.launch.cxx import require_compiler
     from tilewright.records.cache import ensure_usable
     from tilewright.report.page import write_page
     from tilewright.store.run import Run
     from tilewright.store.run_paths import new_run_path
 
     if device == "cpu":
-        find_compiler()
+        require_compiler()
         # Compiling alone would do without one; a second run would not show what this one decided.
         ensure_usable()
     path = new_run_path(case.name)
