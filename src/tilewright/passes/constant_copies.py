@@ -13,12 +13,12 @@ from operator import attrgetter
 import torch
 from torch import fx
 
-from tilewright.graph.calls import closure, is_view
+from tilewright.graph.calls import closure, is_view, tensor
 from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
-from tilewright.hardware.target import Target
-from tilewright.passes.simplify import drop_unread, is_pure
+from tilewright.passes.rule import call, rule
+from tilewright.passes.simplify import is_pure
 
 aten = torch.ops.aten
 MOST_BYTES = 2**24
@@ -26,33 +26,29 @@ MOST_BYTES = 2**24
 NAME = "_made_on_cpu"
 
 
-def copy_constants_once(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph` in place."""
-    found = [node for node in graph.nodes if node.target is aten._to_copy.default and _is_constant(node)]
-    for node in found:
-        value, module = _computed(node), graph.owning_module
-        assert module is not None
-        name = next(f"{NAME}{i}" for i in range(len(graph.nodes)) if not hasattr(module, f"{NAME}{i}"))
-        module.register_buffer(name, value, persistent=False)
-        with graph.inserting_before(node):
-            held = graph.get_attr(name)
-        held.meta = dict(node.meta)
-        node.replace_all_uses_with(held)
-    if found:
-        drop_unread(graph)
-
-
-def _is_constant(copy: fx.Node) -> bool:
+def _is_constant(node: fx.Node, source: fx.Node) -> bool:
     """Whether pure calls on the CPU compute the copied value without inputs, and nothing writes to the copy."""
-    value, source = copy.meta["val"], copy.all_input_nodes[0].meta["val"]
-    if copy.graph.owning_module is None or (value.device.type, source.device.type) != ("cuda", "cpu"):
+    value = node.meta["val"]
+    if node.graph.owning_module is None or (value.device.type, tensor(source).device.type) != ("cuda", "cpu"):
         return False
     if has_symbols(value) or value.numel() * value.element_size() > MOST_BYTES or not value.dim():
         return False
-    shown = closure([copy], lambda node: filter(is_view, node.users))
-    if any(user.op == "output" or node in written(user) for node in shown for user in node.users):
+    shown = closure([node], lambda one: filter(is_view, one.users))
+    if any(user.op == "output" or one in written(user) for one in shown for user in one.users):
         return False
-    return all(_is_repeatable(node) for node in _producers(copy))
+    return all(_is_repeatable(one) for one in _producers(node))
+
+
+@rule(call(aten._to_copy.default, "source", ...), where=_is_constant)
+def copy_constants_once(node: fx.Node) -> fx.Node:
+    value, module = _computed(node), node.graph.owning_module
+    assert module is not None
+    name = next(f"{NAME}{i}" for i in range(len(node.graph.nodes)) if not hasattr(module, f"{NAME}{i}"))
+    module.register_buffer(name, value, persistent=False)
+    with node.graph.inserting_before(node):
+        held = node.graph.get_attr(name)
+    held.meta = dict(node.meta)
+    return held
 
 
 def _producers(copy: fx.Node) -> list[fx.Node]:

@@ -19,7 +19,7 @@ from torch import fx
 from torch.fx import Node
 
 from tilewright.graph.calls import arguments
-from tilewright.graph.canonical import argument, canonical_name, example, mutates
+from tilewright.graph.canonical import argument, canonical_name, example, memory_of, mutates, written_by
 from tilewright.graph.insert import replace as replace_node
 from tilewright.graph.insert import replace_results
 from tilewright.graph.source import source_line
@@ -68,11 +68,11 @@ def call(
 ) -> Call:
     """A call of `operator`, or of one of a tuple: a canonical name fits every spelling, a function itself.
 
-    Of its arguments, a string binds a tensor and `Value` anything; a function tests one; a tuple has alternatives; any
-    other pattern must be equal. An argument without a pattern must be absent or its default, unless the last pattern is
-    `...`. In torch-level calls, keyword patterns also fit arguments by position, in this order behind the others.
-    `name` binds the call; with `alone` it has no other reader. Between it and its reader there may be calls of
-    `through`, bound as `NAME_seen`, the last first.
+    Of its arguments, a string binds a tensor and `Value` anything; a function tests one; a tuple has alternatives; a
+    list has a pattern for each element; any other pattern must be equal. An argument without a pattern must be absent
+    or its default, unless the last pattern is `...`. In torch-level calls, keyword patterns also fit arguments by
+    position, in this order behind the others. `name` binds the call; with `alone` it has no other reader. Between it
+    and its reader there may be calls of `through`, bound as `NAME_seen`, the last first.
     """
     operators = operator if isinstance(operator, tuple) else (operator,)
     return Call(operators, args, kwargs, name, alone, frozenset(through))
@@ -85,6 +85,9 @@ def matches(pattern: Any, given: Any, found: Match) -> Iterator[Match]:
     elif isinstance(pattern, tuple):
         for one in pattern:
             yield from matches(one, given, found)
+    elif isinstance(pattern, list):
+        if isinstance(given, (list, tuple)) and len(given) == len(pattern):
+            yield from _all_match(zip(pattern, given, strict=True), found)
     elif isinstance(pattern, str):
         if example(given) is not None:
             yield from matches(Value(pattern), given, found)
@@ -94,6 +97,13 @@ def matches(pattern: Any, given: Any, found: Match) -> Iterator[Match]:
             yield {**found, pattern.name: given}
     elif pattern(given) if callable(pattern) else type(given) is type(pattern) and given == pattern:
         yield found
+
+
+def _all_match(pairs: Iterable[tuple[Any, Any]], found: Match) -> list[Match]:
+    ways = [found]
+    for pattern, given in pairs:
+        ways = [more for way in ways for more in matches(pattern, given, way)]
+    return ways
 
 
 def _call_matches(pattern: Call, node: Any, found: Match) -> Iterator[Match]:
@@ -110,10 +120,7 @@ def _call_matches(pattern: Call, node: Any, found: Match) -> Iterator[Match]:
     if canonical_name(node) in COMMUTATIVE:
         orders.append((*pattern.args[1::-1], *pattern.args[2:]))
     for args in orders:
-        ways = [{**found, **bound}]
-        for one, given in _pairs(args, pattern.kwargs, node):
-            ways = [more for way in ways for more in matches(one, given, way)]
-        for way in ways:
+        for way in _all_match(_pairs(args, pattern.kwargs, node), {**found, **bound}):
             yield {**way, "calls": (*way["calls"], *reversed(seen), node)}
 
 
@@ -141,6 +148,10 @@ def cpu(target: Target) -> bool:
     return not target.is_gpu
 
 
+def cplusplus(target: Target) -> bool:
+    return target.language == "c++"
+
+
 def triton(target: Target) -> bool:
     return target.language == "triton"
 
@@ -152,7 +163,7 @@ class Rule:
     `write` inserts calls before `node` and gives what takes its place, or one for each of its results; or it changes
     `node` and gives that; or it gives None if nothing is changed. If `where` gives a dict, that is bound too. With a
     `reason` each rewrite leaves a decision, which is `by` a pass of that name, and so does a Refusal that either
-    raises: its message behind `refused`.
+    raises: its message behind `refused`. The decision's producer is the first operand, or what that name binds.
     """
 
     name: str
@@ -163,6 +174,8 @@ class Rule:
     reason: str | Callable[..., str] = ""
     refused: str = ""
     by: str = ""
+    saved: Callable[..., int] = lambda: 0
+    """Bytes."""
     hand_written: bool = False
     required: bool = False
 
@@ -174,39 +187,46 @@ class Rule:
         roots = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
         nodes = [n for n in graph.nodes if any(root.calls(n) for root in roots)] if self.on(target) else []
         behind = gradients(graph) if nodes and self.reason else set()
-        decisions = []
-        # From the results upwards, so that the largest tree is found.
-        for node in reversed(nodes):
-            if not node._erased and (decision := self._at(node, target)) is not None:
-                decisions.append(replace(decision, graph="backward" if node in behind else "forward"))
+        # From the results upwards, so that the largest tree is found; what reads a result of the rule, once more.
+        todo, again, decisions = [*nodes], set(nodes), list[Decision]()
+        while todo:
+            node = todo.pop()
+            if node._erased or (found := self._at(node, target)) is None:
+                continue
+            decision, new = found
+            decisions.append(replace(decision, graph="backward" if node in behind else "forward"))
+            todo += [user for user in new.users if user in again] if new not in (None, node) else []
         return decisions[::-1] if self.reason else []
 
-    def _at(self, node: Node, target: Target) -> Decision | None:
-        source, before = source_line(node), node.prev
+    def _at(self, node: Node, target: Target) -> tuple[Decision, Node | None] | None:
+        """The decision about `node` and what takes its place; None if there is nothing to decide."""
+        source, before, new = source_line(node), node.prev, None
         for found in matches(self.pattern, node, {"calls": (), "node": node, "target": target}):
             producer = behind_views(found["calls"][0].all_input_nodes[0])
-            verdict: Verdict
+            verdict: Verdict = "taken"
             try:
                 if not _may_move(found["calls"]) or not (more := _filled(self.where, found)):
                     continue
                 found |= more if isinstance(more, dict) else {}
-                producer = found.get("producer", producer)
+                producer, saved = found.get("producer", producer), _filled(self.saved, found)
                 if (new := self._rewritten(node, found)) is None:
                     return None
-                verdict, consumer = "taken", new.name
                 reason = self.reason if isinstance(self.reason, str) else _filled(self.reason, found)
             except Refusal as refusal:
                 while node.prev is not before:
                     node.graph.erase_node(node.prev)
-                verdict, consumer, reason = "refused", node.name, f"{self.refused}{refusal}"
-            by = self.by or self.name
-            return Decision("forward", producer.name, consumer, verdict, reason, source=source, passed_by=by)
+                verdict, saved, reason = "refused", 0, f"{self.refused}{refusal}"
+            consumer, by = (new or node).name, self.by or self.name
+            return Decision(
+                "forward", producer.name, consumer, verdict, reason, saved, source=source, passed_by=by
+            ), new
         return None
 
     def _rewritten(self, node: Node, found: Match) -> Node | None:
         """What takes the place of `node`: the first if it is several."""
         operands = node.all_input_nodes
         new: Node | Sequence[Node | None] | None = _filled(self.write, found)
+        operands += [operand for operand in node.all_input_nodes if operand not in operands]
         if new is None:
             return None
         if not isinstance(new, Node):
@@ -232,12 +252,13 @@ def _filled(function: Callable[..., Any], found: Match) -> Any:
 
 
 def _may_move(calls: Sequence[Node]) -> bool:
-    """Whether nothing is written to between the first of these calls and the last, which takes the place of all."""
+    """Whether the last of these calls can compute what the others do: between them nothing writes to what they read."""
     node, before = calls[-1], set(calls[:-1])
+    read = {memory_of(x) for call in before for x in (call, *call.all_input_nodes)} | {None}
     while before:
         node = node.prev
         before.discard(node)
-        if mutates(node):
+        if mutates(node) and memory_of(written_by(node)) in read:
             return False
     return True
 

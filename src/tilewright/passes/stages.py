@@ -38,7 +38,7 @@ from tilewright.passes.leaky_gradients import read_results
 from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.loss.picked import compute_across, compute_from_rows
 from tilewright.passes.norm.group import split_group_norms
-from tilewright.passes.norm.results import compute_from_moments
+from tilewright.passes.norm.results import compute_from_moments, widen_moments
 from tilewright.passes.norm.rms import as_aten, norm_as_one
 from tilewright.passes.norm.sample_sums import sum_samples_last
 from tilewright.passes.norm.split import split_norms
@@ -83,7 +83,7 @@ JOINT = Stage(
     passes=(
         Pass("as_aten", as_aten),
         Pass("fold_constants", fold_constants),
-        Pass("copy_constants_once", copy_constants_once),
+        copy_constants_once,
         drop_copies,
         contract,
         Pass("simplify", simplify),
@@ -105,7 +105,8 @@ JOINT = Stage(
         Pass("pad_groups", pad_groups),
         make_masks_contiguous,
         Pass("pad_products", pad_products),
-        Pass("compute_from_moments", compute_from_moments),
+        widen_moments,
+        compute_from_moments,
         Pass("split_dropout", split_dropout),
         Pass("mark_exact", mark_exact, required=True),
     ),
@@ -119,13 +120,13 @@ EACH_GRAPH = Stage(
         Pass("name_attention", name_attention),
         Pass("split_norms", split_norms),
         split_group_norms,
-        Pass("split_strided_rows", split_strided_rows),
+        split_strided_rows,
         split_bias,
         sum_samples_last,
         Pass("write_in_place", write_in_place),
-        Pass("accumulate_products", accumulate_products),
+        accumulate_products,
         Pass("write_caches", write_caches, hand_written=True),
-        Pass("add_sums_in_place", add_sums_in_place, hand_written=True),
+        add_sums_in_place,
         Pass("write_back_together", write_back_together),
         Pass("mark_parts", mark_exact),
     ),

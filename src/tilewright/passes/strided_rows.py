@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.calls import arguments, class_of
-from tilewright.graph.insert import insert_formula, replace, replace_results
-from tilewright.hardware.target import Target
+from tilewright.graph.calls import arguments, class_of, tensor
+from tilewright.graph.insert import insert_formula
 from tilewright.kernels.device import at_least_fp32
 from tilewright.passes.fusion import STRIDED_BYTES
+from tilewright.passes.rule import call, cplusplus, rule
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,29 +33,14 @@ LEAST_BESIDE = 16
 """The least number of contiguous elements across the rows; fewer do not fill a vector."""
 
 
-def split_strided_rows(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a forward, backward or inference graph of ATen operators, in place."""
-    if target.language == "triton":
-        return
-    for node in list(graph.nodes):
-        formula = FORMULAS.get(node.target)
-        if formula is None or not _is_strided(node):
-            continue
-        # Two kernels that recompute an operand may round it differently, but the second must find the first's extreme.
-        if node.target in PLACES and class_of(node.all_input_nodes[0]) in ("pointwise", "reduction", "random"):
-            continue
-        made = insert_formula(node, partial(formula, **node.kwargs), *node.args)
-        if isinstance(made, fx.Node):
-            replace(node, made)
-        else:
-            replace_results(node, made)
-
-
-def _is_strided(node: fx.Node) -> bool:
+def _is_strided(node: fx.Node, operand: fx.Node) -> bool:
     """Whether the operand is large and contiguous, with enough contiguous elements after the reduced axes."""
+    # Two kernels that recompute an operand may round it differently, but the second must find the first's extreme.
+    if node.target in PLACES and class_of(operand) in ("pointwise", "reduction", "random"):
+        return False
     given: Any = arguments(node).get("dim")
-    x = node.all_input_nodes[0].meta["val"]
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES or not all(isinstance(n, int) for n in x.shape):
+    x = tensor(operand)
+    if x.dtype not in DTYPES or not all(isinstance(n, int) for n in x.shape):
         return False
     if not x.dim() or x.numel() * x.itemsize < STRIDED_BYTES or not x.is_contiguous():
         return False
@@ -160,3 +145,8 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.var_mean.correction: _moments,
     **PLACES,
 }
+
+
+@rule(call(tuple(FORMULAS), "operand", ...), on=cplusplus, where=_is_strided)
+def split_strided_rows(node: fx.Node) -> Any:
+    return insert_formula(node, partial(FORMULAS[node.target], **node.kwargs), *node.args)

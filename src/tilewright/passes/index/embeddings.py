@@ -35,12 +35,12 @@ from tilewright.kernels.device import DTYPES, NARROW
 from tilewright.passes.index.embedding_groups import join
 from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
+from tilewright.passes.rule import call, cplusplus, rule
 from tilewright.passes.units import behind_views, readers
 from tilewright.records.program import Decision
 
 aten = torch.ops.aten
 GRADIENT, ADD_ROWS = aten.embedding_dense_backward.default, aten.index_add_.default
-SUMS = "tilewright.embedding_sums.default"
 ADDED = ("tilewright.add_embedding_sums_.default", "aten.index_add_.default")
 MEAN, MAXIMUM = 1, 2
 """PyTorch's numbers for the modes of an embedding bag."""
@@ -111,37 +111,29 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     return new
 
 
-def add_sums_in_place(graph: fx.Graph, target: Target) -> list[Decision]:
-    """Rewrite a backward graph in place: sums are added into the product in place if nothing else reads the product.
-
-    Returns a decision for each.
-    """
-    sums = [
-        node
-        for node in graph.nodes
-        if str(node.target) == SUMS or (node.target is GRADIENT and target.language == "c++")
-    ]
-    return [decision for node in sums if (decision := _added(node)) is not None]
+def _takes_sums(node: fx.Node, producer: fx.Node, table: fx.Node, target: Target) -> bool:
+    """Whether `table` is a contiguous product, or slice of one, of the sum's shape and dtype, without other readers."""
+    own, wanted, product = calls.tensor(table), calls.tensor(node), maker(table)
+    if calls.class_of(product) != "compute" or (producer.target is GRADIENT and not cplusplus(target)):
+        return False
+    alike = (own.dtype, own.shape) == (wanted.dtype, wanted.shape) and own.is_contiguous()
+    return alike and all(reader is node or str(reader.target) in ADDED for reader in readers(product))
 
 
-def _added(sums: fx.Node) -> Decision | None:
-    total = next(iter(sums.users), None)
-    if len(sums.users) != 1 or total is None or total.target is not aten.add.Tensor or total.kwargs:
-        return None
-    table = next(operand for operand in total.args if operand is not sums)
-    if not isinstance(table, fx.Node) or not _takes_sums(table, total):
-        return None
-    source, saved = source_line(total), 3 * calls.nbytes(total)
-    if sums.target is GRADIENT:
-        if not _add_by_index(sums, table, total):
-            return None
-    else:
-        dout, keys, order, bounds, _, padding = sums.args
-        insert_call(total, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
-    replace(total, table)
-    sums.graph.erase_node(sums)
-    reason = "is added to the product in place, at the rows that were looked up"
-    return Decision("forward", sums.name, table.name, "taken", reason, saved, source=source, passed_by="embeddings")
+@rule(
+    call(aten.add.Tensor, "table", call(("embedding_sums", GRADIENT), ..., name="producer", alone=True)),
+    where=_takes_sums,
+    reason="is added to the product in place, at the rows that were looked up",
+    saved=lambda node: 3 * calls.nbytes(node),
+    by="embeddings",
+    hand_written=True,
+)
+def add_sums_in_place(node: fx.Node, producer: fx.Node, table: fx.Node) -> fx.Node | None:
+    if producer.target is GRADIENT:
+        return table if _add_by_index(producer, table, node) else None
+    dout, keys, order, bounds, _, padding = producer.args
+    insert_call(node, torch.ops.tilewright.add_embedding_sums_.default, table, dout, keys, order, bounds, padding)
+    return table
 
 
 def _add_by_index(gradient: fx.Node, table: fx.Node, total: fx.Node) -> bool:
@@ -161,13 +153,3 @@ def _add_by_index(gradient: fx.Node, table: fx.Node, total: fx.Node) -> bool:
 
     insert_call(total, ADD_ROWS, table, 0, *insert_formula(total, formula, dout, indices))
     return True
-
-
-def _takes_sums(table: fx.Node, total: fx.Node) -> bool:
-    """Whether `table` is a contiguous product, or slice of one, of the sum's shape and dtype, without other readers."""
-    own, wanted = calls.output(table), calls.output(total)
-    product = maker(table)
-    if own is None or wanted is None or calls.class_of(product) != "compute":
-        return False
-    alike = (own.dtype, own.shape) == (wanted.dtype, wanted.shape) and own.is_contiguous()
-    return alike and all(reader is total or str(reader.target) in ADDED for reader in readers(product))

@@ -22,7 +22,7 @@ from torch.fx import Node
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.kernels.device import NARROW
-from tilewright.passes.rule import call, gpu, rule
+from tilewright.passes.rule import call, cplusplus, gpu, rule
 from tilewright.passes.units import is_fusible, readers
 
 aten: Any = torch.ops.aten
@@ -53,6 +53,6 @@ def _is_read_in_kernels(node: Node, bias: Node) -> bool:
     return in_full and all(is_fusible(reader) is None for reader in readers(node))
 
 
-@rule(call(aten.addmm.default, "bias", "x", "w"), on=lambda target: target.language == "c++", where=_is_read_in_kernels)
+@rule(call(aten.addmm.default, "bias", "x", "w"), on=cplusplus, where=_is_read_in_kernels)
 def add_biases_in_kernels(node: Node, bias: Node, x: Node, w: Node) -> Node:
     return insert_call(node, aten.add.Tensor, insert_call(node, aten.mm.default, x, w), bias)
