@@ -1,6 +1,7 @@
 """Rewrites run one after another: taken back if they fail, left out by name, verified."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,11 @@ def test_a_required_rewrite_is_not_left_out(lenient: None, monkeypatch: pytest.M
 def test_each_rewrite_has_its_name() -> None:
     names = [one.name for stage in STAGES for one in stage.passes]
     assert len(names) == len(set(names)) and all(rewrite(name).name == name for name in names)
+
+
+def test_the_document_says_what_holds_before_and_after_each_stage() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
+    assert all(f"| {stage.name} | {stage.before} | {stage.after} |" in text for stage in STAGES)
 
 
 def test_what_each_rewrite_did_is_listed() -> None:

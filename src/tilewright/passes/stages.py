@@ -81,7 +81,7 @@ JOINT = Stage(
     before="ATen operators without writes but those at the end; forward and backward, or inference, in one graph",
     after="attention, products and other operators are those that run; draws are of known generators; nothing is dead",
     passes=(
-        Pass("as_aten", as_aten),
+        as_aten,
         Pass("fold_constants", fold_constants),
         copy_constants_once,
         drop_copies,

@@ -15,13 +15,11 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx
 from torch.fx import Node
 
 from tilewright.graph import calls
 from tilewright.graph.canonical import example, is_last
-from tilewright.graph.insert import insert_call, insert_known
-from tilewright.hardware.target import Target
+from tilewright.graph.insert import insert_known, insert_results, replace
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.attention.writer import Writer
 from tilewright.passes.rule import Value, call, rule, triton
@@ -74,24 +72,18 @@ def norm_as_one(node: Node, x: Node, eps: float | None, weight: Node | None = No
     return write.call(operator.getitem, call, 0)
 
 
-def as_aten(graph: fx.Graph, target: Target) -> None:
-    """Convert the norms that `norm_as_one` wrote to PyTorch's fused form, in a joint or inference graph."""
-    for node in list(graph.nodes):
-        if str(node.target) == "tilewright.norm.default" and MARK in node.meta.get("custom", {}):
-            _lower(node)
-
-
-def _lower(node: fx.Node) -> None:
-    x, weight, _, eps, _ = node.args
-    assert isinstance(x, fx.Node)
+@rule(
+    call("norm", "x", Value("weight"), None, Value("eps"), False),
+    where=lambda node: MARK in node.meta.get("custom", {}),
+)
+def as_aten(node: Node, x: Node, weight: Node | None, eps: float) -> Node:
     value = calls.tensor(x)
     shape = [value.shape[-1]]
     rstd_like = value.new_empty((*value.shape[:-1], 1), dtype=torch.float32)
     results = {int(str(user.args[1])): user for user in node.users}
     new = insert_known(node, aten._fused_rms_norm.default, (node.meta["val"][0], rstd_like), x, shape, weight, eps)
-    y, rstd = (insert_call(node, operator.getitem, new, i) for i in range(2))
-    backwards = [user for user in results[2].users] if 2 in results else []
-    for backward in backwards:
+    y, rstd = insert_results(node, new, 2)
+    for backward in list(results[2].users) if 2 in results else []:
         assert str(backward.target) == "tilewright.norm_backward.default"
         dx, dw, _ = backward.meta["val"]
         wanted = [True, weight is not None]
@@ -101,7 +93,10 @@ def _lower(node: fx.Node) -> None:
         )  # fmt: skip
         for user in list(backward.users):
             place: Any = user.args[1]
-            result = insert_known(backward, operator.getitem, gradient.meta["val"][place], gradient, place)
-            user.replace_all_uses_with(result)
-    if 0 in results:
-        results[0].replace_all_uses_with(y)
+            replace(user, insert_known(backward, operator.getitem, gradient.meta["val"][place], gradient, place))
+        node.graph.erase_node(backward)
+    for place, result in results.items():
+        if place == 0:
+            result.replace_all_uses_with(y)
+        node.graph.erase_node(result)
+    return node
