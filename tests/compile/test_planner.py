@@ -18,7 +18,7 @@ from tilewright.records.errors import CaptureError
 from tilewright.runtime.assemble import Scheduled
 from tilewright.verbs.subject import Subject
 
-STREAM = "bf16[1024,4096],bf16[1024,4096]"
+STREAM = "fp32[512,4096],fp32[512,4096]"
 
 
 def shown(graphs: list[GraphPlan]) -> list[tuple[str, list[tuple[str, str]], list[str]]]:
@@ -50,7 +50,7 @@ def test_what_is_explained_for_a_gpu_is_what_the_backend_would_assemble_there(mo
     """Up to the launches themselves: without a GPU nothing can be built for one, and PyTorch takes over."""
     pytest.importorskip("triton")
     h200 = target_named("h200")
-    case = Case("stream", lambda: norms.Residual(torch.bfloat16, 4096), InputSpec.parse_many(STREAM), training=True)
+    case = Case("stream", lambda: norms.Residual(torch.float32, 4096), InputSpec.parse_many(STREAM), training=True)
     explained = price_case(case, h200).plan
     assembled: list[list[str]] = []
 
