@@ -80,6 +80,8 @@ def _layers(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Sequence[torch
         *(F.rrelu(t, training=True) for t in (x, y, z)),
         *(F.logsigmoid(t) for t in (y, z)),
         2**y,
+        *(F.interpolate(z, scale_factor=1.3, mode=mode) for mode in ("nearest", "nearest-exact", "linear")),
+        torch.complex(y, y).angle(),
     )
 
 

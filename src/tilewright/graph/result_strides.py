@@ -52,9 +52,14 @@ def _contiguous(_: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def _of_angles(arguments: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    return result if arguments[0].is_complex() else _strides_of(0)(arguments, result)
+
+
 _PADS = [f"{kind}_pad{axes}d" for kind in ("reflection", "replication") for axes in (2, 3)]
 _RESTRIDES: dict[Restride, list[str]] = {
     _rolled: ["roll.default"],
+    _of_angles: ["angle.default"],
     _format_of(0): [
         *(f"{name}.default" for name in _PADS),
         "_native_batch_norm_legit_functional.default",

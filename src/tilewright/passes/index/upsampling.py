@@ -45,6 +45,8 @@ def gather_gradients(graph: fx.Graph, target: Target) -> None:
             continue
         _scale_as_eager(node)
         source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")
+        if mode != "area":
+            _lay_out_as_eager(node)
         axes = _axes(source, node) if mode in OPERATORS else None
         if axes is None:
             continue
@@ -67,6 +69,17 @@ def _scale_as_eager(node: fx.Node) -> None:
     read = [next((float(n) for n in exact if places == n * size), factor) for size, places, factor in ends]
     options = {"mode": mode, "align_corners": argument(node, 4, "align_corners")}
     node.args, node.kwargs = (), {"input": argument(node, 0, "input"), "scale_factor": read, **options}
+
+
+def _lay_out_as_eager(node: fx.Node) -> None:
+    """Copy results along one axis: eager's are contiguous, those of PyTorch's decomposition lie as the input does."""
+    y = example(node)
+    if y is None or y.dim() != 3 or y.is_contiguous():
+        return
+    with node.graph.inserting_after(node):
+        copy = node.graph.call_method("contiguous", (node,))
+    copy.meta = {**node.meta, "example_value": y.contiguous()}
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
 def _factors_by_size(x: Tensor, y: Tensor, mode: str) -> tuple[int, ...]:
