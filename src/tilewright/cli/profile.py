@@ -60,7 +60,7 @@ def profile(
     def present(done: SavedProfile) -> None:
         shown.append(done)
         if as_json:
-            print(profile_json(done.table, done.recordings, str(done.run)), flush=True)
+            print(profile_json(done.table, done.recordings, done.run), flush=True)
             return
         show(done)
         print(f"run   {done.run}")

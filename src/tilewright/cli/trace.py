@@ -28,15 +28,19 @@ def trace(
     with stages(quiet or as_json) as tell:
         path, loaded = trace_run(files, command=command, tell=tell)
     if as_json:
-        print_json({"run": str(path), "files": [vars(file) for file in loaded]})
+        from tilewright.report.verdict import verdict_words
+
+        print_json({"run": str(path), "verdict": verdict_words(path), "files": [vars(file) for file in loaded]})
         return
     if not quiet:
         from tilewright.report.accounting import show_accounting
         from tilewright.report.profile import show_operators
         from tilewright.report.queries import ask_view
         from tilewright.report.rows import show_view
+        from tilewright.report.verdict import show_verdict
         from tilewright.report.views import LOADED
 
+        show(show_verdict(path))
         show(show_view(LOADED, ask_view(path, LOADED, len(files)), len(files)))
         if any(file.rejects for file in loaded):
             print('rejects  tilewright sql "SELECT file, reason, count(*) FROM reject GROUP BY ALL"')

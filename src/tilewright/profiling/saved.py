@@ -55,8 +55,9 @@ class SavedProfile(Displayable):
 
         from tilewright.report.accounting import show_accounting
         from tilewright.report.profile import show_profile
+        from tilewright.report.verdict import show_verdict
 
-        shown = [show_profile(self.run, self.table, self.recordings), show_accounting(self.run)]
+        shown = [show_verdict(self.run), show_profile(self.run, self.table, self.recordings), show_accounting(self.run)]
         if not self.has_ceilings:
             shown.append(Text(f"\n{_NO_CEILINGS}", "yellow"))
         return Group(*shown)

@@ -32,6 +32,7 @@ _SCRIPTS = (
 _STYLES = ("page.css", "trace.css")
 # A speedup of at least this is within the noise of 1.
 _NEVER_BELOW = 0.98
+_THINNEST_PERCENT, _MOST_PARTS = 0.5, 8
 
 
 class Headline(NamedTuple):
@@ -89,6 +90,7 @@ def render_page(
         fallbacks=answers["fallbacks"].records(),
         headlines=_headlines(answers, trace),
         words=words,
+        step_bar=_step_bar(trace),
         answers=answers,
         views=[view for view in PROGRAM if answers[view.id].rows],
         traced_views=[view for view in TRACE if trace and view.id in trace["tables"]],
@@ -108,6 +110,22 @@ def render_page(
         charts=Markup(harmless_json(_charts(answers))),
         graphs=Markup(harmless_json(graph_charts(answers["operators"].records()))),
     )
+
+
+def _step_bar(trace: Mapping[str, Any] | None) -> list[dict[str, object]]:
+    """The classes of the first process's step, in thousandths of its bar; those too thin to be seen are left out."""
+    host = trace["tables"].get("host") if trace else None
+    if not host or not host["rows"]:
+        return []
+    rows = [dict(zip(host["columns"], row, strict=True)) for row in host["rows"]]
+    start, parts = 0.0, []
+    for row in (row for row in rows if row["rank"] == rows[0]["rank"]):
+        share = float(row["percent"])
+        if share >= _THINNEST_PERCENT:
+            label = f"{row['class']} {share:.0f} %"
+            parts.append({"start": round(start, 1), "width": round(10 * share, 1), "label": label})
+        start += 10 * share
+    return parts[:_MOST_PARTS]
 
 
 def _vega() -> str:

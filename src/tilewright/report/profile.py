@@ -17,8 +17,10 @@ from tilewright.report.quantity import duration
 from tilewright.report.queries import ask_view
 from tilewright.report.rows import show_view
 from tilewright.report.views import SHARES
+from tilewright.store.query import reading
 from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import OperatorTable
+from tilewright.trace.verdict.verdict import read_verdict
 
 _ROWS, _MOST = 25, 100_000
 _STEPS_NAMED = 5
@@ -53,10 +55,22 @@ def show_operators(run: Path, most: int, where: str = "") -> list[RenderableType
     return parts
 
 
-def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: str) -> str:
+def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: Path) -> str:
     """The same as JSON; times are nanoseconds unless the name has another unit."""
+    with reading(run) as connection:
+        verdict = read_verdict(connection)
+        host, causes = (
+            [
+                dict(zip([str(column[0]) for column in found.description or ()], row, strict=True))
+                for row in found.fetchall()
+            ]
+            for found in (connection.execute(f"FROM {name}") for name in ("host_account", "cause"))
+        )
     document = {
-        "run": run,
+        "verdict": verdict,
+        "host": host,
+        "causes": causes,
+        "run": str(run),
         "recordings": [asdict(recording) for recording in recordings],
         "operators": [asdict(row) for row in table.rows],
         "cpu_ns": table.cpu_ns,

@@ -16,6 +16,7 @@ from tilewright.report.timeline import curve, laid_out, points_of_one, timeline
 from tilewright.store.query import reading
 from tilewright.trace.flame import flame
 from tilewright.trace.memory import DeviceMemory, memory
+from tilewright.trace.verdict.verdict import read_verdict
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -70,6 +71,7 @@ def traced(run: Path) -> dict[str, Any] | None:
                 *((duration(us), f"mean step, {name}", _profiled(over)) for name, us, over in slowest),
                 *_headlines(lines, steps, step_us, devices),
             ],
+            "verdict": read_verdict(connection),
             "steps": steps,
             "fused": "region" in present and connection.execute(_FUSED).fetchall()[0][0],
             "timeline": lines,

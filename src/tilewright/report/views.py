@@ -119,6 +119,17 @@ FROM operator_share""",
 )
 TRACE = (
     View(
+        "host",
+        "Host",
+        "Where the host's step went",
+        "The mean bare step of the thread that makes the steps, divided into classes that add up to it. Source is the "
+        "line with most of a class.",
+        """\
+SELECT rank, class, ms_per_step AS time_ms, percent, source, steps
+FROM host_account LEFT JOIN file_rank USING (file_id) ORDER BY file_id, ms_per_step DESC""",
+        in_terminal=True,
+    ),
+    View(
         "accounting",
         "Accounting",
         "Where a step's time went",
@@ -147,8 +158,8 @@ FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms DESC, 
         "win",
         "What to win",
         "What you would win",
-        "The largest possible gains first: operators that reach their floor, and gaps caused by the host. They are of "
-        "a step without the profiler, where one was timed.",
+        "The largest possible gains first: what the host could leave out, operators that reach their floor, and gaps "
+        "caused by the host. They are of a step without the profiler, where one was timed; do not add them up.",
         """\
 SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source
 FROM what_you_would_win LEFT JOIN file_rank USING (file_id) WHERE ms_per_step >= 1e-3

@@ -8,9 +8,11 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tilewright.trace.account.accounting import account
+from tilewright.trace.account.host_time import add_host_time
 from tilewright.trace.account.waves import add_waves
 from tilewright.trace.operators.operator_table import add_operator_table
 from tilewright.trace.price.distance import add_distances
+from tilewright.trace.verdict.verdict import add_verdict
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -23,6 +25,7 @@ def analyse(connection: DuckDBPyConnection) -> None:
     """
     for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
         _execute(connection, f"account/{script}.sql")
+    add_host_time(connection)
     # They are independent, and each is single-threaded most of the time, so they run in parallel.
     with ThreadPoolExecutor(1) as beside:
         accounted = beside.submit(_account, connection.cursor())
@@ -32,6 +35,8 @@ def analyse(connection: DuckDBPyConnection) -> None:
     add_distances(connection)
     for script in ("price/distance.sql", "account/ranks.sql"):
         _execute(connection, script)
+    add_verdict(connection)
+    _execute(connection, "verdict/win.sql")
 
 
 def _account(connection: DuckDBPyConnection) -> None:

@@ -1,0 +1,159 @@
+"""The time of the thread that makes the steps: every nanosecond of a step is in exactly one class, with its line.
+
+At any instant the thread is in some events, each within another: a step, Python frames, operators. Of those that have a
+class the first group decides, and within it the outermost event:
+
+1. *data* (the program's next batch), *compilation*, *garbage collection*;
+2. *communication*, *device* (the host waits for it), *I/O*, *sleep and locks*, *allocator*;
+3. *operators*, unless a function of the user's runs within the operator;
+4. *Python*, and *profiler*: the recorder's own functions.
+
+What remains is *untraced*: the trace has no Python stacks, so that nothing tells Python from idleness.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilewright.trace.events.nesting import NestedSlices, nest
+from tilewright.trace.events.rows import Ints, fetch
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+    from numpy.typing import NDArray
+
+CLASSES = (
+    *("untraced", "Python", "profiler", "operators", "device", "I/O", "sleep and locks", "allocator"),
+    *("communication", "garbage collection", "compilation", "data"),
+)
+_GROUP = 100
+"""A code is the group times this, plus the place in `CLASSES`: 0 has no class."""
+_OPERATORS, _WAITING, _DECIDING = 2, 3, 4
+_LATE_NS = 1000
+"""An event's line is the one shortly after its begin, when the clocks surely agree; of a shorter one, in its middle."""
+
+
+def add_host_time(connection: DuckDBPyConnection) -> None:
+    """Add table `host_time` and view `host_account`; what host_time.sql needs comes first."""
+    _execute(connection, "host_time.sql", standard=sorted(sys.stdlib_module_names))
+    for (file_id,) in connection.execute("SELECT file_id FROM host_thread ORDER BY file_id").fetchall():
+        _divide(connection, file_id)
+    _execute(connection, "host_account.sql", classes=list(CLASSES))
+
+
+def _execute(connection: DuckDBPyConnection, script: str, **lists: list[str]) -> None:
+    """Run a script, in which `$name` is the list of that name: several statements take no parameters."""
+    text = files("tilewright.trace").joinpath("account", script).read_text("utf-8")
+    for name, values in lists.items():
+        text = text.replace(f"${name}", str(values))
+    connection.execute(text)
+
+
+class _Causes:
+    """For each event of a nest: the code of the last two groups in force, the event that gives it, and the functions
+    around it, or -1."""
+
+    def __init__(
+        self, nested: NestedSlices, code: Ints, is_python: NDArray[np.bool_], is_own: NDArray[np.bool_]
+    ) -> None:
+        size = len(code)
+        code = np.where(code < _WAITING * _GROUP, code, 0)
+        self.code, self.given = code.copy(), np.where(code > 0, np.arange(size), -1)
+        self.frame = np.where(is_own, np.arange(size), -1)
+        self.called = np.full(size, -1, np.int64)
+        """The outermost function or operator that the innermost function of the user's own called."""
+        callable_ = is_python | (code // _GROUP == _OPERATORS)
+        by_depth = np.argsort(nested.depth, kind="stable")
+        ends = np.searchsorted(nested.depth[by_depth], np.arange(1, int(nested.depth.max(initial=0)) + 2))
+        for begin, end in pairwise(ends.tolist()):
+            at = by_depth[begin:end]
+            outer = nested.parent[at]
+            group, around = code[at] // _GROUP, self.code[outer] // _GROUP
+            own = is_own[at]
+            taken = (group > around) | ((group == around) & (group > 0)) | (own & (around == _OPERATORS))
+            self.code[at] = np.where(taken, code[at], self.code[outer])
+            self.given[at] = np.where(taken, at, self.given[outer])
+            self.frame[at] = np.where(own, at, self.frame[outer])
+            first = (self.called[outer] < 0) & callable_[at] & (self.frame[outer] >= 0)
+            self.called[at] = np.where(own, -1, np.where(first, at, self.called[outer]))
+
+
+def _outermost(nested: NestedSlices, chosen: Ints, times: Ints) -> Ints:
+    """For each time the first begun of the events at the places `chosen` that are open then, or -1.
+
+    Of these few the nest is made again: where a profiler pairs calls with the wrong returns, its Python functions
+    outlast what they are in.
+    """
+    few = nest(np.zeros(len(chosen), np.int64), nested.ts[chosen], nested.end[chosen] - nested.ts[chosen])
+    place = few.holding(np.zeros(len(times), np.int64), times)
+    while (inner := np.flatnonzero((place >= 0) & (few.parent[np.maximum(place, 0)] >= 0) if len(chosen) else [])).size:
+        place[inner] = few.parent[place[inner]]
+    return _at(chosen[few.order], place)
+
+
+def _at(values: Ints, places: Ints, none: int = -1) -> Ints:
+    """The value at each place; `none` for the place -1."""
+    return np.where(places >= 0, values[np.maximum(places, 0)], none) if len(values) else np.full(len(places), none)
+
+
+def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
+    """Fill `host_span` of one file."""
+    ids, ts, dur, code, is_python, is_own = fetch(
+        connection,
+        "SELECT id, ts, dur, code, is_python::BIGINT, is_own::BIGINT FROM host_event WHERE file_id = ? ORDER BY id",
+        file_id,
+    )
+    step_ts, step_dur = fetch(connection, "SELECT ts, dur FROM host_step WHERE file_id = ? ORDER BY ts", file_id)
+    number, reached = fetch(connection, "SELECT number, ts FROM line_reached WHERE file_id = ? ORDER BY ts", file_id)
+    nested = nest(np.zeros(len(ids), np.int64), ts, dur)
+    ids, code = ids[nested.order], code[nested.order]
+    causes = _Causes(nested, code, is_python[nested.order] > 0, is_own[nested.order] > 0)
+
+    # Between two neighbours of these nothing changes.
+    edges = np.unique(np.concatenate([nested.ts, nested.end, reached, step_ts, step_ts + step_dur]))
+    starts, ends = edges[:-1], edges[1:]
+    step = np.searchsorted(step_ts, starts, side="right") - 1
+    inside = (step >= 0) & (starts < (step_ts + step_dur)[step])
+    starts, ends, step = starts[inside], ends[inside], step[inside]
+    if not len(starts):
+        return
+
+    def line_at(times: Ints) -> Ints:
+        return _at(number, np.searchsorted(reached, times, side="right") - 1)
+
+    place = nested.holding(np.zeros(len(starts), np.int64), starts)
+    waiting = _outermost(nested, np.flatnonzero(code // _GROUP == _WAITING), starts)
+    deciding = _outermost(nested, np.flatnonzero(code // _GROUP == _DECIDING), starts)
+    within = np.where(waiting >= 0, waiting, _at(causes.given, place))
+    within_code = np.where(waiting >= 0, _at(code, waiting), _at(causes.code, place, 0))
+    outer = deciding >= 0
+    given = np.where(outer, deciding, within)
+    found = np.where(outer, _at(code, deciding), within_code)
+    now = line_at(starts)
+    # Python moves from line to line; another event is where it began.
+    moves = found // _GROUP <= 1
+    begun = _at(line_at(nested.ts + np.minimum(nested.end - nested.ts, _LATE_NS) // 2), given)
+    frame = _at(causes.frame, place)
+    columns = [
+        step_ts[step], found, _at(ids, given), _at(ids, _at(causes.called, place)), np.where(moves, now, begun),
+        _at(ids, np.where(moves, frame, _at(causes.frame, given))), np.where(outer, within_code, 0),
+        *(np.where(outer, column, -1) for column in (_at(ids, within), now, _at(ids, frame))),
+    ]  # fmt: skip
+    first = np.flatnonzero(np.r_[True, np.any([column[1:] != column[:-1] for column in columns], axis=0)])
+    last = np.append(first[1:], len(starts)) - 1
+    begins = np.searchsorted(nested.ts, np.append(starts, ends[-1]))
+    spans = {  # noqa: F841  # DuckDB finds it by its name
+        "start": starts[first],
+        "length": ends[last] - starts[first],
+        **{f"c{at}": column[first] for at, column in enumerate(columns)},
+        "events": begins[last + 1] - begins[first],
+    }
+    chosen = ", ".join(f"nullif(c{at}, -1)" for at in range(1, len(columns)))
+    connection.execute(
+        f"INSERT INTO host_span SELECT $file, c0, start, length, {chosen}, events FROM spans", {"file": file_id}
+    )

@@ -1,0 +1,222 @@
+"""Three sentences on a cause: what is slow, why, and what to do, with the gain to expect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_MOST_WORKERS = 8
+_UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers that PyTorch has as one kernel, on a CPU too."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What could make the host slow, in milliseconds of the mean bare step; `inner_…` is most of what it spends."""
+
+    file_id: int
+    kind: str
+    source: str | None
+    what: str
+    ms: float
+    calls: float
+    inner_what: str | None
+    inner_source: str | None
+    inner_ms: float | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The mean bare step of a process, and what tells its remedies apart."""
+
+    bare_ms: float
+    busy_ms: float = 0.0
+    """The time in which its device works: no gain of the host is more than the rest."""
+    has_workers: bool = False
+    cores: int = _MOST_WORKERS
+    reason: str = ""
+    """Why PyTorch compiled again, in its words."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The sentences of a cause, without shares; `win_ms` is what the action saves of a step."""
+
+    slow: str
+    why: str
+    action: str
+    win_ms: float
+
+
+def advice_on(cause: Candidate, step: Step) -> Advice:
+    """The advice on a cause; its gain is at most what the cause takes and what the device leaves idle."""
+    found = _ADVICE[cause.kind](cause, step)
+    most = min(cause.ms, max(step.bare_ms - step.busy_ms, 0.0))
+    return Advice(found.slow, found.why, found.action, max(min(found.win_ms, most), 0.0))
+
+
+def spent(ms: float) -> str:
+    """
+    >>> spent(12.345), spent(0.0123), spent(12345.6)
+    ('12.3 ms', '12.3 µs', '12.3 s')
+    """
+    value, unit = (ms / 1e3, "s") if ms >= 1e3 else (ms, "ms") if ms >= 0.1 else (ms * 1e3, "µs")
+    return f"{value:.3g} {unit}"
+
+
+def at(source: str | None) -> str:
+    return f" at {source}" if source else ""
+
+
+def _data(cause: Candidate, step: Step) -> Advice:
+    rest = max(step.bare_ms - cause.ms, 1e-6)
+    if step.has_workers:
+        why = "The workers do not keep up: the next batch is not ready when the step asks for it."
+        action = "Give the DataLoader more workers (num_workers=), or make __getitem__ and the transforms cheaper"
+        return Advice("Waiting for data", why, action, cause.ms)
+    needed = min(max(math.ceil(cause.ms / rest), 1), _MOST_WORKERS)
+    waits = cause.inner_what in ("sleep", "read", "open", "readinto", "recv")
+    workers = needed if waits else min(needed, max(step.cores, 1))
+    # Workers that compute share the cores with the step.
+    shared = 0.0 if waits else step.bare_ms / min(workers + 1, max(step.cores, 1))
+    action = f"DataLoader(..., num_workers={workers}) loads the next batches meanwhile"
+    why = f"The DataLoader has no workers, so each batch is made within the step{_inner(cause, step)}."
+    return Advice("Waiting for data", why, action, step.bare_ms - max(rest, cause.ms / workers, shared))
+
+
+def _inner(cause: Candidate, step: Step) -> str:
+    if not cause.inner_source or cause.inner_ms is None:
+        return ""
+    what = f"{cause.inner_what}" if cause.inner_what else "Python"
+    return f", mostly in {what} at {cause.inner_source} ({share(cause.inner_ms, step.bare_ms)})"
+
+
+def share(ms: float, whole: float) -> str:
+    """
+    >>> share(1, 3), share(0.1, 100)
+    ('33 %', '0.1 %')
+    """
+    percent = 100 * ms / whole if whole else 0.0
+    return f"{percent:.0f} %" if percent >= 1 else f"{percent:.1f} %"
+
+
+def _sleep(cause: Candidate, step: Step) -> Advice:
+    if cause.what == "sleep":
+        return Advice("time.sleep", _called(cause), "Take time.sleep out of the step", cause.ms)
+    why = "The thread waits for a lock, a queue or another process that something else holds up."
+    return Advice(
+        f"Waiting in {cause.what}", why, "Make what it waits for ready earlier, or do it in this thread", cause.ms
+    )
+
+
+def _called(cause: Candidate) -> str:
+    times = f"{cause.calls:,.0f} times" if cause.calls >= 1.5 else "once"
+    return f"It is called {times} in a step, and the program does nothing else meanwhile."
+
+
+def _io(cause: Candidate, step: Step) -> Advice:
+    match cause.what:
+        case "print":
+            why = "A printed tensor is computed, copied to the host and formatted element by element."
+            return Advice("print", why, "Print every 100th step, and a number instead of a tensor", 0.99 * cause.ms)
+        case "write" | "save" | "flush" | "fsync" | "savetxt" | "tofile" | "_write_file" | "send" | "sendall":
+            why = f"The program writes within the step and waits for it ({cause.what})."
+            return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
+    why = f"The program reads within the step and waits for it ({cause.what})."
+    return Advice("Reading", why, "Read it once before the loop, or in a DataLoader's workers", cause.ms)
+
+
+def _garbage(cause: Candidate, step: Step) -> Advice:
+    if cause.what == "collect":
+        why = "gc.collect() looks at every object of the program each time."
+        return Advice("Garbage collection", why, "Remove gc.collect() from the step", cause.ms)
+    why = "Python's collector runs within the step and looks at every object that it tracks."
+    action = "Call gc.collect() and gc.freeze() once before the loop, so that it skips what exists by then"
+    return Advice("Garbage collection", why, action, cause.ms)
+
+
+def _compilation(cause: Candidate, step: Step) -> Advice:
+    why = f"PyTorch compiled again in the recorded steps: {step.reason or 'something that it guards on had changed'}."
+    action = "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
+    return Advice("Compilation", why, action, cause.ms)
+
+
+def _allocator(cause: Candidate, step: Step) -> Advice:
+    why = f"The allocator asks the driver for memory in every step ({cause.what})."
+    action = "Remove empty_cache() from the step, or set PYTORCH_ALLOC_CONF=expandable_segments:True"
+    return Advice("The allocator", why, action, cause.ms)
+
+
+def _device(cause: Candidate, step: Step) -> Advice:
+    why = f"{cause.what} returns only when the device has caught up, and nothing is launched meanwhile."
+    action = "Read results of the device every 100th step, or after the next step is launched"
+    return Advice("Waiting for the device", why, action, 0.99 * cause.ms)
+
+
+def _communication(cause: Candidate, step: Step) -> Advice:
+    why = f"This process waits for others in {cause.what}."
+    return Advice("Communication", why, "Give all ranks the same work; table `straggler` names the late one", cause.ms)
+
+
+def _loop(cause: Candidate, step: Step) -> Advice:
+    each = spent(cause.ms / cause.calls)
+    many = f"{cause.calls:,.0f} calls a step of {each} each"
+    why = f"It makes {many}, as {cause.what}: the work is to call, not to compute."
+    reads = any(name in cause.what for name in ("item", "select", "_local_scalar", "tolist", "__getitem__"))
+    action = (
+        "Read all elements at once with .tolist(), or compute on the whole tensor"
+        if reads
+        else ("Do it in one operation on a whole tensor instead of a loop, or compile it with torch.compile")
+    )
+    return Advice("A loop of small calls", why, action, cause.ms * (1 - 1 / cause.calls))
+
+
+def _python(cause: Candidate, step: Step) -> Advice:
+    action = "Do it outside of the step, every 100th step, or with operations on whole arrays"
+    if cause.what:
+        return Advice(f"{cause.what} in Python", "The step calls it and waits for it.", action, 0.99 * cause.ms)
+    why = "Python runs line by line there, outside of every operator."
+    return Advice("Python", why, "Do it with operations on whole tensors, or outside of the step", 0.99 * cause.ms)
+
+
+def _copy(cause: Candidate, step: Step) -> Advice:
+    action = {
+        "clone": "Leave the clone out if nothing writes to either tensor afterwards, or make it once before the loop",
+        "contiguous": "Keep the tensor contiguous from the start: copy it once before the loop",
+    }.get(cause.what, "Convert the tensor once before the loop, or create it with that type and layout")
+    return Advice(
+        f"Copying a tensor (.{cause.what}())", "It only moves data, and does so in every step.", action, cause.ms
+    )
+
+
+def _double(cause: Candidate, step: Step) -> Advice:
+    why = (
+        f"{cause.what} and others compute in float64, which moves and computes half as many elements in the same time."
+    )
+    action = "Use float32: .float() on the model and its inputs, and no NumPy array of float64"
+    return Advice("Computing in float64", why, action, cause.ms / 2)
+
+
+def _optimizer(cause: Candidate, step: Step) -> Advice:
+    kinds = max(cause.inner_ms or 1, 1)
+    why = f"It makes {cause.calls:,.0f} calls of {kinds:.0f} operators, one by one for each parameter."
+    action = f"torch.optim.{cause.what}(..., fused=True) updates all parameters in one call"
+    return Advice("The optimizer's step", why, action, cause.ms * (1 - 1 / kinds) if cause.what in _UNFUSED else 0.0)
+
+
+_ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
+    "data": _data,
+    "sleep and locks": _sleep,
+    "I/O": _io,
+    "garbage collection": _garbage,
+    "compilation": _compilation,
+    "allocator": _allocator,
+    "device": _device,
+    "communication": _communication,
+    "loop": _loop,
+    "Python": _python,
+    "copy": _copy,
+    "double": _double,
+    "optimizer": _optimizer,
+}

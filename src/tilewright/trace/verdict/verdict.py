@@ -1,0 +1,112 @@
+"""Tables `cause` and `verdict`: what could make the steps slow, and the sentences on what does."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from tilewright.trace.events.rows import append
+from tilewright.trace.verdict.sentences import Advice, Candidate, Step, advice_on, at, share, spent
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+STANDS_OUT = 0.1
+"""Of the step: a smaller gain is no verdict."""
+_LISTED = 0.01
+
+_TABLES = """
+CREATE OR REPLACE TABLE cause (         -- what could make a step slow, the largest gain first
+    file_id         BIGINT NOT NULL,
+    kind            VARCHAR NOT NULL,
+    what            VARCHAR NOT NULL,
+    source          VARCHAR,
+    calls           BIGINT NOT NULL,
+    ms_per_step     DOUBLE NOT NULL,    -- of the bare step, as the next two
+    percent         DOUBLE NOT NULL,
+    win_ms_per_step DOUBLE NOT NULL,    -- what the action saves
+    why             VARCHAR NOT NULL,
+    action          VARCHAR NOT NULL
+);
+CREATE OR REPLACE TABLE verdict (       -- at most three sentences
+    place           BIGINT NOT NULL,
+    sentence        VARCHAR NOT NULL
+)"""
+_STEPS = """
+WITH busy AS (
+    SELECT file_id, max(ms) AS ms FROM (
+        SELECT file_id, upid, sum(ms_per_step) AS ms FROM step_account
+        WHERE class IN ('kernel', 'wave tail', 'communication', 'copy') GROUP BY file_id, upid
+    ) GROUP BY file_id
+)
+SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
+       EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\\_MultiProcessing%' ESCAPE '\\')
+FROM host_step_time
+LEFT JOIN description ON described_by = host_step_time.file_id
+LEFT JOIN busy ON busy.file_id = coalesce(description.file_id, host_step_time.file_id)
+WHERE bare_ms > 0 ORDER BY host_step_time.file_id"""
+
+
+def add_verdict(connection: DuckDBPyConnection) -> None:
+    """Fill tables `cause` and `verdict`; host_account.sql and price/distance.sql come first."""
+    connection.execute(_TABLES)
+    connection.execute(files("tilewright.trace").joinpath("verdict/causes.sql").read_text("utf-8"))
+    cores = _cores(connection)
+    found: list[tuple[Candidate, Step, Advice]] = []
+    for file_id, bare_ms, busy_ms, has_workers in connection.execute(_STEPS).fetchall():
+        step = Step(bare_ms, busy_ms, has_workers, cores)
+        rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
+        candidates = [Candidate(*row) for row in rows]
+        found += [(cause, step, advice_on(cause, step)) for cause in candidates]
+    found.sort(
+        key=lambda each: (-each[2].win_ms / each[1].bare_ms, each[0].file_id, each[0].kind, each[0].source or "")
+    )
+    rows = [
+        (
+            *(cause.file_id, cause.kind, advice.slow, cause.source, round(cause.calls), cause.ms),
+            *(100 * cause.ms / step.bare_ms, advice.win_ms, advice.why, advice.action),
+        )
+        for cause, step, advice in found
+        if advice.win_ms >= _LISTED * step.bare_ms
+    ]
+    append(connection, "cause", rows)
+    append(connection, "verdict", list(enumerate(_sentences(connection, found))))
+
+
+def _cores(connection: DuckDBPyConnection) -> int:
+    """The cores of the machine, if the run names them."""
+    found = connection.execute("SELECT table_name FROM duckdb_tables() WHERE table_name = 'run'").fetchall()
+    named = connection.execute("SELECT machine['cores'] FROM run").fetchall() if found else []
+    number = re.match(r"\d+", str(named[0][0])) if named else None
+    return int(number[0]) if number else Step.cores
+
+
+def _sentences(connection: DuckDBPyConnection, found: list[tuple[Candidate, Step, Advice]]) -> list[str]:
+    if found and found[0][2].win_ms >= STANDS_OUT * found[0][1].bare_ms:
+        cause, step, advice = found[0]
+        took = f"{share(cause.ms, step.bare_ms)} of the step, {spent(cause.ms)} of {spent(step.bare_ms)}"
+        gain = f"{spent(advice.win_ms)} less per step at most ({share(advice.win_ms, step.bare_ms)})"
+        return [
+            f"{advice.slow} takes {took},{at(cause.source)}.".replace(",.", ".").replace(", at", " at"),
+            advice.why,
+            f"{advice.action}: {gain}.",
+        ]
+    ((on_host, win, bare),) = connection.execute(
+        """SELECT (SELECT sum(percent) / count(DISTINCT file_id) FROM host_account WHERE class = 'operators'),
+                  (SELECT sum(win_ms_per_step) FROM distance), (SELECT sum(bare_ms) FROM host_step_time)"""
+    ).fetchall()
+    if not bare:
+        return []
+    of_host = "" if on_host is None else f" beside the operators, which take {on_host:.0f} % of the host's step"
+    most = "" if not win else f"; operators can win at most {share(min(win, bare), bare)}"
+    return [f"Nothing stands out{of_host}{most}."]
+
+
+def read_verdict(connection: DuckDBPyConnection) -> list[str]:
+    """The sentences of a run; none where it has no steps, or is of another version."""
+    if not connection.execute("FROM duckdb_tables() WHERE table_name = 'verdict'").fetchall():
+        return []
+    return [
+        str(sentence) for (sentence,) in connection.execute("SELECT sentence FROM verdict ORDER BY place").fetchall()
+    ]

@@ -1,0 +1,136 @@
+"""The host's step divided into classes: against answers by hand and a count of microseconds, with lines."""
+
+import random
+
+import pytest
+
+from tests.trace.kineto import HOST, Trace
+
+BY_CLASS = "SELECT class, sum(dur) / 1e3 FROM host_time GROUP BY class"
+GROUPS = {
+    "data": 4, "compilation": 4, "garbage collection": 4, "communication": 3, "I/O": 3, "sleep and locks": 3,
+    "operators": 2, "Python": 1, "untraced": 0,
+}  # fmt: skip
+EVENTS = [
+    ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data"),
+    ("user_annotation", "compilation", "compilation"),
+    ("user_annotation", "garbage collection", "garbage collection"),
+    ("cpu_op", "gloo:all_reduce", "communication"),
+    ("python_function", "<built-in method read of _io.BufferedReader object at 0x7f>", "I/O"),
+    ("python_function", "<built-in function sleep>", "sleep and locks"),
+    ("cpu_op", "aten::mm", "operators"),
+    ("python_function", "torch/nn/functional.py(3): linear", "Python"),
+    ("user_annotation", "phase forward", "untraced"),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_microsecond_is_in_the_class_of_the_first_group(seed: int) -> None:
+    """Random events, each within another or beside it; the outermost event of the first group decides."""
+    draw, trace, spans = random.Random(seed), Trace(), []
+
+    def fill(start: int, end: int, depth: int) -> None:
+        while depth and (start := start + draw.randint(0, 9)) + 3 < end:
+            stop = min(end, start + draw.randint(3, 90))
+            category, name, kind = draw.choice(EVENTS)
+            trace.slice(category, name, start, stop)
+            spans.append((start, stop, kind))
+            fill(start + 1, stop - 1, depth - 1)
+            start = stop
+
+    steps = [(0, 250), (250, 500)]
+    for number, (start, end) in enumerate(steps):
+        trace.step(number, start, end)
+        fill(start, end, 4)
+    expected: dict[str, int] = {}
+    for at in range(500):
+        around = [kind for start, end, kind in spans if start <= at < end]
+        kind = max(around, key=GROUPS.__getitem__, default="untraced")
+        expected[kind] = expected.get(kind, 0) + 1
+    assert dict(trace.rows(BY_CLASS)) == expected
+    assert trace.rows("SELECT round(sum(percent), 6) FROM host_account") == [(100.0,)]
+    assert trace.rows("SELECT sum(dur) / 1e3 FROM host_time GROUP BY step_ts ORDER BY step_ts") == [(250.0,), (250.0,)]
+
+
+def lines(trace: Trace, *reached: tuple[float, int]) -> None:
+    """The lines of train.py that the host reached, by time."""
+    since = [round(1000 * (1000 + at)) for at, _ in reached]
+    trace.header["tilewright lines"] = {
+        "thread": HOST,
+        "places": [["train.py", "main", str(line)] for _, line in reached],
+        "since": [now - last for now, last in zip(since, [0, *since], strict=False)],
+        "which": list(range(len(reached))),
+    }
+
+
+def test_python_has_the_line_where_it_is_and_a_wait_that_where_it_began() -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.frame("train.py(1): main", 0, 100)
+    trace.frame("<built-in function sleep>", 40, 70)
+    trace.frame("json/__init__.py(9): dumps", 80, 90)
+    lines(trace, (0, 2), (30, 3), (75, 4))
+    found = trace.rows("SELECT class, what, source, sum(dur) / 1e3 FROM host_time GROUP BY ALL ORDER BY min(ts)")
+    assert found == [
+        *(("Python", "", "train.py:2", 30.0), ("Python", "", "train.py:3", 15.0)),
+        *(("sleep and locks", "sleep", "train.py:3", 30.0), ("Python", "", "train.py:4", 15.0)),
+        ("Python", "dumps", "train.py:4", 10.0),
+    ]
+
+
+def verdict(trace: Trace) -> list[str]:
+    return [sentence for (sentence,) in trace.rows("SELECT sentence FROM verdict ORDER BY place")]
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "said", "action"),
+    [
+        ("user_annotation", EVENTS[0][1], "Waiting for data", "num_workers="),
+        ("python_function", "<built-in function sleep>", "time.sleep", "time.sleep"),
+        ("python_function", "<built-in method acquire of _thread.lock object at 0x1>", "Waiting in acquire", "earlier"),
+        ("python_function", "<built-in function collect>", "Garbage collection", "gc.collect()"),
+        ("user_annotation", "garbage collection", "Garbage collection", "gc.freeze()"),
+        ("user_annotation", "compilation", "Compilation", "dynamic=True"),
+        ("python_function", "<built-in function print>", "print", "every 100th step"),
+        ("python_function", EVENTS[4][1], "Reading", "before the loop"),
+        ("python_function", "json/__init__.py(9): dumps", "dumps in Python", "every 100th step"),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_cause_its_share_its_line_and_what_to_do(
+    category: str, name: str, said: str, action: str
+) -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    trace.operator("aten::mm", 5, 300)
+    trace.slice(category, name, 320, 980)
+    lines(trace, (0, 2), (310, 7))
+    slow, _, gain = verdict(trace)
+    assert slow.startswith(said)
+    # A call's own time, or with the line's.
+    assert "66 % of the step" in slow or "69 % of the step" in slow
+    assert slow.endswith(" at train.py:7.")
+    assert action in gain
+    assert " less per step at most (" in gain
+
+
+def test_a_loop_over_elements_is_one_cause() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    for at in range(100, 900, 10):
+        trace.operator("aten::select", at, at + 4)
+        trace.frame("<built-in method item of Tensor object at 0x1>", at + 5, at + 9)
+    lines(trace, (0, 2), (100, 5), (901, 6))
+    slow, why, _ = verdict(trace)
+    assert slow.startswith("A loop of small calls takes 80 % of the step, ")
+    assert slow.endswith(" at train.py:5.")
+    assert "160 calls a step" in why
+
+
+def test_a_healthy_step_has_no_verdict_but_how_much_operators_could_win() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    trace.operator("aten::mm", 10, 990, dims=[[64, 64], [64, 64]])
+    assert verdict(trace) == ["Nothing stands out beside the operators, which take 98 % of the host's step."]
