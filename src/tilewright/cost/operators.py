@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tilewright.graph import calls
-from tilewright.operators.arithmetic import Count, NoFormula, Shape, UnknownCost
+from tilewright.operators.arithmetic import NOTHING, Count, NoFormula, Shape, UnknownCost
 from tilewright.operators.counting import arithmetic_of
 from tilewright.operators.row import ALL, Row
 from tilewright.operators.table import row_of
@@ -86,7 +86,7 @@ def counted(node: Node) -> tuple[int, int]:
     """FLOPs and transcendentals of one call, numbers alone; nothing where they are not known."""
     row = row_of(node.target)
     arithmetic = None if row is None else arithmetic_of(row)
-    if arithmetic is None or not _is_plain(node):
+    if row is None or arithmetic is None or not _is_plain(node, row):
         return 0, 0
     sizes = NodeSizes(node, None)
     try:
@@ -99,15 +99,15 @@ def operator_cost(node: Node, symbolic: SymbolicShapes) -> Cost:
     """The cost of one node of a captured graph; `symbolic` holds the shapes of all of them.
 
     Inputs, views and `getitem` are free. Provenance is "unknown", and every count 0, for an operator
-    without a rule, for tensors that are sparse or complex, and for attention over packed sequences. A
-    formula that does not give the numeric count at the case's sizes is left out, and so is that of the
-    FLOPs of attention in a window. Raises `CaptureError` for data-dependent sizes.
+    without a rule, for sparse tensors, for arithmetic of complex ones, and for attention over packed
+    sequences. A formula that does not give the numeric count at the case's sizes is left out, and so is
+    that of the FLOPs of attention in a window. Raises `CaptureError` for data-dependent sizes.
     """
     if node.op in INERT or node.target is operator.getitem or calls.is_view(node):
         return FREE
     row = row_of(node.target)
     arithmetic = None if row is None else arithmetic_of(row)
-    if row is None or arithmetic is None or not _is_plain(node):
+    if row is None or arithmetic is None or not _is_plain(node, row):
         return UNKNOWN
     numbers, formulas = NodeSizes(node, None), NodeSizes(node, symbolic)
     try:
@@ -169,11 +169,12 @@ def _operands(node: Node) -> Iterator[tuple[str, Node]]:
                 yield name, value
 
 
-def _is_plain(node: Node) -> bool:
+def _is_plain(node: Node, row: Row) -> bool:
     import torch
 
     tensors = [*map(calls.output, node.all_input_nodes), *calls.outputs(node)]
-    return all(t is None or (t.layout == torch.strided and not t.is_complex()) for t in tensors)
+    is_complex_known = row.counts_complex or row.arithmetic is NOTHING
+    return all(t is None or (t.layout == torch.strided and (is_complex_known or not t.is_complex())) for t in tensors)
 
 
 def _own(tensor: Tensor, shape: Shape) -> Moved:

@@ -21,7 +21,7 @@ def _points(sizes: CallSizes, shape: Shape, per_point: float) -> Count:
     return int(per_point * log2(max(n, 2))) * elements(shape)
 
 
-transforms = partial(calls, operator_class="library", shapes=None, priced=False)
+transforms = partial(calls, operator_class="library", shapes=None, counts_complex=True, priced=False)
 transforms(
     "_fft_c2c.default(self, dim, normalization, forward)",
     arithmetic=Arithmetic(lambda sizes: _points(sizes, sizes.operand(), 5), nothing),

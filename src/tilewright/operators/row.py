@@ -97,6 +97,8 @@ class Row:
     """False for an operator that draws random numbers or writes an operand; it has no body, which kernels repeat."""
     arithmetic: Arithmetic | None = None
     """FLOPs and transcendentals; None: those of the body of a pointwise operator, else unknown."""
+    counts_complex: bool = False
+    """Its arithmetic is that of complex tensors, too; what computes nothing needs no word."""
     traffic: Traffic = Traffic()
     shapes: Rule | None = pointwise
     """How the axes of the results follow from those of the operands; None: unknown."""
@@ -163,6 +165,7 @@ class RowFields(TypedDict, total=False):
     cancels: bool
     pure: bool
     arithmetic: Arithmetic | None
+    counts_complex: bool
     traffic: Traffic
     shapes: Rule | None
     dtypes: tuple[str, ...]

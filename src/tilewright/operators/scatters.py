@@ -5,7 +5,17 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from tilewright.operators.arithmetic import NOTHING, CallSizes, Count, each, of_argument, per_operand
+from tilewright.operators.arithmetic import (
+    NOTHING,
+    Arithmetic,
+    CallSizes,
+    Count,
+    each,
+    elements,
+    nothing,
+    of_argument,
+    per_operand,
+)
 from tilewright.operators.creation import over_self
 from tilewright.operators.language import Scalar, Unfusable, Value, where
 from tilewright.operators.pieces import like_the_input
@@ -116,39 +126,48 @@ calls(
     dtypes=("self", "int64"),
     discontinuous=True,
 )
-# One element of each row and its place, and of all elements.
-calls(
+# One element of each row and its place, and of all elements. A selection compares each element at least once.
+of_rows = partial(
+    calls, operator_class="library", shapes=reduction, dtypes=("self", "int64"), discontinuous=True, priced=False
+)
+of_rows("mode.default(self, dim, keepdim)")
+of_rows(
     """
     kthvalue.default(self, k, dim, keepdim)
-    mode.default(self, dim, keepdim)
     median.dim(self, dim, keepdim)
     nanmedian.dim(self, dim, keepdim)
     """,
-    "library",
-    shapes=reduction,
-    dtypes=("self", "int64"),
-    discontinuous=True,
-    priced=False,
+    arithmetic=per_operand(1),
 )
 calls(
     "median.default(self)\nnanmedian.default(self)",
     "library",
+    arithmetic=per_operand(1),
     shapes=reduction,
     dtypes=("self",),
     discontinuous=True,
     priced=False,
 )
+
+
+def _halvings(sorted_among: str, sizes: CallSizes) -> Count:
+    """The comparisons of a binary search for each element of `self`."""
+    found = sizes.shape(sorted_among)
+    assert found is not None
+    return max(sizes.only_number(found[-1]) - 1, 0).bit_length() * elements(sizes.shape("self"))
+
+
 # Where an element stands, or whether, in others.
-calls(
-    """
-    bucketize.Tensor(self, boundaries, out_int32, right)
-    searchsorted.Tensor(sorted_sequence, self, out_int32, right, side, sorter)
-    """,
-    "library",
-    shapes=like("self"),
-    dtypes=("int64",),
-    discontinuous=True,
-    priced=False,
+searches = partial(
+    calls, operator_class="library", shapes=like("self"), dtypes=("int64",), discontinuous=True, priced=False
+)
+searches(
+    "bucketize.Tensor(self, boundaries, out_int32, right)",
+    arithmetic=Arithmetic(partial(_halvings, "boundaries"), nothing),
+)
+searches(
+    "searchsorted.Tensor(sorted_sequence, self, out_int32, right, side, sorter)",
+    arithmetic=Arithmetic(partial(_halvings, "sorted_sequence"), nothing),
 )
 calls(
     "isin.Tensor_Tensor(elements, test_elements, assume_unique, invert)",

@@ -9,10 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
-from tilewright.operators.arithmetic import NOTHING, each, of_argument
+from tilewright.operators.arithmetic import (
+    NOTHING,
+    Arithmetic,
+    CallSizes,
+    Count,
+    each,
+    elements,
+    nothing,
+    of_argument,
+    wanted,
+)
 from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call
 from tilewright.operators.pieces import like_the_input
@@ -216,18 +226,42 @@ calls(
     arithmetic=each(of_argument("grad_output"), 1),
     shapes=like_the_input,
 )
-# Four neighbours of each place, eight of a volume, with a product for each.
-calls(
+
+
+def _neighbours(sizes: CallSizes) -> int:
+    """The elements that each result reads: bilinear, nearest, bicubic."""
+    axes = len(sizes.operand()) - 2
+    return (2**axes, 1, 4**axes)[int(sizes.argument("interpolation_mode"))]  # type: ignore[call-overload]
+
+
+def _sampled(sizes: CallSizes) -> Count:
+    """A product and a sum for each neighbour of each result; nearest copies."""
+    near = _neighbours(sizes)
+    return 2 * near * elements(sizes.result()) if near > 1 else 0
+
+
+def _sampled_backward(sizes: CallSizes) -> Count:
+    """The same for the gradient of the input, to which nearest only adds, and for each axis of the grid's."""
+    near, (of_input, of_grid) = _neighbours(sizes), wanted(sizes, 2)
+    if near == 1:
+        return of_input * elements(sizes.operand())
+    return 2 * near * (of_input + of_grid * (len(sizes.operand()) - 2)) * elements(sizes.operand())
+
+
+samplers = partial(calls, operator_class="library", shapes=None, discontinuous=True, priced=False)
+samplers(
     """
     grid_sampler_2d.default(input, grid, interpolation_mode, padding_mode, align_corners)
     grid_sampler_3d.default(input, grid, interpolation_mode, padding_mode, align_corners)
+    """,
+    arithmetic=Arithmetic(_sampled, nothing),
+)
+samplers(
+    """
     grid_sampler_2d_backward.default(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
         output_mask)
     grid_sampler_3d_backward.default(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
         output_mask)
     """,
-    "library",
-    shapes=None,
-    discontinuous=True,
-    priced=False,
+    arithmetic=Arithmetic(_sampled_backward, nothing),
 )
