@@ -93,7 +93,7 @@ def verdict(trace: Trace) -> list[str]:
         ("user_annotation", "compilation", "Compilation", "dynamic=True"),
         ("python_function", "<built-in function print>", "print", "every 100th step"),
         ("python_function", EVENTS[4][1], "Reading", "before the loop"),
-        ("python_function", "json/__init__.py(9): dumps", "dumps in Python", "every 100th step"),
+        ("python_function", "json/__init__.py(9): dumps", "dumps()", "every 100th step"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_cause_its_share_its_line_and_what_to_do(

@@ -128,15 +128,21 @@ def test_there_is_a_bound_and_what_lies_beyond_is_nowhere(monkeypatch: pytest.Mo
     assert sys.gettrace() is None
 
 
-def test_only_what_events_need_is_told() -> None:
-    """A line at which nothing began is not told."""
+def test_only_what_events_need_is_told_and_the_line_at_regular_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line at which nothing began is not told, but that of each time on the grid: here the first alone."""
+    monkeypatch.setattr("tilewright.measure.recording.line_tracer._GRID_NS", 1 << 60)
     given = LineTracer()
     given.start()
     outer()
     given.stop()
     longest = max(range(len(given._at) - 1), key=lambda number: given._at[number + 1] - given._at[number])
     told = json.loads(given.told([given._at[longest]]) or "")
-    assert (told["since"], told["which"]) == ([given._at[longest]], [given._which[longest]])
+    needed = sorted({0, longest})
+    assert told["which"] == [given._which[number] for number in needed]
+    assert sum(told["since"]) == given._at[longest]
+    monkeypatch.setattr("tilewright.measure.recording.line_tracer._GRID_NS", 1)
+    monkeypatch.setattr("tilewright.measure.recording.line_tracer._MOST_OF_GRID", 1 << 40)
+    assert len(json.loads(given.told([]) or "")["which"]) >= len(given._at) - 2
 
 
 def test_times_are_of_the_wall_clock() -> None:

@@ -1,5 +1,6 @@
 """The recorder: which steps it keeps, what bounds it, and what it leaves behind in the process: nothing."""
 
+import gc
 import json
 import os
 import signal
@@ -223,6 +224,17 @@ def test_a_forked_child_is_not_recorded(tmp_path: Path) -> None:
     assert done.steps_kept == 1 and names(done)["phase forward"] == 1
 
 
+def test_collections_of_garbage_have_ranges(tmp_path: Path) -> None:
+    step = training()
+
+    def collecting() -> None:
+        step()
+        gc.collect()
+
+    found = names(record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN), tmp_path, collecting, steps=2))
+    assert found["garbage collection"] >= 2
+
+
 def test_phases_and_layers_have_ranges(tmp_path: Path) -> None:
     found = names(record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN), tmp_path, training(), steps=2))
     ours = {name: count for name, count in found.items() if name.startswith(("phase", "layer"))}
@@ -275,7 +287,7 @@ def test_leaves_the_process_as_it_was(tmp_path: Path) -> None:
         hooks = (module._global_forward_hooks, module._global_forward_pre_hooks)
         return (
             torch.autograd.backward, torch.autograd.grad, span.__enter__, span.__exit__, *map(len, hooks),
-            signal.getsignal(signal.SIGRTMAX),
+            signal.getsignal(signal.SIGRTMAX), len(gc.callbacks),
         )  # fmt: skip
 
     before = state()

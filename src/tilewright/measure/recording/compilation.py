@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
@@ -22,6 +23,8 @@ from tilewright.measure.recording.line_tracer import is_of_pytorch, traced_by_an
 
 COMPILING = "compilation"
 """Name of the range around each compilation."""
+RECOMPILED = "compiled again: "
+"""Prefix of a mark, followed by PyTorch's reason, in its words."""
 _TRIGGERS = ("DYNAMO", "LAZY_BACKWARD")
 """What begins a compilation. PyTorch also names the recording of CUDA graphs and autotuning, which run kernels."""
 
@@ -33,7 +36,7 @@ class Replacements:
     """
 
     def __init__(self) -> None:
-        self._made: list[_Attribute | _Entry] = []
+        self._made: list[_Attribute | _Entry | _Listed] = []
         self._inside: set[int] = set()
         self._compiling: set[int] = set()
         self._hidden = False
@@ -88,6 +91,12 @@ class Replacements:
             yield
 
     @contextmanager
+    def listed(self, values: list[Any], value: Any) -> Iterator[None]:
+        """While inside, `value` is the last of `values`, or among those that are added later."""
+        with self._standing(_Listed(values, value)):
+            yield
+
+    @contextmanager
     def while_compiling(self) -> Iterator[None]:
         """While inside, this thread is as in a compiled region; afterwards it is, or is not, in one as before."""
         thread = threading.get_ident()
@@ -113,7 +122,7 @@ class Replacements:
         self._installed.close()
 
     @contextmanager
-    def _standing(self, made: _Attribute | _Entry) -> Iterator[None]:
+    def _standing(self, made: _Attribute | _Entry | _Listed) -> Iterator[None]:
         with self.held:
             self._made.append(made)
             if not self._hidden:
@@ -169,6 +178,18 @@ class _Entry:
         self._mapping.pop(self._key, None)
 
 
+class _Listed:
+    def __init__(self, values: list[Any], value: Any) -> None:
+        self._values, self._value = values, value
+
+    def put(self) -> None:
+        self._values.append(self._value)
+
+    def take_back(self) -> None:
+        if self._value in self._values:
+            self._values.remove(self._value)
+
+
 @contextmanager
 def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """While inside, the outermost compilation of each thread runs within the context that `around` gives.
@@ -197,6 +218,19 @@ def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> 
         yield
     finally:
         made.take_back()
+
+
+@contextmanager
+def marked_reasons(mark: Callable[[str], Callable[[], None]]) -> Iterator[None]:
+    """At its end a mark with the reason of the last compilation in between that replaced an earlier one."""
+    began = time.time()
+    yield
+    utils = sys.modules.get("torch._dynamo.utils")
+    compiled = utils.get_compilation_metrics() if utils is not None else []
+    reasons = [it.recompile_reason for it in compiled if it.recompile_reason and (it.start_time or 0) >= began]
+    for reason in reasons[-1:]:
+        # It names the earlier compilation: "0/7: tensor ...".
+        mark(RECOMPILED + (reason.partition(": ")[2] or reason))()
 
 
 @contextmanager

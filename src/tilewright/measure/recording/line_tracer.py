@@ -26,11 +26,14 @@ MOST_LINES = 1_000_000
 
 The trace has only those at which an event began."""
 _NOWHERE = -1
+_GRID_NS, _MOST_OF_GRID = 50_000, 20_000
+"""Where no event begins, as in a loop of Python, the line is told at these intervals, longer in a long recording."""
 _LATE_NS = 500
 """An operator's line is that shortly after its begin, when the clocks surely agree."""
 _MONITORING: Any = getattr(sys, "monitoring", None)
 """In Python from 3.12 on."""
-_STARTERS = ("typer", "click")
+_OTHERS = ("typer", "click", "numpy", "scipy", "pandas", "PIL", "tqdm")
+"""Installed packages whose lines are not the user's: those that start this command, and those of arrays and files."""
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 _OF_INDUCTOR = re.compile(r"c[a-z0-9]{40,}\.py")
 
@@ -83,11 +86,15 @@ class LineTracer:
         """JSON of `thread` (its number), `places` (file, function, line), `since` (nanoseconds since 1970, each minus
         the one before) and `which` (the index of the place at each time, or -1 if unknown). None if nothing was traced.
 
-        Only the places where the thread was at one of `begins`, in nanoseconds since 1970, or half a microsecond later.
+        Only the places where the thread was at one of `begins`, in nanoseconds since 1970, half a microsecond later, or
+        at regular intervals.
         """
         if self._thread == 0:
             return None
         needed = {bisect_right(self._at, at) - 1 for begin in begins for at in (begin, begin + _LATE_NS)}
+        if self._at:
+            apart = max(_GRID_NS, (self._at[-1] - self._at[0]) // _MOST_OF_GRID)
+            needed |= {bisect_right(self._at, at) - 1 for at in range(self._at[0], self._at[-1], apart)}
         chosen = sorted(needed - {-1})
         at = [self._at[number] for number in chosen]
         since = [now - last for now, last in zip(at, [0, *at], strict=False)]
@@ -225,7 +232,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 def is_user_file(path: Path) -> bool:
     """Whether a file is outside PyTorch, the standard library and this package, and not generated at run time.
 
-    Other installed packages count as the user's, except those that start this command.
+    Other installed packages count as the user's, except `_OTHERS`.
     """
     import torch
 
@@ -235,6 +242,6 @@ def is_user_file(path: Path) -> bool:
         return False
     packages = {"site-packages", "dist-packages"} & set(path.parts)
     if packages:
-        return path.parts[path.parts.index(packages.pop()) + 1] not in _STARTERS
+        return path.parts[path.parts.index(packages.pop()) + 1] not in _OTHERS
     # site-packages is inside the standard library's folder, so this comes last.
     return not path.is_relative_to(sysconfig.get_path("stdlib"))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from uuid import uuid4
 
-from tilewright.measure.recording.compilation import COMPILING, Replacements, noticed_compilations
+from tilewright.measure.recording.compilation import COMPILING, Replacements, marked_reasons, noticed_compilations
+from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, profiler_runs
 from tilewright.measure.recording.plan import Recording, RecordingPlan
@@ -333,6 +334,8 @@ class Recorder:
         self._window.start()
         self._within_windows.opened()
         self._marked.enter_context(marked_synchronisations(self._window.mark, self._replacements))
+        self._marked.enter_context(marked_collections(self._window.mark, self._replacements))
+        self._marked.enter_context(marked_reasons(self._window.mark))
         self.ranges.start(self._window.mark)
 
     def _close(self) -> None:

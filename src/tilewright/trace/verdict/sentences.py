@@ -137,8 +137,10 @@ def _garbage(cause: Candidate, step: Step) -> Advice:
 
 
 def _compilation(cause: Candidate, step: Step) -> Advice:
-    why = f"PyTorch compiled again in the recorded steps: {step.reason or 'something that it guards on had changed'}."
+    why = f"PyTorch compiled in the recorded steps: {step.reason.rstrip('.') or 'it had not met the function before'}."
     action = "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
+    if not step.reason:
+        action = "Record later steps (--wait), in which all is compiled, or compile fewer functions"
     return Advice("Compilation", why, action, cause.ms)
 
 
@@ -173,9 +175,13 @@ def _loop(cause: Candidate, step: Step) -> Advice:
 
 
 def _python(cause: Candidate, step: Step) -> Advice:
-    action = "Do it outside of the step, every 100th step, or with operations on whole arrays"
+    if cause.what in ("dumps", "dump", "loads", "load", "iterencode", "deepcopy", "format", "log", "info", "debug"):
+        action = "Do it every 100th step, or in another thread or process"
+        return Advice(f"{cause.what}()", "The step turns objects to text or bytes, or back.", action, 0.99 * cause.ms)
     if cause.what:
-        return Advice(f"{cause.what} in Python", "The step calls it and waits for it.", action, 0.99 * cause.ms)
+        why = "It is no operator of PyTorch's, and the step waits for it."
+        action = "Do it once before the loop, every 100th step, or with operations on tensors"
+        return Advice(f"{cause.what}()", why, action, 0.99 * cause.ms)
     why = "Python runs line by line there, outside of every operator."
     return Advice("Python", why, "Do it with operations on whole tensors, or outside of the step", 0.99 * cause.ms)
 

@@ -41,7 +41,8 @@ WITH busy AS (
     ) GROUP BY file_id
 )
 SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
-       EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\\_MultiProcessing%' ESCAPE '\\')
+       EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\\_MultiProcessing%' ESCAPE '\\'),
+       coalesce((SELECT any_value(name) FROM slice WHERE name LIKE 'compiled again: %'), '')
 FROM host_step_time
 LEFT JOIN description ON described_by = host_step_time.file_id
 LEFT JOIN busy ON busy.file_id = coalesce(description.file_id, host_step_time.file_id)
@@ -54,8 +55,8 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     connection.execute(files("tilewright.trace").joinpath("verdict/causes.sql").read_text("utf-8"))
     cores = _cores(connection)
     found: list[tuple[Candidate, Step, Advice]] = []
-    for file_id, bare_ms, busy_ms, has_workers in connection.execute(_STEPS).fetchall():
-        step = Step(bare_ms, busy_ms, has_workers, cores)
+    for file_id, bare_ms, busy_ms, has_workers, reason in connection.execute(_STEPS).fetchall():
+        step = Step(bare_ms, busy_ms, has_workers, cores, reason.partition(": ")[2])
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         candidates = [Candidate(*row) for row in rows]
         found += [(cause, step, advice_on(cause, step)) for cause in candidates]
