@@ -44,7 +44,7 @@ FITS: dict[str, tuple[Any, Callable[..., Tensor], int]] = {
 @pytest.mark.parametrize("name", FITS)
 def test_what_a_pattern_fits(name: str) -> None:
     pattern, function, ways = FITS[name]
-    found = [m for node in aten(function, X, W).nodes for m in matches(pattern, node, {"calls": ()})]
+    found = [m for node in aten(function, X, W).nodes for m in matches(pattern, node)]
     assert len(found) == ways
 
 
@@ -57,7 +57,7 @@ def test_a_canonical_name_fits_every_spelling_before_autograd() -> None:
     for node in graph.nodes:
         node.meta["example_value"] = X
     pattern = call("pow", input="x", exponent=2)
-    found = [m for node in graph.nodes for m in matches(pattern, node, {"calls": ()})]
+    found = [m for node in graph.nodes for m in matches(pattern, node)]
     assert len(found) == 5 and {m["x"].name for m in found} == {"x"}
 
 

@@ -8,6 +8,7 @@ Patterns of rewrites are written in these names, not in one for each spelling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,18 +44,21 @@ MODES = frozenset({"_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_e
 
 def canonical_name(node: Node) -> str | None:
     """The canonical name of a call (`truediv`, `aten.div.Tensor` → `div`); None if the function is not torch's."""
-    if isinstance(node.target, OpOverload):
-        name = node.target._schema.name.partition("::")[2]
+    return _name_of(node.op, node.target) if node.op in ("call_function", "call_method") else None
+
+
+@lru_cache(4096)
+def _name_of(op: str, target: Any) -> str | None:
+    if isinstance(target, OpOverload):
+        name = target._schema.name.partition("::")[2]
         return OF_ATEN.get(name) or ALIASES.get(name, name)
-    if node.op == "call_method":
-        raw = str(node.target)
-    elif node.op == "call_function" and callable(node.target):
-        module = getattr(node.target, "__module__", None) or "torch"
+    if op == "call_method":
+        raw = str(target)
+    else:
+        module = getattr(target, "__module__", None) or "torch"
         if module.partition(".")[0] not in ("torch", "_operator", "builtins"):
             return None
-        raw = getattr(node.target, "__name__", "")
-    else:
-        return None
+        raw = getattr(target, "__name__", "")
     if raw.startswith("__") and raw.endswith("__"):
         raw = raw[2:-2]
     return ALIASES.get(raw, raw)

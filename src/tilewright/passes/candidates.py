@@ -11,12 +11,12 @@ backward. Each match leaves a `Decision`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from tilewright.cost.work import predicted_us
 from tilewright.graph import calls
-from tilewright.graph.source import source_line
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.kernels.candidate import Candidate, Offer
@@ -26,9 +26,9 @@ from tilewright.kernels.norm.candidate import CANDIDATE as NORM
 from tilewright.kernels.softmax.candidate import CANDIDATE as SOFTMAX
 from tilewright.passes.casts import drop_round_trips
 from tilewright.passes.generated import Groups
+from tilewright.passes.rule import undecided
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import behind_views
-from tilewright.records.program import Decision, Verdict
+from tilewright.records.program import Decision
 
 CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU)
 CLEAR = 0.98
@@ -60,24 +60,18 @@ def _sizes_are_known(node: fx.Node) -> bool:
 
 
 def _decide(node: fx.Node, candidate: Candidate, offers: Sequence[Offer], groups: Groups, target: Target) -> Decision:
-    producer, source = behind_views(node.all_input_nodes[0]).name, source_line(node)
-    consumer, predicted = node.name, None
-    verdict: Verdict = "refused"
+    here = undecided(node, "candidates")
     possible = [offer for offer in offers if offer.refusal is None]
     if not possible:
-        reason = f"{candidate.kernel} does not take {candidate.stands_for}: {offers[0].refusal}"
-    else:
-        best = max((_Priced(offer, groups, target.profile) for offer in possible), key=lambda priced: priced.gain_us)
-        predicted = best.kernel_us
-        reason = (
-            f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.1f} µs predicted with what "
-            f"is beside it, {best.without_us:.1f} µs as generated kernels and library calls"
-        )
-        if best.with_us < best.without_us * CLEAR:
-            verdict, consumer = "taken", best.offer.apply().name
-    return Decision(
-        "forward", producer, consumer, verdict, reason, predicted_us=predicted, source=source, passed_by="candidates"
+        return replace(here, reason=f"{candidate.kernel} does not take {candidate.stands_for}: {offers[0].refusal}")
+    best = max((_Priced(offer, groups, target.profile) for offer in possible), key=lambda priced: priced.gain_us)
+    reason = (
+        f"{candidate.kernel} in place of {candidate.stands_for}: {best.with_us:.1f} µs predicted with what "
+        f"is beside it, {best.without_us:.1f} µs as generated kernels and library calls"
     )
+    here = replace(here, reason=reason, predicted_us=best.kernel_us)
+    is_faster = best.with_us < best.without_us * CLEAR
+    return replace(here, verdict="taken", consumer=best.offer.apply().name) if is_faster else here
 
 
 class _Priced:

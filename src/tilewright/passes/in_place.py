@@ -15,20 +15,20 @@ the same values.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilewright.graph.calls import arguments, strides_of
+from tilewright.graph.calls import arguments, nbytes, strides_of
 from tilewright.graph.insert import insert_call
-from tilewright.graph.source import source_line
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
-from tilewright.passes.rule import Refusal
+from tilewright.passes.rule import Refusal, undecided
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import readers
-from tilewright.records.program import Decision, Verdict
+from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 BY_INDEX = {aten.index_put.default: aten.index_put_.default, aten.index_copy.default: aten.index_copy_.default}
@@ -49,22 +49,18 @@ def write_in_place(graph: fx.Graph, target: Target) -> list[Decision]:
 def _decide(copy: fx.Node, writes: Sequence[fx.Node]) -> Decision:
     memory, first, last = copy.args[0], writes[0], writes[-1]
     assert isinstance(memory, fx.Node)
-    verdict: Verdict = "taken"
-    value = memory.meta["val"]
-    reason, saved = "is written in place, and not copied as a whole", 4 * value.numel() * value.element_size()
+    here = replace(undecided(last, "in place"), producer=first.name, consumer=memory.name)
     try:
         _check(copy, writes)
     except Refusal as refusal:
-        verdict, reason, saved = "refused", f"is copied as a whole: {refusal}", 0
-    else:
-        for write in writes:
-            _write(write, write, memory)
-        last.replace_all_uses_with(memory)
-        copy.replace_all_uses_with(memory)
-        copy.graph.erase_node(copy)
-    return Decision(
-        "forward", first.name, memory.name, verdict, reason, saved, source=source_line(last), passed_by="in place"
-    )
+        return replace(here, reason=f"is copied as a whole: {refusal}")
+    for write in writes:
+        _write(write, write, memory)
+    last.replace_all_uses_with(memory)
+    copy.replace_all_uses_with(memory)
+    copy.graph.erase_node(copy)
+    reason, saved = "is written in place, and not copied as a whole", 4 * nbytes(memory)
+    return replace(here, verdict="taken", reason=reason, bytes_saved=saved)
 
 
 def _writes(value: Any, memory: fx.Node) -> list[fx.Node]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from torch import fx
@@ -26,11 +27,12 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import is_pure
 from tilewright.passes.units import behind_views, gradients
-from tilewright.records.program import Decision, Verdict
+from tilewright.records.program import Decision
 
 COMMUTATIVE = frozenset({"add", "mul"})
 Match = dict[str, Any]
 """What a pattern binds, by name; `calls` are the calls that it fits, operands first."""
+NOTHING: Match = {"calls": ()}
 Write = Callable[..., "Node | Sequence[Node | None] | None"]
 
 
@@ -78,7 +80,7 @@ def call(
     return Call(operators, args, kwargs, name, alone, frozenset(through))
 
 
-def matches(pattern: Any, given: Any, found: Match) -> Iterator[Match]:
+def matches(pattern: Any, given: Any, found: Match = NOTHING) -> Iterator[Match]:
     """`found` with what `pattern` binds at an argument, for each way in which it fits."""
     if isinstance(pattern, Call):
         yield from _call_matches(pattern, given, found)
@@ -99,6 +101,15 @@ def matches(pattern: Any, given: Any, found: Match) -> Iterator[Match]:
         yield found
 
 
+def roots(pattern: Any, graph: fx.Graph) -> list[Node]:
+    """The calls of operators of a pattern, or of its alternatives, in order."""
+    wholes = pattern if isinstance(pattern, tuple) else (pattern,)
+    operators = {operator for whole in wholes for operator in whole.operators}
+    if any(isinstance(operator, str) for operator in operators):
+        return [node for node in graph.nodes if any(whole.calls(node) for whole in wholes)]
+    return sorted(n for operator in operators for n in graph.find_nodes(op="call_function", target=operator))
+
+
 def _all_match(pairs: Iterable[tuple[Any, Any]], found: Match) -> list[Match]:
     ways = [found]
     for pattern, given in pairs:
@@ -117,7 +128,7 @@ def _call_matches(pattern: Call, node: Any, found: Match) -> Iterator[Match]:
         return
     bound = {pattern.name: node, f"{pattern.name}_seen": seen} if pattern.name else {}
     orders = [pattern.args]
-    if canonical_name(node) in COMMUTATIVE:
+    if canonical_name(node) in COMMUTATIVE and ... not in pattern.args[:2]:
         orders.append((*pattern.args[1::-1], *pattern.args[2:]))
     for args in orders:
         for way in _all_match(_pairs(args, pattern.kwargs, node), {**found, **bound}):
@@ -184,8 +195,7 @@ class Rule:
         return self(graph, target)
 
     def __call__(self, graph: fx.Graph, target: Target) -> list[Decision]:
-        roots = self.pattern if isinstance(self.pattern, tuple) else (self.pattern,)
-        nodes = [n for n in graph.nodes if any(root.calls(n) for root in roots)] if self.on(target) else []
+        nodes = roots(self.pattern, graph) if self.on(target) else []
         behind = gradients(graph) if nodes and self.reason else set()
         # From the results upwards, so that the largest tree is found; what reads a result of the rule, once more.
         todo, again, decisions = [*nodes], set(nodes), list[Decision]()
@@ -200,26 +210,24 @@ class Rule:
 
     def _at(self, node: Node, target: Target) -> tuple[Decision, Node | None] | None:
         """The decision about `node` and what takes its place; None if there is nothing to decide."""
-        source, before, new = source_line(node), node.prev, None
-        for found in matches(self.pattern, node, {"calls": (), "node": node, "target": target}):
-            producer = behind_views(found["calls"][0].all_input_nodes[0])
-            verdict: Verdict = "taken"
+        before = node.prev
+        for found in matches(self.pattern, node, {**NOTHING, "node": node, "target": target}):
+            here = undecided(found["calls"][0], self.by or self.name)
+            here = replace(here, consumer=node.name, source=source_line(node))
             try:
                 if not _may_move(found["calls"]) or not (more := _filled(self.where, found)):
                     continue
                 found |= more if isinstance(more, dict) else {}
-                producer, saved = found.get("producer", producer), _filled(self.saved, found)
+                producer, saved = found.get("producer"), _filled(self.saved, found)
+                here = replace(here, producer=producer.name) if producer is not None else here
                 if (new := self._rewritten(node, found)) is None:
                     return None
                 reason = self.reason if isinstance(self.reason, str) else _filled(self.reason, found)
+                return replace(here, consumer=new.name, verdict="taken", reason=reason, bytes_saved=saved), new
             except Refusal as refusal:
                 while node.prev is not before:
                     node.graph.erase_node(node.prev)
-                verdict, saved, reason = "refused", 0, f"{self.refused}{refusal}"
-            consumer, by = (new or node).name, self.by or self.name
-            return Decision(
-                "forward", producer.name, consumer, verdict, reason, saved, source=source, passed_by=by
-            ), new
+                return replace(here, reason=f"{self.refused}{refusal}"), None
         return None
 
     def _rewritten(self, node: Node, found: Match) -> Node | None:
@@ -248,19 +256,41 @@ def _erase_unread(todo: list[Node], known: Sequence[Node]) -> None:
 
 
 def _filled(function: Callable[..., Any], found: Match) -> Any:
-    return function(**{name: found[name] for name in inspect.signature(function).parameters if name in found})
+    return function(**{name: found[name] for name in _parameters(function) if name in found})
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _may_move(calls: Sequence[Node]) -> bool:
     """Whether the last of these calls can compute what the others do: between them nothing writes to what they read."""
-    node, before = calls[-1], set(calls[:-1])
-    read = {memory_of(x) for call in before for x in (call, *call.all_input_nodes)} | {None}
-    while before:
+    read = memories(calls[:-1])
+    return not any(mutates(node) and memory_of(written_by(node)) in read for node in between(calls, calls[-1]))
+
+
+def between(calls: Iterable[Node], last: Node) -> Iterator[Node]:
+    """The nodes from `last` back to the first of these calls, which come before it, without `last`."""
+    left, node = set(calls) - {last}, last
+    while left:
         node = node.prev
-        before.discard(node)
-        if mutates(node) and memory_of(written_by(node)) in read:
-            return False
-    return True
+        if node.op == "root":
+            raise Refusal(f"{last.name} is computed before what it replaces")
+        left.discard(node)
+        yield node
+
+
+def memories(calls: Iterable[Node]) -> set[int | None]:
+    """The storages that calls read or give, None among them: what is written at an unknown place may be one."""
+    return {None, *(memory_of(x) for call in calls for x in (call, *call.all_input_nodes))}
+
+
+def undecided(node: Node, by: str, producer: Node | None = None) -> Decision:
+    """The decision of a pass that `node` stays, to be completed: without a reason, about its first operand."""
+    first = next(iter(node.all_input_nodes), node) if producer is None else producer
+    source = source_line(node)
+    return Decision("forward", behind_views(first).name, node.name, "refused", "", source=source, passed_by=by)
 
 
 def rule(pattern: Any, **options: Any) -> Callable[[Write], Rule]:

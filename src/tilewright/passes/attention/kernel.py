@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import fx
 
-from tilewright.graph.source import source_line
 from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
@@ -36,9 +36,9 @@ from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAt
 from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal, tensor_of
+from tilewright.passes.rule import undecided
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import behind_views
-from tilewright.records.program import Decision, Verdict
+from tilewright.records.program import Decision
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -84,9 +84,7 @@ def choose_kernels(graph: fx.Graph, target: Target, raced: Raced = not_raced) ->
 def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -> Decision:
     peer = BY_FORWARD[node.target]
     theirs = peer.name
-    source, producer = source_line(node), behind_views(node.all_input_nodes[0]).name
-    consumer, measured = node.name, None
-    verdict: Verdict = "refused"
+    here, measured = undecided(node, "attention"), None
     try:
         device = tensor_of(node.all_input_nodes[0]).device
         absent = target.is_planned_gpu
@@ -101,8 +99,7 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
         call = FusedAttention(node, peer, constants, target)
         if _splits_prefix(call):
             reason = f"tilewright's kernel in place of {theirs}: {WRITTEN_IN[SPLIT]}, of those seen alone"
-            consumer = call.rewrite_by_prefix().name
-            return Decision("forward", producer, consumer, "taken", reason, source=source, passed_by="attention")
+            return replace(here, consumer=call.rewrite_by_prefix().name, verdict="taken", reason=reason)
         training = bool(call.backwards)
         ways = (
             _planned_implementations(call.request, training, target)
@@ -124,14 +121,10 @@ def _decide(node: fx.Node, constants: Constants, target: Target, raced: Raced) -
                 raise Refusal("many short sequences that fill no tiles, and no race was run here")
             written = "; backward ".join(WRITTEN_IN[way] for way in ways)
             faster, reason = True, f"tilewright's kernels in place of {theirs}: {written}"
-        if faster:
-            consumer = call.rewrite().name
-        verdict = "taken" if faster else "tried and lost"
+        here = replace(here, verdict="tried and lost", reason=reason, measured_us=measured)
+        return replace(here, verdict="taken", consumer=call.rewrite().name) if faster else here
     except Refusal as refusal:
-        reason = f"stays with {theirs}: {refusal}"
-    return Decision(
-        "forward", producer, consumer, verdict, reason, measured_us=measured, source=source, passed_by="attention"
-    )
+        return replace(here, reason=f"stays with {theirs}: {refusal}", measured_us=measured)
 
 
 def _implementations(request: Request, training: bool) -> list[str]:

@@ -14,6 +14,7 @@ too, with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -33,7 +34,8 @@ from tilewright.passes.attention.sinks import sink_at
 from tilewright.passes.attention.spelling import PRODUCTS, Refusal, normalised, scores_at, tensor_of
 from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.passes.attention.writes import write_scores_apart
-from tilewright.records.program import Cost, Decision, Verdict
+from tilewright.passes.rule import between, memories, undecided
+from tilewright.records.program import Cost, Decision
 
 PURE = (
     CONSTANT
@@ -77,9 +79,8 @@ def _products_around(root: Node) -> tuple[Node, Node] | None:
 
 
 def _decide(graph: Graph, root: Node, above: Node, below: Node, constants: Constants, target: Target) -> Decision:
-    producer, consumer, source = above.name, below.name, source_line(root)
-    predicted = _predicted(above, below, target)
-    verdict: Verdict = "taken"
+    here = replace(undecided(below, "attention", above), source=source_line(root))
+    here = replace(here, producer=above.name, predicted_us=_predicted(above, below, target))
     try:
         attention = match_attention(root, constants.scalar)
         masking = classify_masks(attention, constants)
@@ -94,12 +95,10 @@ def _decide(graph: Graph, root: Node, above: Node, below: Node, constants: Const
         else:
             write = partial(write_attention, graph, attention, masking, target)
         _replace(graph, attention, unread, write)
-        reason = f"fused attention{_kind(attention, masking, within)}: no N² tensor is written or saved"
     except Refusal as refusal:
-        verdict, reason, saved = "refused", str(refusal), 0
-    return Decision(
-        "forward", producer, consumer, verdict, reason, saved, predicted, source=source, passed_by="attention"
-    )
+        return replace(here, reason=str(refusal))
+    reason = f"fused attention{_kind(attention, masking, within)}: no N² tensor is written or saved"
+    return replace(here, verdict="taken", reason=reason, bytes_saved=saved)
 
 
 def _kind(attention: Attention, masking: Masking, within: bool) -> str:
@@ -138,23 +137,13 @@ def _predicted(above: Node, below: Node, target: Target) -> float | None:
 
 def _check_order(attention: Attention) -> None:
     """Refuse where what the attention has read is written, or a mode changes, before the fused form reads it."""
-    members = {*attention.replaced, *attention.folded}
-    node = attention.result
-    members.discard(node)
-    while members:
-        node = node.prev
+    members = {*attention.replaced, *attention.folded} - {attention.result}
+    for node in between(members, attention.result):
         members.discard(node)
-        if node.op == "root":
-            raise Refusal("the attention is not in order")
         if canonical_name(node) in MODES:
             raise Refusal(f"{node.name} changes a mode between the products")
-        if mutates(node) and memory_of(written_by(node)) in (None, *_read(members)):
+        if mutates(node) and memory_of(written_by(node)) in memories(members):
             raise Refusal(f"{node.name} writes in place between the products to what they read")
-
-
-def _read(members: Iterable[Node]) -> set[int | None]:
-    """The storages that calls read or give."""
-    return {memory_of(x) for member in members for x in (member, *member.all_input_nodes)}
 
 
 def _unread_afterwards(attention: Attention, masking: Masking) -> set[Node]:

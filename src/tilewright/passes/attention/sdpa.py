@@ -17,13 +17,13 @@ that is a band beside something else stays as it is: `kernel` reads it again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static
-from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
@@ -34,7 +34,8 @@ from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.attention.windows import are_windows, call_windows
 from tilewright.passes.attention.writer import Writer
-from tilewright.records.program import Decision, Verdict
+from tilewright.passes.rule import undecided
+from tilewright.records.program import Decision
 
 SDPA = "scaled_dot_product_attention"
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
@@ -81,7 +82,7 @@ def _is_call(node: Node, target: Target) -> bool:
 
 def _decide(node: Node, constants: Constants, target: Target) -> Decision | None:
     """Rewrite one call."""
-    verdict: Verdict = "taken"
+    here = undecided(node, "sdpa")
     try:
         call = _read(node)
         write = Writer(node.graph, node)
@@ -106,12 +107,9 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
         new = in_old_layout(write, node, new)
         node.replace_all_uses_with(new)
         node.graph.erase_node(node)
-        consumer, reason = new.name, "; ".join(changes)
     except Refusal as refusal:
-        verdict, consumer, reason = "refused", node.name, str(refusal)
-    producer = node.args[0].name if node.args and isinstance(node.args[0], Node) else node.name
-    source = source_line(node)
-    return Decision("forward", producer, consumer, verdict, reason, source=source, passed_by="sdpa")
+        return replace(here, reason=str(refusal))
+    return replace(here, consumer=new.name, verdict="taken", reason="; ".join(changes))
 
 
 def _read(node: Node) -> SdpaCall:

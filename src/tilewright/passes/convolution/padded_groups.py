@@ -18,6 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replace_in
 from typing import Any
 
 import torch
@@ -25,13 +26,13 @@ from torch import Tensor, fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, replace, replace_results
-from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
+from tilewright.passes.rule import undecided
 from tilewright.passes.units import gradients
-from tilewright.records.program import Decision
+from tilewright.records.program import Decision, GraphName
 
 aten: Any = torch.ops.aten
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -51,10 +52,8 @@ def pad_groups(graph: fx.Graph, target: Target) -> list[Decision]:
             reason = (
                 f"cuDNN converts channels-last groups of {min(found.made, found.read)} channels, not of {found.width}"
             )
-            side: Any = "backward" if node in behind else "forward"
-            producer, line = node.all_input_nodes[0].name, source_line(node)
-            decision = Decision(side, producer, node.name, "taken", reason, source=line, passed_by="pad_groups")
-            decisions.append(decision)
+            side: GraphName = "backward" if node in behind else "forward"
+            decisions.append(replace_in(undecided(node, "pad_groups"), graph=side, verdict="taken", reason=reason))
             padder.forward(node, found) if node.target is FORWARD else padder.backward(node, found)
     return decisions
 

@@ -25,13 +25,13 @@ from torch import Tensor, fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula
-from tilewright.graph.source import source_line
+from tilewright.graph.insert import replace as replace_node
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
-from tilewright.passes.units import behind_views
+from tilewright.passes.rule import undecided
 from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
@@ -92,12 +92,9 @@ def _decide(group: list[fx.Node], profile: DeviceProfile) -> list[Decision]:
     reason += f"for its sort and {apart:.0f} µs for one each"
     decisions = []
     for node, new in zip(group, _apply(group, first, last), strict=True):
-        producer, source = behind_views(node.args[0]).name, source_line(node)  # type: ignore[arg-type]
-        node.replace_all_uses_with(new)
-        node.graph.erase_node(node)
-        decisions.append(
-            Decision("backward", producer, new.name, "taken", reason, source=source, passed_by="embeddings")
-        )
+        here = undecided(node, "embeddings")
+        replace_node(node, new)
+        decisions.append(replace(here, graph="backward", consumer=new.name, verdict="taken", reason=reason))
     return decisions
 
 

@@ -21,22 +21,23 @@ bag's gradient as that of its rows: PyTorch's takes some 27 launches, and 26 tab
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, replace
-from tilewright.graph.source import source_line
+from tilewright.graph.insert import insert_call, insert_formula
+from tilewright.graph.insert import replace as replace_node
 from tilewright.graph.writes import maker
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES, NARROW
 from tilewright.passes.index.embedding_groups import join
 from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
-from tilewright.passes.rule import call, cplusplus, rule
-from tilewright.passes.units import behind_views, readers
+from tilewright.passes.rule import call, cplusplus, rule, undecided
+from tilewright.passes.units import readers
 from tilewright.records.program import Decision
 
 aten = torch.ops.aten
@@ -75,22 +76,22 @@ def _take_bags_apart(bags: fx.Node) -> None:
         found: Tensor = aten.embedding_dense_backward(rows, indices, entries, padding, False)
         return found
 
-    replace(bags, insert_formula(bags, formula, dout, indices, bag_of, sizes))
+    replace_node(bags, insert_formula(bags, formula, dout, indices, bag_of, sizes))
 
 
 def _decide(node: fx.Node) -> Decision:
     dout, indices, entries, padding, _ = node.args
     assert isinstance(dout, fx.Node) and isinstance(indices, fx.Node)
-    count, producer, source = calls.tensor(indices).numel(), behind_views(dout).name, source_line(node)
-    refusal = _refusal(node)
+    count, refusal = calls.tensor(indices).numel(), _refusal(node)
+    here = replace(undecided(node, "embeddings", dout), graph="backward")
     if not refusal and count <= UNSORTED:
         refusal = f"PyTorch adds up {count} positions without sorting them"
     if refusal:
         reason = f"tilewright.embedding_sums does not take embedding_dense_backward: {refusal}"
-        return Decision("backward", producer, node.name, "refused", reason, source=source, passed_by="embeddings")
+        return replace(here, reason=reason)
     new = _apply(node, dout, indices, entries, padding)
     reason = f"{count} positions are sorted and summed in tilewright's kernel, in place of embedding_dense_backward"
-    return Decision("backward", producer, new.name, "taken", reason, source=source, passed_by="embeddings")
+    return replace(here, consumer=new.name, verdict="taken", reason=reason)
 
 
 def _refusal(node: fx.Node) -> str | None:
@@ -107,7 +108,7 @@ def _apply(node: fx.Node, dout: fx.Node, indices: fx.Node, entries: Any, padding
     keys = insert_call(node, aten.view.default, keys, [-1])
     ranked = sort_keys(node, keys, entries)
     new = insert_call(node, torch.ops.tilewright.embedding_sums.default, dout, *ranked, entries, padding)
-    replace(node, new)
+    replace_node(node, new)
     return new
 
 

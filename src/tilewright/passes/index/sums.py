@@ -36,12 +36,11 @@ from torch import Tensor, fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_formula, replace
-from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.index.sorted_rows import Orders, RowTarget, row_index
-from tilewright.passes.rule import Refusal
+from tilewright.passes.rule import Refusal, undecided
 from tilewright.passes.shared_zeros import is_filled, is_zeros
 from tilewright.passes.units import behind_views, gradients
 from tilewright.records.program import Decision, GraphName
@@ -197,14 +196,12 @@ def _accumulates(node: fx.Node) -> bool:
 def _decide(
     node: fx.Node, sums: _Sums | Refusal, sort_pays: _SortPays, orders: Orders, side: GraphName
 ) -> Decision:  # fmt: skip
-    name, line = calls.operator_name(node.target).partition(".")[0], source_line(node)
-    values = _values(node)
-    producer = behind_views(values).name
+    name, values = calls.operator_name(node.target).partition(".")[0], _values(node)
+    here = dataclasses.replace(undecided(node, "index sums", values), graph=side)
     if isinstance(sums, _Sums) and sums.reduce != "sum" and not sort_pays(sums):
         sums = Refusal("a sort of its rows costs more than PyTorch's atomics")
     if isinstance(sums, Refusal):
-        reason = f"tilewright.index_sums does not take {name}: {sums}"
-        return Decision(side, producer, node.name, "refused", reason, source=line, passed_by="index sums")
+        return dataclasses.replace(here, reason=f"tilewright.index_sums does not take {name}: {sums}")
     # The matched values may have been another sum, which has been replaced since.
     sums = dataclasses.replace(sums, values=values)
     base = node.args[0]
@@ -225,7 +222,7 @@ def _decide(
     replace(node, new)
     if made_of_zeros and not base.users:
         base.graph.erase_node(base)
-    return Decision(side, producer, new.name, "taken", reason, source=line, passed_by="index sums")
+    return dataclasses.replace(here, consumer=new.name, verdict="taken", reason=reason)
 
 
 def _values(node: fx.Node) -> fx.Node:
