@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from tilewright.graph import calls
+from tilewright.graph.canonical import is_last
 from tilewright.graph.insert import insert_call
-from tilewright.graph.source import source_line
 from tilewright.graph.views import part_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
+from tilewright.passes.rule import Value, call, matches, roots, undecided
 from tilewright.passes.simplify import drop_unread, is_pure
 from tilewright.passes.units import behind_views
 from tilewright.records.program import Decision
@@ -30,6 +32,15 @@ from tilewright.records.program import Decision
 aten: Any = torch.ops.aten
 MOST_TOKENS = 64
 """New tokens of a batch entry that one launch writes."""
+AXIS = Value("axis")
+WRITE = (
+    call(aten.index_copy_.default, "cache", 2, "place", "value"),
+    call(aten.index_put_.default, "cache", [None, None, "place"], "value"),
+)
+TURNED = call("cat", [call("neg", "second"), "first"], AXIS)
+LOW = call("sub", call("mul", "first", "cos"), call("mul", "second", "sin"))
+HIGH = call("add", call("mul", "second", "cos"), call("mul", "first", "sin"))
+ROTARY = call("add", call("mul", "x", "cos"), call("mul", TURNED, "sin")), call("cat", [LOW, HIGH], AXIS)
 
 
 class _Write(NamedTuple):
@@ -55,7 +66,7 @@ def write_caches(graph: fx.Graph, target: Target) -> list[Decision]:
     if target.language != "triton":
         return []
     decisions = []
-    writes = [write for node in graph.nodes if (write := _write(node)) is not None]
+    writes = [write for node in roots(WRITE, graph) if (write := _write(node)) is not None]
     while len(writes) > 1:
         first, second, *rest = writes
         if _is_pair(first, second):
@@ -69,26 +80,16 @@ def write_caches(graph: fx.Graph, target: Target) -> list[Decision]:
 
 
 def _write(node: fx.Node) -> _Write | None:
-    args: tuple[Any, ...] = node.args
-    if node.target is aten.index_copy_.default and len(args) == 4:
-        cache, axis, place, value = args
-    elif node.target is aten.index_put_.default and len(args) == 3 and len(args[1]) == 3:
-        cache, (*others, place), value = args
-        axis = 2 if others == [None, None] else -1
-    else:
+    found = next(matches(WRITE, node), None)
+    if found is None or node.users:
         return None
-    given = (cache, place, value)
-    if axis != 2 or node.users or not all(isinstance(x, fx.Node) for x in given):
-        return None
-    memory, at, new = (calls.output(x) for x in given)
-    if memory is None or at is None or new is None:
-        return None
+    memory, at, new = (calls.tensor(found[name]) for name in ("cache", "place", "value"))
     batch, heads, _, width = memory.shape if memory.dim() == 4 else (0, 0, 0, 0)
     tokens = at.shape[0] if at.dim() == 1 and at.dtype in (torch.int64, torch.int32) else 0
     fits = width % 2 == 0 and new.dtype == memory.dtype and memory.dtype in NARROW and memory.stride(-1) == 1
     if not 0 < tokens <= MOST_TOKENS or not fits or new.numel() != batch * heads * tokens * width:
         return None
-    return _Write(node, cache, place, value)
+    return _Write(node, found["cache"], found["place"], found["value"])
 
 
 def _is_pair(first: _Write, second: _Write) -> bool:
@@ -128,9 +129,7 @@ def _join(first: _Write, second: _Write) -> Decision:
         write.node.graph.erase_node(write.node)
     what = "keys and values of a token in one launch" + (", with their rotary embedding" if cos is not None else "")
     what += ", and the queries" if queries is not None else ""
-    return Decision(
-        "forward", first.node.name, new.name, "taken", what, source=source_line(new), passed_by="cache writes"
-    )
+    return replace(undecided(new, "cache writes"), producer=first.node.name, verdict="taken", reason=what)
 
 
 def _unwidened(node: fx.Node) -> fx.Node:
@@ -147,33 +146,12 @@ def _unwidened(node: fx.Node) -> fx.Node:
 
 def _rotary(node: fx.Node) -> _Rotary | None:
     """The rotary embedding whose result is `node`; it pairs elements of the first half with those of the second."""
-    if node.target is aten.cat.default:
-        return _by_halves(node)
-    if node.target is not aten.add.Tensor or node.kwargs:
-        return None
-    for straight, crossed in (node.args, node.args[::-1]):
-        first, second = _factors(straight), _factors(crossed)
-        for x, cos in first:
-            for halves, sin in second:
-                if _is_half_turn(halves, x):
-                    return _Rotary(node, x, cos, sin)
-    return None
-
-
-def _by_halves(node: fx.Node) -> _Rotary | None:
-    args: tuple[Any, ...] = node.args
-    if len(args[0]) != 2 or len(args) < 2 or args[1] not in (-1, calls.output(node).dim() - 1):  # type: ignore[union-attr]
-        return None
-    low, high = args[0]
-    if low.target is not aten.sub.Tensor or high.target is not aten.add.Tensor or low.kwargs or high.kwargs:
-        return None
-    for first, cos in _factors(low.args[0]):
-        for second, sin in _factors(low.args[1]):
-            crossed = [{*_factors(term)} for term in high.args]
-            fits = any((second, cos) in one and (first, sin) in other for one, other in (crossed, crossed[::-1]))
-            x = _whole(first)
-            if fits and x is not None and _is_half(first, x, 0) and _is_half(second, x, 1):
-                return _Rotary(node, x, cos, sin)
+    for found in matches(ROTARY, node):
+        first, second = found["first"], found["second"]
+        x: Any = found["x"] if "x" in found else _whole(first)
+        is_turned = x is not None and is_last(found["axis"], calls.tensor(x).dim())
+        if is_turned and _is_half(first, x, 0) and _is_half(second, x, 1):
+            return _Rotary(node, x, found["cos"], found["sin"])
     return None
 
 
@@ -185,27 +163,7 @@ def _whole(part: fx.Node) -> fx.Node | None:
     return source if isinstance(source, fx.Node) else None
 
 
-def _factors(node: object) -> Iterator[tuple[fx.Node, fx.Node]]:
-    if isinstance(node, fx.Node) and node.target is aten.mul.Tensor and all(isinstance(x, fx.Node) for x in node.args):
-        a, b = node.args
-        yield a, b  # type: ignore[misc]
-        yield b, a  # type: ignore[misc]
-
-
-def _is_half_turn(node: fx.Node, x: fx.Node) -> bool:
-    """Whether `node` is (-x₂, x₁) along the last axis."""
-    args: tuple[Any, ...] = node.args
-    if node.target is not aten.cat.default or len(args[0]) != 2:
-        return False
-    value, (negated, first), axis = calls.output(x), args[0], args[1] if len(args) > 1 else 0
-    if value is None or axis not in (-1, value.dim() - 1) or negated.target is not aten.neg.default:
-        return False
-    return _is_half(first, x, 0) and _is_half(negated.args[0], x, 1)
-
-
-def _is_half(node: object, x: fx.Node, number: int) -> bool:
-    if not isinstance(node, fx.Node):
-        return False
+def _is_half(node: fx.Node, x: fx.Node, number: int) -> bool:
     value, whole, (base, offset), (other, begin) = node.meta["val"], x.meta["val"], part_of(node), part_of(x)
     half = whole.shape[-1] // 2
     lies = value.shape == (*whole.shape[:-1], half) and value.stride() == whole.stride()
@@ -227,8 +185,8 @@ def _fits(found: _Rotary, shape: tuple[int, ...]) -> bool:
 def _others(found: _Rotary, place: fx.Node) -> Iterator[_Rotary]:
     """Other rotary embeddings by the same angles, computed before `place` and read only after it."""
     order = {node: number for number, node in enumerate(place.graph.nodes)}
-    for node in place.graph.nodes:
-        other = _rotary(node) if node.op == "call_function" and order[node] < order[place] else None
+    for node in roots(ROTARY, place.graph):
+        other = _rotary(node) if order[node] < order[place] else None
         if other is None or node is found.node or other[2:] != found[2:]:
             continue
         if node.users and all(order[reader] > order[place] for reader in node.users):

@@ -11,6 +11,7 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.fused import CUDNN, EFFICIENT, FLASH, ON_CPU, Peer
+from tilewright.passes.rule import Value, call, rule
 
 HOPPER = 9
 """Major compute capability from which PyTorch prefers cuDNN."""
@@ -20,18 +21,6 @@ STEP = 8
 """cuDNN and FlashAttention-2 need head sizes that are multiples of this."""
 
 
-def name_attention(graph: fx.Graph, target: Target) -> None:
-    """Note at each attention the operator that runs on `target`, if that is an absent GPU."""
-    if not target.is_planned_gpu:
-        return
-    for node in graph.nodes:
-        if node.target in (ON_CPU.forward, ON_CPU.backward):
-            named = calls.arguments(node)
-            query = calls.tensor(named["query"])
-            peer = choice(target, query.dtype, query.shape[-1], has_mask=named.get("attn_mask") is not None)
-            node.meta[calls.LAUNCHED] = peer.forward if node.target is ON_CPU.forward else peer.backward
-
-
 def choice(target: Target, dtype: torch.dtype, width: int | torch.SymInt, *, has_mask: bool) -> Peer:
     """PyTorch's choice, in the order of its `sdp_utils.cpp` (2.11): cuDNN, FlashAttention-2, memory-efficient."""
     if dtype not in (torch.bfloat16, torch.float16) or width % STEP:
@@ -39,3 +28,14 @@ def choice(target: Target, dtype: torch.dtype, width: int | torch.SymInt, *, has
     if int((target.profile.capability or "0").split(".")[0]) >= HOPPER and width <= MOST_WIDE:
         return CUDNN
     return EFFICIENT if has_mask else FLASH
+
+
+@rule(
+    call((ON_CPU.forward, ON_CPU.backward), ..., query="query", attn_mask=Value("mask")),
+    on=lambda target: target.is_planned_gpu,
+)
+def name_attention(node: fx.Node, query: fx.Node, mask: fx.Node | None, target: Target) -> fx.Node:
+    value = calls.tensor(query)
+    peer = choice(target, value.dtype, value.shape[-1], has_mask=mask is not None)
+    node.meta[calls.LAUNCHED] = peer.forward if node.target is ON_CPU.forward else peer.backward
+    return node

@@ -17,9 +17,10 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_results
-from tilewright.passes.rule import call, gpu, rule
+from tilewright.passes.rule import Value, call, gpu, matches, rule
 
 aten: Any = torch.ops.aten
+CHOSEN = call(operator.getitem, call(aten.topk.default, "source", ..., dim=Value("dim", (int,))), 1)
 KEYS = (torch.int8, torch.int16, torch.int32)
 MOST = 2**15
 """Extent up to which keys are narrowed: those of 32 bits cost a conversion and save little."""
@@ -41,15 +42,9 @@ def narrowest(extent: int) -> torch.dtype:
 
 def _extent(node: fx.Node) -> int | None:
     """The number of elements from which `topk` chose these indices; None for any other value."""
-    if node.target is not operator.getitem or node.args[1] != 1:
-        return None
-    call = node.all_input_nodes[0]
-    named = calls.arguments(call)
-    source, dim = named.get("self"), named.get("dim")
-    value = calls.output(source) if isinstance(source, fx.Node) else None
-    if call.target is not aten.topk.default or value is None or not value.dim() or not isinstance(dim, int):
-        return None
-    extent = value.shape[dim]
+    found = next(matches(CHOSEN, node), None)
+    value = None if found is None else calls.tensor(found["source"])
+    extent = value.shape[found["dim"]] if value is not None and found is not None and value.dim() else None
     return extent if isinstance(extent, int) else None
 
 

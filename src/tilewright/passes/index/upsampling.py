@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from tilewright.graph.canonical import argument, canonical_name, example
-from tilewright.hardware.target import Target
+from tilewright.graph.canonical import argument, example
 from tilewright.kernels.device import at_least_fp32
 from tilewright.operators.upsampling import MOST_READERS, Axis
+from tilewright.passes.rule import call, rule
 
 aten: Any = torch.ops.aten
 LINEAR = ("linear", "bilinear", "trilinear")
@@ -38,21 +38,17 @@ OPERATORS = {
 """Eager's gradients of the modes whose axes are independent of each other; {} is the number of axes."""
 
 
-def gather_gradients(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place."""
-    for node in graph.nodes:
-        if canonical_name(node) != "interpolate" or argument(node, 6, "antialias", False):
-            continue
-        _scale_as_eager(node)
-        source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")
-        if mode != "area":
-            _lay_out_as_eager(node)
-        axes = _axes(source, node) if mode in OPERATORS else None
-        if axes is None:
-            continue
+@rule(call("interpolate", ...), where=lambda node: not argument(node, 6, "antialias", False))
+def gather_gradients(node: fx.Node) -> fx.Node:
+    _scale_as_eager(node)
+    source, mode = argument(node, 0, "input"), argument(node, 3, "mode", "nearest")
+    if mode != "area":
+        _lay_out_as_eager(node)
+    if mode in OPERATORS and (axes := _axes(source, node)) is not None:
         scales = tuple(axis.scale for axis in axes)
         node.target, node.args = resampled, (source, mode, axes[0].align_corners, _sizes(axes), scales)
         node.kwargs = {}
+    return node
 
 
 def _scale_as_eager(node: fx.Node) -> None:

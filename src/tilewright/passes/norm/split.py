@@ -26,13 +26,13 @@ from torch import Tensor, fx
 
 from tilewright.emit.triton_schedule import WHOLE_ROW
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_formula, replace, replace_results
+from tilewright.graph.insert import insert_formula
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.fusion import STRIDED_BYTES
-from tilewright.passes.simplify import drop_unread
+from tilewright.passes.rule import call, rule
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
@@ -41,24 +41,20 @@ WEIGHT, WEIGHT_BACKWARD = aten._weight_norm_interface.default, aten._weight_norm
 SPREADS = {aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction}
 
 
-def split_norms(graph: fx.Graph, target: Target) -> None:
-    """Rewrite `graph`, a forward, backward or inference graph of ATen operators, in place."""
-    for node in list(graph.nodes):
-        args: tuple[Any, ...] = node.args
-        if node.target is FORWARD and args[5] is True and _is_split(args[0], target):
-            replace_results(node, insert_formula(node, _forward, *args[:5], *args[6:]))
-        elif node.target is WITHOUT_RUNNING and args[3] is True and _is_split(args[0], target):
-            replace_results(node, insert_formula(node, _of_moments, *args[:3], args[5]))
-        elif node.target is BACKWARD and args[7] is True and _is_split(args[1], target):
-            replace_results(node, insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0]))
-        elif node.target is GROUP and _is_long(args[0], args[3] * args[6], target):
-            replace_results(node, insert_formula(node, _group_norm, *args[:3], *args[6:]))
-        elif node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
-            formula = _weight_norm if node.target is WEIGHT else _weight_norm_backward
-            replace_results(node, insert_formula(node, formula, *args[:-1]))
-        elif node.target in SPREADS and _starves(args[0], _rows(node), target):
-            _replace_spread(node)
-    drop_unread(graph)
+@rule(call((FORWARD, WITHOUT_RUNNING, BACKWARD, GROUP, WEIGHT, WEIGHT_BACKWARD, *SPREADS), ...))
+def split_norms(node: fx.Node, target: Target) -> Any:
+    args: tuple[Any, ...] = node.args
+    if node.target is FORWARD and args[5] is True and _is_split(args[0], target):
+        return insert_formula(node, _forward, *args[:5], *args[6:])
+    if node.target is WITHOUT_RUNNING and args[3] is True and _is_split(args[0], target):
+        return insert_formula(node, _of_moments, *args[:3], args[5])
+    if node.target is BACKWARD and args[7] is True and _is_split(args[1], target):
+        return insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0])
+    if node.target is GROUP and _is_long(args[0], args[3] * args[6], target):
+        return insert_formula(node, _group_norm, *args[:3], *args[6:])
+    if node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
+        return insert_formula(node, _weight_norm if node.target is WEIGHT else _weight_norm_backward, *args[:-1])
+    return _spread_of(node) if node.target in SPREADS and _starves(args[0], _rows(node), target) else None
 
 
 def _rows(node: fx.Node) -> int:
@@ -68,7 +64,7 @@ def _rows(node: fx.Node) -> int:
     return found
 
 
-def _replace_spread(node: fx.Node) -> None:
+def _spread_of(node: fx.Node) -> Any:
     given: Any = calls.arguments(node)
     x, correction = given["self"], given.get("correction")
     dims = list(given.get("dim") or range(x.meta["val"].dim()))
@@ -76,10 +72,7 @@ def _replace_spread(node: fx.Node) -> None:
     of_deviation, with_mean = (word in calls.operator_name(node.target) for word in ("std", "mean"))
     keepdim = bool(given.get("keepdim", False))
     spread, mean = insert_formula(node, _spread, x, dims, freedom, keepdim, of_deviation)
-    if with_mean:
-        replace_results(node, [spread, mean])
-    else:
-        replace(node, spread)
+    return [spread, mean] if with_mean else spread
 
 
 def _spread(x: Tensor, dims: list[int], freedom: float, keepdim: bool, root: bool) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ A product is rewritten only if the whole, with its copies, is predicted to be cl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -28,20 +28,21 @@ from tilewright.cost.tiles import ALIGNED
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, retrace_views
-from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
+from tilewright.passes.rule import Value, call, matches, roots, undecided
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, gradients, readers
-from tilewright.records.program import Decision, Verdict
+from tilewright.records.program import Decision
 
 aten = torch.ops.aten
 CLEAR, LEAST_US = 0.8, 5.0
 """Padding pays if it takes less than this share of the unaligned product's time and saves so much: the host takes about
 as long to launch a copy."""
 OPERATORS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+PADDED = call(aten.constant_pad_nd.default, "operand", [0, Value("by", (int,))], name="pad")
 OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
 
 
@@ -119,13 +120,9 @@ class _Padder:
         shape = f"{m} × {k} times {k} × {n}"
         reason = f"{shape} is not aligned to 16 bytes: {plain:.0f} µs predicted as it is, {aligned:.0f} µs on operands "
         reason += f"padded to multiples of {ALIGNED} and {copies:.0f} µs for their copies"
-        verdict: Verdict = "taken" if aligned + copies < min(CLEAR * plain, plain - LEAST_US) else "refused"
-        source, producer = source_line(node), behind_views(product.left).name
-        consumer = self._apply(product).name if verdict == "taken" else node.name
-        return Decision(
-            "forward", producer, consumer, verdict, reason,
-            predicted_us=aligned + copies, source=source, passed_by="pad_products",
-        )  # fmt: skip
+        here = replace(undecided(node, "pad_products", product.left), reason=reason, predicted_us=aligned + copies)
+        pays = aligned + copies < min(CLEAR * plain, plain - LEAST_US)
+        return replace(here, verdict="taken", consumer=self._apply(product).name) if pays else here
 
     def _copy_us(self, operand: fx.Node, padding: tuple[int, int]) -> float:
         """Predicted time to pad an operand."""
@@ -208,13 +205,10 @@ class _Padder:
 
 def write_padded(graph: fx.Graph) -> None:
     """Let cross entropy write its gradient with padding where a pad still copies it: the term between them is gone."""
-    for node in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
-        operand, widths, *value = node.args
-        if not isinstance(operand, fx.Node) or widths[:1] != [0] or len(widths) != 2 or any(value):
-            continue
-        base, axis, by = _base(operand, (0, widths[1]))
+    for found in (m for node in roots(PADDED, graph) for m in matches(PADDED, node)):
+        base, axis, by = _base(found["operand"], (0, found["by"]))
         if axis == 1 and _is_own_gradient(base):
-            node.replace_all_uses_with(_padded_gradient(base, by)[0])
+            found["pad"].replace_all_uses_with(_padded_gradient(base, by)[0])
     drop_unread(graph)
 
 

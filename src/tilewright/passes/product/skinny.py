@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,20 +24,24 @@ from tilewright.cost.products import alignment_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.graph.source import source_line
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.kernels.skinny_linear import ALIGNED, MOST_ROWS, plan
+from tilewright.passes.rule import Value, call, matches, roots, undecided
 from tilewright.passes.shared_zeros import shared_zeros
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import gradients, readers
-from tilewright.records.program import Decision, Verdict
+from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
 MOST_WEIGHTS = 3
+NORM = call(aten._fused_rms_norm.default, "source", Value("shape"), "gain", Value("eps"), alone=True)
+NORMED = call(operator.getitem, NORM, 0)
+GATED = call(aten.mul.Tensor, call(aten.silu.default, "gate", alone=True), "up")
 VIEWS = {aten.view.default, aten._unsafe_view.default}
-TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
+TRANSPOSED = call((aten.t.default, aten.transpose.int, aten.permute.default), "weight", ...)
+PRODUCT = call(aten.mm.default, "x", TRANSPOSED), call(aten.addmm.default, "bias", "x", TRANSPOSED)
 SMALLEST = torch.finfo(torch.float32).eps
 """Default eps of PyTorch's RMS norm."""
 LIBRARY_SHARE = 0.65
@@ -92,9 +96,9 @@ def skinny_products(graph: fx.Graph, target: Target) -> list[Decision]:
 
 
 def _matches(graph: fx.Graph) -> Iterator[_Match]:
-    products = {node: found for node in graph.nodes if (found := _product(node)) is not None}
+    products = {node: found for node in roots(PRODUCT, graph) if (found := _product(node)) is not None}
     taken: set[fx.Node] = set()
-    for node in list(graph.nodes):
+    for node in roots(GATED, graph):
         if (match := _gated(node, products)) is not None and not taken & set(match.nodes):
             taken.update(match.nodes)
             yield match
@@ -119,31 +123,20 @@ def _matches(graph: fx.Graph) -> Iterator[_Match]:
 
 
 def _product(node: fx.Node) -> _Product | None:
-    places = {aten.mm.default: 0, aten.addmm.default: 1}
-    if node.target not in places or node.kwargs:
+    found = next(matches(PRODUCT, node), None)
+    if found is None:
         return None
-    first = places[node.target]
-    x, right = node.args[first], node.args[first + 1]
-    bias = node.args[0] if first else None
-    if not isinstance(x, fx.Node) or not isinstance(right, fx.Node) or right.target not in TRANSPOSED:
+    x, weight, bias = found["x"], found["weight"], found.get("bias")
+    left, own, result = values = [calls.tensor(n) for n in (x, weight, node)]
+    if any(value.dim() != 2 or has_symbols(value) for value in values):
         return None
-    weight = right.args[0]
-    assert isinstance(weight, fx.Node)
-    values = [calls.output(n) for n in (x, weight, node)]
-    if any(value is None or value.dim() != 2 or has_symbols(value) for value in values):
-        return None
-    left, own, result = (value for value in values if value is not None)
     fits = own.shape == (result.shape[1], left.shape[1]) and 1 <= left.shape[0] <= MOST_ROWS and own.numel() > 0
     narrow = {left.dtype, own.dtype} in ({torch.bfloat16}, {torch.float16})
     if not fits or not narrow or not all(map(_is_aligned, (left, own))):
         return None
-    if first and (not isinstance(bias, fx.Node) or not _is_row(calls.output(bias), own.shape[0])):
+    if bias is not None and not (calls.shape_of(row := calls.tensor(bias)) == own.shape[:1] and row.is_contiguous()):
         return None
-    return _Product(node, x, weight, bias if isinstance(bias, fx.Node) else None)
-
-
-def _is_row(value: torch.Tensor | None, size: int) -> bool:
-    return value is not None and calls.shape_of(value) == (size,) and value.is_contiguous()
+    return _Product(node, x, weight, bias)
 
 
 def _is_aligned(value: torch.Tensor) -> bool:
@@ -160,15 +153,12 @@ def _product_of(node: object, products: dict[fx.Node, _Product]) -> _Product | N
 
 
 def _gated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
-    if node.target is not aten.mul.Tensor:
-        return None
-    for gate, up in (node.args[:2], node.args[1::-1]):
-        if isinstance(gate, fx.Node) and gate.target is aten.silu.default and len(gate.users) == 1:
-            first, second = _product_of(gate.args[0], products), _product_of(up, products)
-            if first is None or second is None or first.x is not second.x:
-                continue
-            if first.weight.meta["val"].shape == second.weight.meta["val"].shape and _is_whole(node, first):
-                return _Match((first, second), node, "swiglu")
+    for found in matches(GATED, node):
+        first, second = _product_of(found["gate"], products), _product_of(found["up"], products)
+        if first is None or second is None or first.x is not second.x:
+            continue
+        if first.weight.meta["val"].shape == second.weight.meta["val"].shape and _is_whole(node, first):
+            return _Match((first, second), node, "swiglu")
     return None
 
 
@@ -182,16 +172,15 @@ def _activated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | Non
 
 
 def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
-    if node.target is not aten.add.Tensor or node.kwargs or not all(isinstance(x, fx.Node) for x in node.args):
-        return None
-    for term, residual in (node.args, node.args[::-1]):
-        product = _product_of(term, products)
-        assert isinstance(residual, fx.Node)
-        value, whole = calls.output(residual), calls.output(node)
-        if product is None or value is None or whole is None or not _is_whole(node, product):
-            continue
-        if value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous():
-            return _Match((product,), node, residual=residual)
+    for found in matches(call(aten.add.Tensor, "term", "residual"), node):
+        product, value, whole = (
+            _product_of(found["term"], products),
+            calls.tensor(found["residual"]),
+            calls.tensor(node),
+        )
+        alike = value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous()
+        if product is not None and alike and _is_whole(node, product):
+            return _Match((product,), node, residual=found["residual"])
     return None
 
 
@@ -208,13 +197,8 @@ def _decide(match: _Match, profile: DeviceProfile) -> Decision:
     count = len(match.products)
     what = "a product" if count == 1 else f"{count} products"
     reason = f"{what} of {_rows(first)} rows in one launch: {ours:.1f} µs predicted, {theirs:.1f} µs by the library"
-    verdict: Verdict = "taken" if ours < theirs else "refused"
-    source, producer, consumer = source_line(match.last), first.x.name, match.last.name
-    if verdict == "taken":
-        consumer = _apply(match).name
-    return Decision(
-        "forward", producer, consumer, verdict, reason, predicted_us=ours, source=source, passed_by="skinny products"
-    )
+    here = replace(undecided(match.last, "skinny products", first.x), reason=reason, predicted_us=ours)
+    return replace(here, verdict="taken", consumer=_apply(match).name) if ours < theirs else here
 
 
 def _rows(product: _Product) -> int:
@@ -301,19 +285,14 @@ def _normed(match: _Match, place: fx.Node) -> tuple[fx.Node, fx.Node | None, flo
     if _rows(match.products[0]) > 1:
         return x, None, 0.0
     result = calls.through(x, lambda y: y.target is not operator.getitem and calls.is_view(y) and _shows_all(y))
-    norm = result.args[0] if result.target is operator.getitem else None
-    if not isinstance(norm, fx.Node) or norm.target is not aten._fused_rms_norm.default or result.args[1] != 0:
+    found = next(matches(NORMED, result), None)
+    if found is None or not set(readers(result)) <= set(match.nodes):
         return x, None, 0.0
-    named = calls.arguments(norm)
-    source, gain, eps = (named[name] for name in ("input", "weight", "eps"))
-    value = calls.output(source) if isinstance(source, fx.Node) else None
-    columns = x.meta["val"].shape[1]
-    alone = len(norm.users) == 1 and set(readers(result)) <= set(match.nodes)
-    if not alone or not isinstance(gain, fx.Node) or value is None or value.dtype != x.meta["val"].dtype:
+    source, gain, eps, own = found["source"], found["gain"], found["eps"], calls.tensor(x)
+    value, scale, columns = calls.tensor(source), calls.tensor(gain), own.shape[1]
+    if found["shape"] != [columns] or calls.shape_of(scale) != (columns,) or value.dtype != own.dtype:
         return x, None, 0.0
-    if named["normalized_shape"] != [columns] or not value.is_contiguous() or not isinstance(source, fx.Node):
-        return x, None, 0.0
-    if calls.shape_of(gain.meta["val"]) != (columns,) or not gain.meta["val"].is_contiguous():
+    if not value.is_contiguous() or not scale.is_contiguous():
         return x, None, 0.0
     before = insert_call(place, aten.view.default, source, [1, columns])
-    return before, gain, SMALLEST if eps is None else float(eps)  # type: ignore[arg-type]
+    return before, gain, SMALLEST if eps is None else float(eps)
