@@ -15,6 +15,7 @@ from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import target_named
+from tilewright.passes.norm.results import widen_moments
 from tilewright.passes.stage import Pass, Stage, attempt
 from tilewright.passes.stages import STAGES, rewrite
 from tilewright.passes.verify import VerificationFailed, verify
@@ -129,6 +130,17 @@ def test_a_result_with_memory_that_no_view_declares_is_found() -> None:
     node.target = torch.ops.aliasing.itself.default
     with pytest.raises(VerificationFailed, match="has memory of an operand"):
         verify(graph, before)
+
+
+def test_moments_that_only_a_gpu_computes_in_fp32_are_no_fault() -> None:
+    x, w = torch.randn(4, 3, 5).bfloat16(), torch.ones(3).bfloat16()
+    norm = aten_ops._native_batch_norm_legit_functional.default
+    graph = aten(lambda x, w: norm(x, w, w, w * 0, w, True, 0.1, 1e-5)[:3], x, w)
+    before = Snapshot(graph)
+    widen_moments(graph, target_named("h200"))
+    (node,) = graph.find_nodes(op="call_function", target=norm)
+    assert [value.dtype for value in node.meta["val"][1:3]] == [torch.float32] * 2
+    verify(graph, before)
 
 
 @pytest.mark.parametrize("fault", SPOILED)

@@ -25,8 +25,8 @@ MODES = ("_enter_autocast", "_exit_autocast", "_enter_inference_mode")
 
 CHOOSES_LAYOUT = (torch.ops.aten.convolution_backward.default,)
 """Calls whose results may lie otherwise than planned: the library chooses, and they are copied when they run."""
-CHOOSES_DTYPE = ("aten._fused_rms_norm_backward.default",)
-"""Calls that stand for formulas, which give the planned dtype: of a weight's gradient, that of the weight."""
+CHOOSES_DTYPE = ("aten._fused_rms_norm_backward.default", "aten._native_batch_norm_legit_functional.default")
+"""Calls that give other dtypes where they run: a formula a weight's gradient in the weight's, a GPU moments in fp32."""
 
 
 class VerificationFailed(AssertionError):
