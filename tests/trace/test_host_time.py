@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.trace.kineto import HOST, Trace
+from tests.trace.kineto import AUTOGRAD, HOST, Trace, analysed, rows
 
 BY_CLASS = "SELECT class, sum(dur) / 1e3 FROM host_time GROUP BY class"
 GROUPS = {
@@ -90,7 +90,7 @@ def verdict(trace: Trace) -> list[str]:
         ("python_function", "<built-in method acquire of _thread.lock object at 0x1>", "Waiting in acquire", "earlier"),
         ("python_function", "<built-in function collect>", "Garbage collection", "gc.collect()"),
         ("user_annotation", "garbage collection", "Garbage collection", "gc.freeze()"),
-        ("user_annotation", "compilation", "Compilation", "dynamic=True"),
+        ("user_annotation", "compilation", "Compilation", "--wait"),
         ("python_function", "<built-in function print>", "print", "every 100th step"),
         ("python_function", EVENTS[4][1], "Reading", "before the loop"),
         ("python_function", "json/__init__.py(9): dumps", "dumps()", "every 100th step"),
@@ -114,6 +114,25 @@ def test_the_verdict_names_the_cause_its_share_its_line_and_what_to_do(
     assert " less per step at most (" in gain
 
 
+def test_a_compilation_has_pytorchs_reason() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.slice("user_annotation", "compilation", 100, 900)
+    trace.slice("user_annotation", "compiled again: tensor 'x' size mismatch. expected 3, actual 4", 990, 991)
+    slow, why, action = verdict(trace)
+    assert slow.startswith("Compilation takes 80 %")
+    assert "expected 3, actual 4." in why
+    assert action.startswith("torch.compile(..., dynamic=True)")
+
+
+def test_lines_of_one_loop_of_python_are_one_cause() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    lines(trace, (0, 2), (100, 5), (400, 6), (600, 5), (900, 9))
+    assert verdict(trace)[0] == "Python takes 80 % of the step, 0.8 ms of 1 ms at train.py:5."
+
+
 def test_a_loop_over_elements_is_one_cause() -> None:
     trace = Trace()
     trace.step(0, 0, 1000)
@@ -126,6 +145,26 @@ def test_a_loop_over_elements_is_one_cause() -> None:
     assert slow.startswith("A loop of small calls takes 80 % of the step, ")
     assert slow.endswith(" at train.py:5.")
     assert "160 calls a step" in why
+
+
+def test_a_late_rank_is_named_not_those_that_wait_for_it() -> None:
+    traces = []
+    for rank in (0, 1):
+        trace = Trace(4000 + rank, rank)
+        trace.step(0, 0, 1000)
+        trace.frame("train.py(1): main", 0, 1000)
+        if rank:
+            trace.frame("<built-in function sleep>", 0, 800)
+            trace.operator("aten::mm", 800, 1000)
+        else:
+            trace.operator("aten::mm", 0, 100)
+            trace.frame("<built-in method run_backward of torch._C._EngineBase object at 0x1>", 100, 1000)
+            trace.slice("user_annotation", "gloo:all_reduce", 50, 990, AUTOGRAD)
+        traces.append(trace)
+    connection = analysed(traces)
+    (slow,), (why,), _ = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    assert slow.startswith("Rank 1: time.sleep takes 80 % of the step")
+    assert why.endswith("others wait for this rank, 0.89 ms a step.")
 
 
 def test_a_healthy_step_has_no_verdict_but_how_much_operators_could_win() -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _EVENT = b'"ph":'
 _CHUNK = 1 << 24
+THREADS = "tilewright threads"
+"""Key in the header of a trace: on how many threads PyTorch runs one operator of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,15 @@ def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
         with starting_our_own():
             profiler.start()
-    for name, value in labels.items():
+    for name, value in {THREADS: str(_threads()), **labels}.items():
         profiler.add_metadata(name, value)
     return time.perf_counter()
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 class NsightWindow:

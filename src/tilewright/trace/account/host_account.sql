@@ -10,7 +10,7 @@ regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
 -- compilation and garbage collection. `called_id` is the outermost function that the user's line called.
 CREATE OR REPLACE TABLE host_time AS
 SELECT span.file_id, host_thread.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
-       coalesce(plain_name(CASE WHEN span.code // 100 = 1 THEN called.name ELSE given.name END), '') AS what,
+       coalesce(plain_name(CASE WHEN span.code IN (101, 102) THEN called.name ELSE given.name END), '') AS what,
        coalesce(CASE WHEN span.code // 100 = 2 THEN host_line.source END, line.place, place_of(frame.name)) AS source,
        CASE WHEN span.code // 100 = 4 THEN $classes[span.inner_code % 100 + 1] END AS inner_class,
        plain_name(inside.name) AS inner_what, coalesce(inner_line.place, place_of(inner_frame.name)) AS inner_source,

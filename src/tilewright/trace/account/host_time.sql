@@ -63,7 +63,21 @@ JOIN class_of ON class_of.category IS NOT DISTINCT FROM slice.category AND class
 LEFT JOIN frame ON frame.id = slice.id
 LEFT JOIN (SELECT DISTINCT slice_id FROM wait) AS wait ON wait.slice_id = slice.id
 WHERE slice.dur > 0 AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61
-ORDER BY slice.id;
+UNION ALL
+-- Backward waits in C++ for collectives that other threads of the process run: of group 1, as what it does itself.
+SELECT other.id, waiting.file_id, greatest(other.ts, waiting.ts),
+       least(other.ts + other.dur, waiting.ts + waiting.dur) - greatest(other.ts, waiting.ts), 108, false, false
+FROM (
+    SELECT slice.ts, slice.dur, host_thread.file_id, host_thread.utid
+    FROM host_thread JOIN thread_track USING (utid) JOIN slice ON slice.track_id = thread_track.id
+    WHERE slice.name LIKE '<built-in method run\_backward of %' ESCAPE '\'
+) AS waiting
+JOIN process USING (file_id) JOIN thread USING (upid)
+JOIN thread_track ON thread_track.utid = thread.utid JOIN slice AS other ON other.track_id = thread_track.id
+WHERE thread.utid <> waiting.utid AND other.category IN ('user_annotation', 'cpu_op')
+  AND regexp_matches(other.name, '^(gloo|nccl|mpi):')
+  AND other.ts < waiting.ts + waiting.dur AND waiting.ts < other.ts + other.dur AND other.dur > 0
+ORDER BY 1;
 
 -- The steps on that thread: each lasts until the next one begins, the last one as long as its own range.
 CREATE OR REPLACE TEMP TABLE host_step AS

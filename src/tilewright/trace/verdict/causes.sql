@@ -53,10 +53,20 @@ waits AS (
     FROM waiting LEFT JOIN inside ON inside.file_id = waiting.file_id AND inside.class = waiting.class AND inside.place IS NOT DISTINCT FROM waiting.place
     GROUP BY waiting.file_id, waiting.class, waiting.place
 ),
-python AS (
-    SELECT file_id, source, sum(ms_per_step) AS ms, max(calls) AS calls, arg_max(coalesce(called, ''), ms_per_step) AS what
+python_line_time AS (
+    SELECT file_id, source, sum(ms_per_step) AS ms, max(calls) AS calls, arg_max(coalesce(called, ''), ms_per_step) AS what,
+           regexp_replace(source, ':\d+$', '') AS file, TRY_CAST(regexp_extract(source, ':(\d+)$', 1) AS BIGINT) AS line
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
     WHERE class = 'Python' AND NOT coalesce(is_torch OR is_operator, false) AND source IS NOT NULL GROUP BY file_id, source
+),
+-- Lines one after the other are a loop or a block, and one cause.
+blocks AS (
+    SELECT *, line - row_number() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM python_line_time
+    WHERE ms > 0
+),
+python AS (
+    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, max(calls) AS calls, arg_max(what, ms) AS what
+    FROM blocks GROUP BY file_id, file, block
 ),
 copies AS (
     SELECT file_id, source, sum(ms_per_step) AS ms, max(calls) AS calls, arg_max(called, ms_per_step) AS what
@@ -69,10 +79,23 @@ doubles AS (
     SELECT file_id, sum(ms_per_step * distance.scale) AS ms, sum(calls / steps) AS calls, arg_max(source, ms_per_step) AS source,
            arg_max(operator, ms_per_step) AS what
     FROM distance JOIN bare_step USING (file_id) WHERE dtype IN ('fp64', 'double', 'float64') GROUP BY file_id
+),
+-- With what their operators would win at their floors.
+computing AS (
+    SELECT file_id, arg_max(source, ms_per_step) AS source, 'operators' AS what, sum(ms_per_step * scale) AS ms,
+           sum(calls) AS calls, sum(win_ms_per_step) AS win
+    FROM distance WHERE attributed_by = 'host' GROUP BY file_id
+),
+logits AS (
+    SELECT file_id, arg_max(source, ms_per_step) AS source, 'log_softmax' AS what, sum(ms_per_step * scale) AS ms,
+           sum(calls) AS calls, sum(win_ms_per_step) AS win
+    FROM distance WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') GROUP BY file_id
 )
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
 UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, NULL FROM busy_line
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
 UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FROM doubles
-UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time;
+UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time
+UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing
+UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

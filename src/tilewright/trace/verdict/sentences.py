@@ -37,6 +37,8 @@ class Step:
     cores: int = _MOST_WORKERS
     reason: str = ""
     """Why PyTorch compiled again, in its words."""
+    threads: int = 0
+    """PyTorch's threads for one operator, if the run knows them."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,19 @@ def _optimizer(cause: Candidate, step: Step) -> Advice:
     return Advice("The optimizer's step", why, action, cause.ms * (1 - 1 / kinds) if cause.what in _UNFUSED else 0.0)
 
 
+def _threads(cause: Candidate, step: Step) -> Advice:
+    # Each operator ends when its last thread does: with as many threads as cores, they could reach their floors.
+    win = (cause.inner_ms or 0.0) if 0 < step.cores < step.threads else 0.0
+    why = f"Each of them runs on {step.threads} threads, and there are {step.cores} cores: threads wait for one."
+    return Advice("Computing on too many threads", why, f"torch.set_num_threads({step.cores})", win)
+
+
+def _logits(cause: Candidate, step: Step) -> Advice:
+    why = "The softmax of the logits and its loss are separate passes over them, forward and backward."
+    action = "tilewright.functional.linear_cross_entropy, or torch.compile, makes fewer passes"
+    return Advice("The loss over the logits", why, action, cause.inner_ms or 0.0)
+
+
 _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "data": _data,
     "sleep and locks": _sleep,
@@ -225,4 +240,6 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "copy": _copy,
     "double": _double,
     "optimizer": _optimizer,
+    "threads": _threads,
+    "logits": _logits,
 }

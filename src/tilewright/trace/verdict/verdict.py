@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tilewright.trace.events.rows import append
 from tilewright.trace.verdict.sentences import Advice, Candidate, Step, advice_on, at, share, spent
@@ -12,6 +13,7 @@ from tilewright.trace.verdict.sentences import Advice, Candidate, Step, advice_o
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+_Found: TypeAlias = tuple[Candidate, Step, Advice]
 STANDS_OUT = 0.1
 """Of the step: a smaller gain is no verdict."""
 _LISTED = 0.01
@@ -42,7 +44,9 @@ WITH busy AS (
 )
 SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
        EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\\_MultiProcessing%' ESCAPE '\\'),
-       coalesce((SELECT any_value(name) FROM slice WHERE name LIKE 'compiled again: %'), '')
+       coalesce((SELECT any_value(name) FROM slice WHERE name LIKE 'compiled again: %'), ''),
+       (SELECT max(TRY_CAST(str_value AS BIGINT)) FROM metadata
+        WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id)
 FROM host_step_time
 LEFT JOIN description ON described_by = host_step_time.file_id
 LEFT JOIN busy ON busy.file_id = coalesce(description.file_id, host_step_time.file_id)
@@ -54,15 +58,14 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     connection.execute(_TABLES)
     connection.execute(files("tilewright.trace").joinpath("verdict/causes.sql").read_text("utf-8"))
     cores = _cores(connection)
-    found: list[tuple[Candidate, Step, Advice]] = []
-    for file_id, bare_ms, busy_ms, has_workers, reason in connection.execute(_STEPS).fetchall():
-        step = Step(bare_ms, busy_ms, has_workers, cores, reason.partition(": ")[2])
+    found: list[_Found] = []
+    for file_id, bare_ms, busy_ms, has_workers, reason, threads in connection.execute(_STEPS).fetchall():
+        step = Step(bare_ms, busy_ms, has_workers, cores, reason.partition(": ")[2], threads or 0)
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         candidates = [Candidate(*row) for row in rows]
         found += [(cause, step, advice_on(cause, step)) for cause in candidates]
-    found.sort(
-        key=lambda each: (-each[2].win_ms / each[1].bare_ms, each[0].file_id, each[0].kind, each[0].source or "")
-    )
+    found.sort(key=_largest_gain)
+    found = _late_ranks_first(found)
     rows = [
         (
             *(cause.file_id, cause.kind, advice.slow, cause.source, round(cause.calls), cause.ms),
@@ -75,6 +78,29 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     append(connection, "verdict", list(enumerate(_sentences(connection, found))))
 
 
+def _largest_gain(found: _Found) -> tuple[float, int, str, str]:
+    cause, step, advice = found
+    return -advice.win_ms / step.bare_ms, cause.file_id, cause.kind, cause.source or ""
+
+
+def _late_ranks_first(found: list[_Found]) -> list[_Found]:
+    """Those of ranks that wait for another one last, if that one has a cause that stands out."""
+    late = {
+        cause.file_id
+        for cause, step, advice in found
+        if advice.win_ms >= STANDS_OUT * step.bare_ms and cause.kind != "communication"
+    }
+    waits = [each for each in found if each[0].kind == "communication" and late - {each[0].file_id}]
+    first = [each for each in found if each not in waits]
+    if not waits or not first:
+        return found
+    (cause, step, advice), *others = first
+    longest = max((it.ms for it, _, _ in waits if it.file_id != cause.file_id), default=0.0)
+    if longest > 0:
+        advice = replace(advice, why=f"{advice.why.rstrip('.')}; others wait for this rank, {spent(longest)} a step.")
+    return [(cause, step, advice), *others, *waits]
+
+
 def _cores(connection: DuckDBPyConnection) -> int:
     """The cores of the machine, if the run names them."""
     found = connection.execute("SELECT table_name FROM duckdb_tables() WHERE table_name = 'run'").fetchall()
@@ -83,13 +109,15 @@ def _cores(connection: DuckDBPyConnection) -> int:
     return int(number[0]) if number else Step.cores
 
 
-def _sentences(connection: DuckDBPyConnection, found: list[tuple[Candidate, Step, Advice]]) -> list[str]:
+def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]:
     if found and found[0][2].win_ms >= STANDS_OUT * found[0][1].bare_ms:
         cause, step, advice = found[0]
         took = f"{share(cause.ms, step.bare_ms)} of the step, {spent(cause.ms)} of {spent(step.bare_ms)}"
+        ranks = dict(connection.execute("SELECT file_id, rank FROM file_rank WHERE rank IS NOT NULL").fetchall())
+        whose = f"Rank {ranks[cause.file_id]}: " if cause.file_id in ranks else ""
         gain = f"{spent(advice.win_ms)} less per step at most ({share(advice.win_ms, step.bare_ms)})"
         return [
-            f"{advice.slow} takes {took},{at(cause.source)}.".replace(",.", ".").replace(", at", " at"),
+            f"{whose}{advice.slow} takes {took},{at(cause.source)}.".replace(",.", ".").replace(", at", " at"),
             advice.why,
             f"{advice.action}: {gain}.",
         ]
