@@ -22,7 +22,7 @@ def _may_accumulate(node: Node, producer: Node, into: Node) -> bool:
     """Whether a returned sum is of contiguous products; only the sum and `addmm_` into the first may read that."""
     total, product, own = (calls.tensor(x) for x in (node, producer, into))
     # Nothing is broadcast or converted.
-    alike = {(x.dtype, x.shape) for x in (total, product, own)} == {(total.dtype, total.shape)}
+    alike = all((x.dtype, x.shape) == (total.dtype, total.shape) for x in (product, own))
     is_product = into.target in (aten.mm.default, aten.addmm.default)
     others = [user for user in into.users if user is not node]
     alone = all(user.target is aten.addmm_.default for user in others)
