@@ -106,15 +106,26 @@ def test_a_condition_may_bind() -> None:
     assert calls(graph) == [] and torch.equal(run(graph, X), X)
 
 
-@rule(call(ops.exp.default, call(ops.exp.default, "x")))
+@rule(call(ops.exp.default, call(ops.exp.default, "x")), reason="simpler")
 def simpler(node: fx.Node, x: fx.Node) -> fx.Node:
     return insert_call(node, ops.exp.default, x)
 
 
 def test_the_tree_nearest_the_results_is_found_first() -> None:
     graph = aten(lambda x: x.exp().exp().exp(), X)
-    simpler(graph, CPU)
-    assert calls(graph) == ["exp.default"] * 2
+    (decision,) = simpler(graph, CPU)
+    assert calls(graph) == ["exp.default"] * 2 and decision.producer == "exp"
+
+
+@rule(call(ops.relu.default, "x"), reason="another name")
+def renamed(node: fx.Node, x: fx.Node) -> fx.Node:
+    return insert_call(node, ops.abs.default, x)
+
+
+def test_decisions_name_calls_that_are_in_the_graph() -> None:
+    graph = aten(lambda x: torch.relu(torch.relu(x)), X)
+    names = [name for decision in renamed(graph, CPU) for name in (decision.producer, decision.consumer)]
+    assert set(names) <= {node.name for node in graph.nodes} and len(names) == 4
 
 
 @rule(call(ops.relu.default, "x"), reason=lambda x: f"of {x.name}", refused="stays: ")

@@ -199,14 +199,19 @@ class Rule:
         behind = gradients(graph) if nodes and self.reason else set()
         # From the results upwards, so that the largest tree is found; what reads a result of the rule, once more.
         todo, again, decisions = [*nodes], set(nodes), list[Decision]()
+        renamed: dict[str, str] = {}
         while todo:
             node = todo.pop()
             if node._erased or (found := self._at(node, target)) is None:
                 continue
             decision, new = found
             decisions.append(replace(decision, graph="backward" if node in behind else "forward"))
-            todo += [user for user in new.users if user in again] if new not in (None, node) else []
-        return decisions[::-1] if self.reason else []
+            if new is not None and new is not node:
+                renamed[node.name] = new.name
+                todo += [user for user in new.users if user in again]
+        # A producer may have been rewritten since.
+        decisions = [replace(one, producer=renamed.get(one.producer, one.producer)) for one in reversed(decisions)]
+        return decisions if self.reason else []
 
     def _at(self, node: Node, target: Target) -> tuple[Decision, Node | None] | None:
         """The decision about `node` and what takes its place; None if there is nothing to decide."""
@@ -231,7 +236,7 @@ class Rule:
         return None
 
     def _rewritten(self, node: Node, found: Match) -> Node | None:
-        """What takes the place of `node`: the first if it is several."""
+        """What takes the place of `node`; of several results, what computes the first."""
         operands = node.all_input_nodes
         new: Node | Sequence[Node | None] | None = _filled(self.write, found)
         operands += [operand for operand in node.all_input_nodes if operand not in operands]
@@ -239,7 +244,7 @@ class Rule:
             return None
         if not isinstance(new, Node):
             replace_results(node, new)
-            new = next(one for one in new if one is not None)
+            new = behind_views(next(one for one in new if one is not None))
         elif new is not node:
             replace_node(node, new)
         _erase_unread([*operands, *found["calls"]], found["calls"][:-1])
