@@ -120,9 +120,9 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert any(name.startswith("</script><script>") for name in names)
 
 
-@pytest.mark.parametrize("letter", ["n", "<"], ids=["plain", "markup"])
-def test_the_largest_trace_beside_the_largest_program_stays_under_five_megabytes(tmp_path: Path, letter: str) -> None:
-    """Every slice with a long name and arguments of its own, more than are drawn; memory on many devices."""
+def test_the_largest_trace_beside_the_largest_program_stays_under_five_megabytes(tmp_path: Path) -> None:
+    """Every slice with a long name of markup and arguments of its own, more than are drawn; memory on many devices."""
+    letter = "<"
     place = {"cat": "cpu_op", "pid": 1, "tid": 1}
     events: list[dict[str, Any]] = []
     for i in range(60_000):
