@@ -29,7 +29,7 @@ ORDER BY span.file_id, span.ts;
 
 -- The mean step of the host, bare where a profile of tilewright timed steps without the profiler. Those are without
 -- compilations, which belong to a step all the same.
-CREATE OR REPLACE VIEW host_step_time AS
+CREATE OR REPLACE TABLE host_step_time AS
 WITH recorded AS (
     SELECT file_id, count(DISTINCT step_ts) AS steps, sum(dur) / 1e6 / steps AS recorded_ms, sum(events) AS events,
            coalesce(sum(dur) FILTER (WHERE class = 'profiler'), 0) / 1e6 / steps AS profiler_ms,

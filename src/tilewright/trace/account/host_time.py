@@ -33,6 +33,7 @@ CLASSES = (
 )
 _GROUP = 100
 """A code is the group times this, plus the place in `CLASSES`: 0 has no class."""
+_PYTHON, _PROFILER = _GROUP + CLASSES.index("Python"), _GROUP + CLASSES.index("profiler")
 _OPERATORS, _WAITING, _DECIDING = 2, 3, 4
 _LATE_NS = 1000
 """An event's line is the one shortly after its begin, when the clocks surely agree; of a shorter one, in its middle."""
@@ -129,8 +130,10 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     place = nested.holding(np.zeros(len(starts), np.int64), starts)
     waiting = _outermost(nested, np.flatnonzero(code // _GROUP == _WAITING), starts)
     deciding = _outermost(nested, np.flatnonzero(code // _GROUP == _DECIDING), starts)
-    within = np.where(waiting >= 0, waiting, _at(causes.given, place))
     within_code = np.where(waiting >= 0, _at(code, waiting), _at(causes.code, place, 0))
+    # Of Python what counts is what the user's line called.
+    by_call = (within_code == _PYTHON) | (within_code == _PROFILER)
+    within = np.where(waiting >= 0, waiting, np.where(by_call, -1, _at(causes.given, place)))
     outer = deciding >= 0
     given = np.where(outer, deciding, within)
     found = np.where(outer, _at(code, deciding), within_code)
@@ -138,10 +141,12 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     # Python moves from line to line; another event is where it began.
     moves = found // _GROUP <= 1
     begun = _at(line_at(nested.ts + np.minimum(nested.end - nested.ts, _LATE_NS) // 2), given)
-    frame = _at(causes.frame, place)
+    # A frame has the line of its `def`, for want of a better one.
+    frame = np.where(now < 0, _at(causes.frame, place), -1)
     columns = [
         step_ts[step], found, _at(ids, given), _at(ids, _at(causes.called, place)), np.where(moves, now, begun),
-        _at(ids, np.where(moves, frame, _at(causes.frame, given))), np.where(outer, within_code, 0),
+        _at(ids, np.where(moves, frame, np.where(begun < 0, _at(causes.frame, given), -1))),
+        np.where(outer, within_code, 0),
         *(np.where(outer, column, -1) for column in (_at(ids, within), now, _at(ids, frame))),
     ]  # fmt: skip
     first = np.flatnonzero(np.r_[True, np.any([column[1:] != column[:-1] for column in columns], axis=0)])

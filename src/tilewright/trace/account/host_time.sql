@@ -86,7 +86,7 @@ FROM operator_step ORDER BY file_id, ts;
 
 CREATE OR REPLACE TEMP TABLE line_reached AS
 SELECT python_line.file_id, ts, CASE WHEN line > 0 THEN coalesce(spelled.path, python_line.file) || ':' || line END AS place,
-       dense_rank() OVER (ORDER BY place NULLS FIRST) - 1 AS number
+       CASE WHEN place IS NULL THEN -1 ELSE dense_rank() OVER (ORDER BY place) END AS number
 FROM python_line JOIN host_thread USING (file_id, utid)
 LEFT JOIN spelled ON spelled.file = python_line.file AND spelled.function = python_line.function;
 CREATE OR REPLACE TEMP TABLE line_place AS SELECT DISTINCT number, place FROM line_reached;

@@ -1,6 +1,10 @@
 -- What could make the host slow: a row per cause, in milliseconds of the mean bare step. Needs host_account.sql and
 -- price/distance.sql. `inner_…` is what most of its time is spent in, and how much.
 
+-- Once, since the view is planned anew wherever it is asked.
+CREATE OR REPLACE TEMP TABLE host_distance AS
+SELECT file_id, operator, source, dtype, attributed_by, calls, ms_per_step * scale AS ms, win_ms_per_step AS win FROM distance;
+
 -- The user's lines from which many short calls are made, as in a loop over elements.
 CREATE OR REPLACE TEMP TABLE busy_line AS
 WITH called AS (
@@ -76,20 +80,20 @@ copies AS (
     GROUP BY file_id, source
 ),
 doubles AS (
-    SELECT file_id, sum(ms_per_step * distance.scale) AS ms, sum(calls / steps) AS calls, arg_max(source, ms_per_step) AS source,
-           arg_max(operator, ms_per_step) AS what
-    FROM distance JOIN bare_step USING (file_id) WHERE dtype IN ('fp64', 'double', 'float64') GROUP BY file_id
+    SELECT file_id, sum(host_distance.ms) AS ms, sum(calls) AS calls, arg_max(source, host_distance.ms) AS source,
+           arg_max(operator, host_distance.ms) AS what
+    FROM host_distance WHERE dtype IN ('fp64', 'double', 'float64') GROUP BY file_id
 ),
 -- With what their operators would win at their floors.
 computing AS (
-    SELECT file_id, arg_max(source, ms_per_step) AS source, 'operators' AS what, sum(ms_per_step * scale) AS ms,
-           sum(calls) AS calls, sum(win_ms_per_step) AS win
-    FROM distance WHERE attributed_by = 'host' GROUP BY file_id
+    SELECT file_id, arg_max(source, host_distance.ms) AS source, 'operators' AS what,
+           sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
+    FROM host_distance WHERE attributed_by = 'host' GROUP BY file_id
 ),
 logits AS (
-    SELECT file_id, arg_max(source, ms_per_step) AS source, 'log_softmax' AS what, sum(ms_per_step * scale) AS ms,
-           sum(calls) AS calls, sum(win_ms_per_step) AS win
-    FROM distance WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') GROUP BY file_id
+    SELECT file_id, arg_max(source, host_distance.ms) AS source, 'log_softmax' AS what,
+           sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
+    FROM host_distance WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') GROUP BY file_id
 )
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
 UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, NULL FROM busy_line

@@ -123,7 +123,7 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
         ]
     ((on_host, win, bare),) = connection.execute(
         """SELECT (SELECT sum(percent) / count(DISTINCT file_id) FROM host_account WHERE class = 'operators'),
-                  (SELECT sum(win_ms_per_step) FROM distance), (SELECT sum(bare_ms) FROM host_step_time)"""
+                  (SELECT sum(win) FROM host_distance), (SELECT sum(bare_ms) FROM host_step_time)"""
     ).fetchall()
     if not bare:
         return []
