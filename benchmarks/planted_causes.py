@@ -1,0 +1,146 @@
+"""Programs with one planted cause each, and healthy ones: what does `tilewright profile` say first, and of which line?
+
+python -m benchmarks.planted_causes [NAME…]
+
+Each takes some seconds. Ends with exit code 1 if a verdict is not the planted one.
+"""
+
+# ruff: noqa: E501  # a program is a row
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+_START = """\
+import gc, json, os, pickle, time
+import numpy as np, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+torch.manual_seed(0); torch.set_num_threads(1)
+def perceptron(width, layers):
+    return nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())], nn.Linear(width, 10))
+model = perceptron(256, 2); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
+def train(model=model, x=x, y=y):
+    loss = F.cross_entropy(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_PLANTED = "  # planted"
+
+
+class Program(NamedTuple):
+    """A program's end, with the planted line marked, and the begin of the first sentence on it."""
+
+    text: str
+    said: str
+
+
+def _loop(line: str, before: str = "", steps: int = 14) -> str:
+    return f"{before}\nfor i in range({steps}):\n    {line}{_PLANTED}\n    train()\n"
+
+
+_SLOW_DATA = f"""
+class Slow(Dataset):
+    def __len__(self): return 4096
+    def __getitem__(self, i): {{0}}; return torch.randn(256), i % 10
+for i, (x, y) in zip(range(14), DataLoader(Slow(), batch_size=32)):{_PLANTED}
+    train(x=x, y=y)
+"""
+_ADAM = f"""
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(60)])
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for i in range(14):
+    model(x[:8, :64]).square().mean().backward()
+    optimizer.step(){_PLANTED}
+    optimizer.zero_grad()
+"""
+_DOUBLE = f"""
+model = perceptron(1024, 2).double(); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x = torch.randn(256, 1024, dtype=torch.float64); y = torch.randint(0, 10, (256,))
+for i in range(14):
+    loss = F.cross_entropy(model(x), y){_PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_RECOMPILED = f"""
+torch._dynamo.config.recompile_limit, torch._dynamo.config.automatic_dynamic_shapes = 1000, False
+compiled = torch.compile(model, backend="aot_eager")
+for i in range(14):
+    loss = F.cross_entropy(compiled(torch.randn(16 + i, 256)), y[: 16 + i]){_PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_CONVOLUTIONS = """
+model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(14):
+    train(model, torch.randn(16, 3, 64, 64), y[:16])
+"""
+_TRANSFORMER = """
+model = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True); optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(8, 128, 256)
+for i in range(14):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_WIDE = """
+model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(14):
+    train(model, torch.randn(512, 1024), torch.randint(0, 10, (512,)))
+"""
+_FILE = "path = '/dev/shm/planted' if os.path.isdir('/dev/shm') else 'planted'\nopen(path, 'wb').write(os.urandom(30_000_000))"
+PROGRAMS = {
+    "sleep": Program(_loop("time.sleep(0.01)"), "time.sleep"),
+    "data that waits": Program(_SLOW_DATA.format("time.sleep(0.002)"), "Waiting for data"),
+    "data that computes": Program(_SLOW_DATA.format("sorted(range(60_000), key=str)"), "Waiting for data"),
+    "print": Program(_loop("print(z, z.sum(), file=null)", "z, null = torch.randn(9, 900), open(os.devnull, 'w')\ntorch.set_printoptions(threshold=10_000)"), "print"),
+    "gc.collect": Program(_loop("gc.collect()", "kept = [[i] for i in range(400_000)]"), "Garbage collection"),
+    "a loop of Python": Program(_loop("for v in range(200_000): total += v * v", "total = 0"), "Python"),
+    "item": Program(_loop("for k in range(640): total += x.view(-1)[k].item()", "total = 0"), "A loop of small calls"),
+    "small operators": Program(_loop("for t in range(400): h = torch.tanh(h * 0.5 + x[t % 64, :16])", "h = torch.zeros(16)"), "A loop of small calls"),
+    "float64": Program(_DOUBLE, "Computing in float64"),
+    "reading": Program(_loop("data = open(path, 'rb').read()", _FILE), "Reading"),
+    "contiguous": Program(_loop("z.t().contiguous()", "z = torch.randn(1500, 1500)"), "Copying a tensor (.contiguous())"),
+    "clone": Program(_loop("z.clone()", "z = torch.randn(4000, 2000)"), "Copying a tensor (.clone())"),
+    "NumPy": Program(_loop("torch.from_numpy(np.sort(z.numpy(), axis=1))", "z = torch.randn(1000, 1000)"), "sort()"),
+    "json": Program(_loop("json.dumps(log)", "log = {str(k): [k] * 50 for k in range(1000)}"), "dumps()"),
+    "pickle": Program(_loop("pickle.dumps(log)", "log = [{'a': k, 'b': str(k)} for k in range(60_000)]"), "dumps()"),
+    "an optimizer's loop": Program(_ADAM, "The optimizer's step"),
+    "compiled each step": Program(_RECOMPILED, "Compilation"),
+    "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),
+    "healthy: a transformer": Program(_TRANSFORMER, "Nothing stands out"),
+    "healthy: wide": Program(_WIDE, "Nothing stands out"),
+}  # fmt: skip
+
+
+def first_sentence(text: str, folder: Path) -> str:
+    """What `profile` says first of a program."""
+    (folder / "planted.py").write_text(text)
+    words = [sys.executable, "-m", "tilewright", "profile", "--json", "--stop", "--", sys.executable, "planted.py"]
+    printed = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout
+    # The program's own output comes before.
+    return str(json.loads(printed[printed.index('{\n "verdict"') :])["verdict"][0])
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(PROGRAMS)
+    right = 0
+    for name in chosen:
+        end, said = PROGRAMS[name]
+        text = _START + end
+        planted = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(_PLANTED)]
+        with tempfile.TemporaryDirectory() as folder:
+            sentence = first_sentence(text, Path(folder))
+        ok = sentence.startswith(said) and all(f"planted.py:{line}." in sentence for line in planted)
+        right += ok
+        print(f"{'right' if ok else 'WRONG':6} {name:24} {sentence}", flush=True)
+    print(f"{right} of {len(chosen)}")
+    sys.exit(right < len(chosen))
+
+
+if __name__ == "__main__":
+    main()
