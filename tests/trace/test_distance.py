@@ -59,6 +59,23 @@ def test_the_runs_own_ceilings_go_before_the_shipped_ones(
     assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(floor),)]
 
 
+@pytest.mark.parametrize(("GBps", "stands_out"), [(4400, True), (2100, False)])
+def test_the_verdict_names_an_operator_that_takes_twice_its_floor(trace: Trace, GBps: float, stands_out: bool) -> None:
+    trace.step(0, 0, 600)
+    add(trace, 0)
+    connection = trace.analysed(ceilings("NVIDIA H200", copy=GBps, read=GBps, write=GBps))
+    (slow,), *others = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    if not stands_out:
+        assert others == [] and slow.startswith("Nothing stands out") and "operators can win at most 3 %" in slow
+        return
+    floor = 768 * MIB / GBps / 1e6
+    assert slow == "aten::add takes 67 % of the step, 0.4 ms of 0.6 ms."
+    assert [f"takes {0.4 / floor:.1f} × its floor" in others[0][0], f"{0.4 - floor:.3g} ms less" in others[1][0]] == [
+        1,
+        1,
+    ]
+
+
 def test_the_ceilings_of_a_device_are_not_the_hosts() -> None:
     trace = Trace(device=UNKNOWN_DEVICE)
     trace.operator("aten::add", 0, 20, dims=[[64 * MIB], [64 * MIB], []], types=["float", "float", "Scalar"])

@@ -121,6 +121,8 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
             advice.why,
             f"{advice.action}: {gain}.",
         ]
+    if operator := _operator_sentences(connection):
+        return operator
     ((on_host, win, bare),) = connection.execute(
         """SELECT (SELECT sum(percent) / count(DISTINCT file_id) FROM host_account WHERE class = 'operators'),
                   (SELECT sum(win) FROM host_distance), (SELECT sum(bare_ms) FROM host_step_time)"""
@@ -130,6 +132,27 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
     of_host = "" if on_host is None else f" beside the operators, which take {on_host:.0f} % of the host's step"
     most = "" if not win else f"; operators can win at most {share(min(win, bare), bare)}"
     return [f"Nothing stands out{of_host}{most}."]
+
+
+def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
+    """About the operator that would win most at its floor, if that stands out and it takes twice as long as there."""
+    found = connection.execute(
+        """SELECT operator, source, sum(ms_per_step * scale) AS ms, sum(win_ms_per_step) AS win,
+                  arg_max(verdict, ms_per_step), (SELECT sum(bare_ms) FROM host_step_time) AS bare
+           FROM distance WHERE win_ms_per_step IS NOT NULL GROUP BY operator, source
+           HAVING win >= ? * bare AND win >= ms / 2 AND win < ms AND ms <= bare
+           ORDER BY win DESC, operator, source LIMIT 1""",
+        [STANDS_OUT],
+    ).fetchall()
+    if not found:
+        return []
+    ((operator, source, ms, win, bound, bare),) = found
+    return [
+        f"{operator} takes {share(ms, bare)} of the step, {spent(ms)} of {spent(bare)}{at(source)}.",
+        f"It is {bound} and takes {ms / (ms - win):.1f} × its floor.",
+        'torch.compile(model, backend="tilewright") fuses it with its neighbours or takes another kernel: '
+        f"{spent(win)} less per step at most ({share(win, bare)}).",
+    ]
 
 
 def read_verdict(connection: DuckDBPyConnection) -> list[str]:
