@@ -226,6 +226,23 @@ def test_a_product_is_kept_in_place_of_what_kernels_compute_of_it() -> None:
     assert names == [["mm"], ["masked_fill"], ["masked_fill"], ["clone"]]
 
 
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [(torch.neg, "neg"), (lambda s: s.bfloat16(), "_to_copy"), (lambda s: s.double(), "sum")],
+)
+def test_of_a_sum_and_what_is_made_of_it_the_smaller_is_kept(made: Model, expected: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x + made(x.exp().sum(1, keepdim=True))).sin()  # type: ignore[no-any-return]
+
+    names = [node.name.rstrip("_0123456789") for node in partitions(program, draw(9, 8))["ours"].kept]
+    assert names == [expected]
+
+
+def test_the_statistics_of_a_norm_are_kept_and_its_result_computed_again() -> None:
+    kept = partitions(lambda x: F.layer_norm(x, (8,)).sin(), draw(9, 8), min_cut=False)["ours"].kept
+    assert [node.meta["val"].shape for node in kept] == [(9, 1), (9, 1)]
+
+
 class Layer(nn.Module):
     """A product with dropout and a residual, normed before or after; large enough not to be small."""
 
@@ -294,6 +311,16 @@ def test_values_are_computed_again_where_fewer_bytes_move(
     after = [region.lowered for region in fuse(graph, "forward", CPU).regions]
     assert len(before) == len(after) >= 1
     assert (moved(after) < moved(before)) is again
+
+
+@pytest.mark.parametrize(("columns", "again"), [(320, True), (8, False)])
+def test_a_chain_reads_the_sum_of_a_long_row_and_not_of_a_short_one(columns: int, again: bool) -> None:
+    def program(g: Tensor, z: Tensor) -> Tensor:
+        dz = g * z.sigmoid() * g.sum(1, keepdim=True)
+        return dz - z * dz.sum(0)
+
+    graph = aten(program, *(torch.zeros(2**19 // columns, columns, device="meta") for _ in range(2)))
+    assert compute_in_each_reader(graph, fuse(graph, "forward", CPU).regions, CPU.profile) is again
 
 
 def moved(kernels: list[Any]) -> int:

@@ -1,5 +1,6 @@
 """A schedule runs everything once, after what it reads, and draws and writes in the order of the graph."""
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -166,6 +167,31 @@ def test_the_gradient_of_a_weight_comes_first_and_takes_what_it_reads_along() ->
     assert [[node.name for node in region.members] for region in regions] == [["gelu"], ["gelu_backward"]]
     at = positions(schedule(graph, regions))
     assert at[regions[0].name] < at["mm_1"] < at["mm"] < at[regions[1].name]
+
+
+def test_what_is_computed_again_is_not_there_before_it_is_read() -> None:
+    """Of two layers both values stand at the beginning of the graph; the first layer's is read last."""
+
+    def program(x: Tensor, gradient: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = F.gelu(x), F.gelu(y)
+        of_second = (second.t() @ gradient).sin()
+        return (first.t() @ (gradient @ w)).sin(), of_second
+
+    graph = aten(program, torch.zeros(9, 5), torch.zeros(9, 7), torch.zeros(9, 6), torch.zeros(7, 8))
+    second_is_a_gradient(graph)
+    at = positions(schedule(graph, []))
+    assert at["gelu_1"] < at["mm"] < at["gelu"] < at["mm_2"]
+
+
+def test_a_long_chain_that_is_computed_again_is_followed_from_its_beginning() -> None:
+    graph = aten(lambda x, gradient: x.sin() * gradient, torch.zeros(3), torch.zeros(3))
+    second_is_a_gradient(graph)
+    sin = next(node for node in graph.nodes if node.name == "sin")
+    for _ in range(sys.getrecursionlimit()):
+        with graph.inserting_after(sin):
+            sin.replace_all_uses_with(copy := graph.node_copy(sin, lambda _, sin=sin: sin), lambda u: u.name == "mul")  # type: ignore[misc]
+            copy.args, sin = (sin,), copy
+    assert [unit.name for unit in schedule(graph, [])][-1] == "mul"
 
 
 def test_gradients_of_weights_larger_than_what_they_read_come_last_and_the_peak_is_all_of_them() -> None:
