@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from tilewright.case_names import load_case
 from tilewright.hardware.ceilings import device_name
 from tilewright.hardware.detect import detect
 from tilewright.measure.recording.plan import Recording, RecordingPlan
@@ -28,7 +29,6 @@ from tilewright.profiling.saved import SavedProfile
 from tilewright.profiling.steps import IMPLS, profile_case, step_of
 from tilewright.records.case import Case
 from tilewright.store.query import reading
-from tilewright.targets import load_case
 from tilewright.verbs import Subject
 
 _TARGET = f"{Path(__file__).parents[1] / 'examples' / 'transformer_block.py'}:block_large"

@@ -17,9 +17,9 @@ from benchmarks.todays import ALL, FOOTNOTE, is_todays
 from examples.claims.check import documents
 from tests.copied_sources import change_a_line, copied_sources
 from tilewright.bench.catalogue import suite
+from tilewright.case_names import load_case
 from tilewright.records.measurement import Direction, Measurement
 from tilewright.records.sources import digest
-from tilewright.targets import load_case
 from tilewright.verbs import explain_case
 
 ROOT = Path(__file__).parents[1]

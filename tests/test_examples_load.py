@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests import processes
+from tilewright.case_names import load_case
 from tilewright.measure.inputs import make_inputs
 from tilewright.records.case import Case
-from tilewright.targets import load_case
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -152,7 +152,7 @@ def test_loading_allocates_nothing() -> None:
     """A case is a description: even the largest builds no module and draws no input when it is loaded."""
     script = (
         "import resource, sys, torch\n"
-        "from tilewright.targets import load_case\n"
+        "from tilewright.case_names import load_case\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "for target in sys.argv[1:]: load_case(target)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"

@@ -171,7 +171,7 @@ class Lab:
         return self.once(command, make)
 
     def case(self, target: str, *, training: bool = False) -> Case:
-        from tilewright.targets import load_case
+        from tilewright.case_names import load_case
 
         return load_case(str(EXAMPLES / target), training=training)
 

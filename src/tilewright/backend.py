@@ -191,7 +191,7 @@ class _Compiler(Compiler):
         planner = self.planner
         return [*versions(), repr(planner.target), str(planner.hand_written), str(self.replays)]
 
-    def planned(self) -> tuple[list[GraphPlan] | dict[GraphName, fx.Graph], list[fx.Graph]] | None:
+    def plan_to_keep(self) -> tuple[list[GraphPlan] | dict[GraphName, fx.Graph], list[fx.Graph]] | None:
         # A replay reads what symbolic values are, and so does a backward whose sizes depend on data.
         if self.by_size and not self.replays and not any(map(counted_inputs, self.by_size.values())):
             graphs = {name: module.graph for name, module in self.by_size.items()}
@@ -203,10 +203,10 @@ class _Compiler(Compiler):
             return self._compile_graphs(plan)
         return [self._compile_by_size(name, owner) for name, graph in plan.items() if (owner := graph.owning_module)]
 
-    def called(self, called: Called) -> Callable[..., Any]:
+    def wrap_entry(self, called: Called) -> Callable[..., Any]:
         return compiled_call(called)
 
-    def writes(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
+    def guard_written(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
         error = CaptureError("arguments of a call share memory that it writes")
 
         @cache
@@ -225,7 +225,7 @@ class _Compiler(Compiler):
             raise error
         warn_once(f"a compiled program that was kept cannot be used, and is compiled anew: {first_line(error)}")
 
-    def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
+    def wrap_replay(self, graph: CallableGraph, run: Boxed) -> Boxed:
         forward = self.replayed_forward
         backward = graph.kind == "backward"
         if not self.replays or (backward and forward is None):
@@ -291,7 +291,7 @@ class _Compiler(Compiler):
             except Exception as error:
                 self.leave_to_pytorch(_fallback({name: module}, error), error)
                 return interpreted(module.graph)
-            with outcomes.looked_up() as looked_up:
+            with outcomes.recording() as looked_up:
                 (run,), graphs = self._try({name: fixed})
             if key is not None and (planned := _bare(graphs)) is not None:
                 program_cache.keep_plan(key, *planned, looked_up)

@@ -41,7 +41,7 @@ def test_another_machine_follows_what_one_measured(
         0,
         "",
     ) and "taken over, outcomes of races: 1, files of ceilings and kernel times: 1" in ended.out
-    taken, own = outcomes.kept(KEY), outcomes.kept(OTHER)
+    taken, own = outcomes.lookup(KEY), outcomes.lookup(OTHER)
     assert taken is not None and taken.fastest == "apart" and taken.times_us == {"fused": 3.0, "apart": 2.0}
     # What this machine measured itself stays.
     assert own is not None and own.times_us["fused"] == 7.0

@@ -471,8 +471,6 @@ def test_groups_of_rows_are_products_of_equal_groups(
 
 
 def test_sums_by_index_have_a_program_for_each_row_or_several_short_ones() -> None:
-    import tilewright.kernels.embedding
-    import tilewright.kernels.scatter_sums  # noqa: F401 (they define the operators)
 
     def function(source: Tensor, index: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
         own = torch.ops.tilewright

@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.embeddings import assert_sums
 from tests.kernels.nvcc import spilled
-from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+from tilewright.kernels import segment_reduce as _defines_the_operators  # noqa: F401
 from tilewright.kernels.scatter_sums import cuda, scatter_sums
 
 

@@ -11,7 +11,7 @@ from tilewright.kernels.registration import without_derivative
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.eager import EagerOperator
-from tilewright.launch.gradient import Given, Grad, Gradient
+from tilewright.launch.gradient import Gradient, Input, OutputGrad
 from tilewright.records.recipe import Recipe
 
 Call = Callable[..., Any]
@@ -30,7 +30,7 @@ class Scaled:
         self._scale = driver.kernel("scale", "PPqd", _scale)
         self._add = driver.kernel("add", "PPPq", _add)
         self.backward = self._operator("scaled_backward", self._backward_recipe, self._backward, None)
-        plain = Gradient(self.backward.call, (Grad(0), Given(0), Given(2)), (0, None, None, None))
+        plain = Gradient(self.backward.call, (OutputGrad(0), Input(0), Input(2)), (0, None, None, None))
         self.gradient = (plain.backward, plain.save) if is_plain else (self._gradient, _save)
         self.forward = self._operator("scaled", self._recipe, self._forward, plain if is_plain else self.gradient)
         _known[:] = [self]

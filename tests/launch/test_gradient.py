@@ -9,7 +9,7 @@ import torch
 
 from tilewright.launch.builder import RecipeBuilder, operands_of
 from tilewright.launch.executor import EXTENSION, native_recipe
-from tilewright.launch.gradient import Given, Grad, Gradient, IsGiven, Kept
+from tilewright.launch.gradient import Gradient, HasInput, Input, OutputGrad, Saved
 
 Call = Callable[..., Any]
 calls: list[tuple[Any, ...]] = []
@@ -25,7 +25,17 @@ def backward(dy: torch.Tensor, dz: torch.Tensor | None, *rest: Any) -> tuple[tor
 
 GRADIENT = Gradient(
     backward,
-    (Grad(0), Grad(1, is_optional=True), Given(0), Given(1), IsGiven(1), Kept(0), Kept(2), Given(2), "constant"),
+    (
+        OutputGrad(0),
+        OutputGrad(1, is_optional=True),
+        Input(0),
+        Input(1),
+        HasInput(1),
+        Saved(0),
+        Saved(2),
+        Input(2),
+        "constant",
+    ),
     (1, 0, None),
     differentiable=2,
 )

@@ -14,7 +14,7 @@ from tests.passes.test_candidates import priced
 from tilewright.backend import recording
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_named
-from tilewright.kernels import embedding  # noqa: F401  (registers the operators that tests call)
+from tilewright.kernels import segment_reduce  # noqa: F401  (registers the operators that tests call)
 from tilewright.passes.index import embedding_groups, embeddings
 from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
 from tilewright.passes.stages import rewrite

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, run
 from tilewright.hardware.target import target_named
-from tilewright.passes.leaky_gradients import read_results
+from tilewright.passes.leaky_gradients import leaky_gradient_from_result
 
 ops = torch.ops.aten
 SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3e38, -3e38, math.inf, -math.inf, math.nan]
@@ -29,7 +29,7 @@ def test_the_gradient_is_the_same(slope: float, dtype: torch.dtype) -> None:
     x = torch.tensor(SPECIAL, dtype=dtype)
     g = torch.arange(1.0, len(SPECIAL) + 1).to(dtype)
     graph = aten(with_gradient(slope), x, g)
-    read_results(graph, target_named("cpu"))
+    leaky_gradient_from_result(graph, target_named("cpu"))
     (gradient,) = graph.find_nodes(op="call_function", target=ops.leaky_relu_backward.default)
     assert gradient.args[1].target is ops.leaky_relu.default
     for ours, eagers in zip(run(graph, x, g), with_gradient(slope)(x, g), strict=True):
@@ -54,5 +54,5 @@ def test_what_stays(function: Callable[..., object]) -> None:
     x = torch.randn(7)
     graph = aten(function, x, x)
     before = [node.args for node in graph.nodes]
-    read_results(graph, target_named("cpu"))
+    leaky_gradient_from_result(graph, target_named("cpu"))
     assert [node.args for node in graph.nodes] == before

@@ -62,10 +62,10 @@ def test_outcomes_of_races_go_like_others_and_looking_one_up_counts_as_use() -> 
         outcomes.keep(cache.key_of(name), Outcome({"fused": 1.0}))
     for path in cache.cache_dir().glob("??/*.race.json"):
         os.utime(path, (1, 1))
-    assert outcomes.kept(cache.key_of("followed"))
+    assert outcomes.lookup(cache.key_of("followed"))
     recent = [keep(f"recent {n}", 50 * KIB) for n in range(4)]
-    assert outcomes.kept(cache.key_of("followed")) == Outcome({"fused": 1.0})
-    assert outcomes.kept(cache.key_of("forgotten")) is None
+    assert outcomes.lookup(cache.key_of("followed")) == Outcome({"fused": 1.0})
+    assert outcomes.lookup(cache.key_of("forgotten")) is None
     assert all(path.exists() for path in recent)
 
 

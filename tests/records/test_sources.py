@@ -43,9 +43,9 @@ def test_races_are_forgotten_when_a_line_of_their_candidates_changes(
 
     for name in RACES:
         outcomes.keep(key(name), Outcome({"one": 1.0, "other": 2.0}))
-    assert all(outcomes.kept(key(name)) for name in RACES)
+    assert all(outcomes.lookup(key(name)) for name in RACES)
     change_a_line(copied / changed)
-    assert {name for name in RACES if outcomes.kept(key(name)) is None} == forgotten
+    assert {name for name in RACES if outcomes.lookup(key(name)) is None} == forgotten
 
 
 def test_a_race_is_forgotten_under_another_triton_pytorch_or_device(monkeypatch: pytest.MonkeyPatch) -> None:

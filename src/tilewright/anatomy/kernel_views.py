@@ -122,7 +122,7 @@ def _targets(request: Request) -> Iterator[tuple[LaunchTarget, bool]]:
     if ":" not in request.target:
         yield from _operators(request)
         return
-    from tilewright.targets import load_case, load_object
+    from tilewright.case_names import load_case, load_object
 
     if request.sizes:
         raise UsageError(f"sizes are for operators; {request.target} has its own")

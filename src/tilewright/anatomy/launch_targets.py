@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from tilewright.case_names import load_object
 from tilewright.records.case import Case
 from tilewright.records.errors import TargetError, UsageError
 from tilewright.records.launch_record import Grid
 from tilewright.records.suite import Suite, Variant, Workload
-from tilewright.targets import load_object
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ def suite_named(target: str) -> Suite | None:
     References to the clocks are taken before the user's file runs. Raises UsageError or TargetError.
     """
     from tilewright.bench.catalogue import suite
+    from tilewright.case_names import load_object
     from tilewright.measure.timing.timers import cuda_timers
     from tilewright.records.suite import Suite
-    from tilewright.targets import load_object
 
     if ":" not in target:
         return suite(target)

@@ -64,7 +64,7 @@ def bench(
     if operator:
         _bench_operator(operator, wanted, where, seconds or 3.0, out, plot, as_json, quiet)
         return
-    from tilewright.targets import load_case
+    from tilewright.case_names import load_case
 
     case = load_case(target, inputs, training=training)
     _bench_case(case, wanted, suite, where, seconds or 20.0, out, as_json, quiet)

@@ -18,7 +18,7 @@ def bisect(
     quiet: Quiet = False,
 ) -> None:
     """Which rewrite of the graph makes a number wrong, and at which line of the model."""
-    from tilewright.targets import load_case
+    from tilewright.case_names import load_case
     from tilewright.verbs.bisection import bisect_case
 
     where = device_here(device)

@@ -24,7 +24,7 @@ def explain(
     quiet: Quiet = False,
 ) -> None:
     """Graph, costs, floors and planned fusions; runs nothing, needs no GPU."""
-    from tilewright.targets import load_case
+    from tilewright.case_names import load_case
     from tilewright.verbs import explain_case, tree_of_case
     from tilewright.verbs.explanation import rewrite_lines, rewrites_of_case
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from tilewright.case_names import error_location, is_user_file
 from tilewright.records.errors import (
     InputError,
     OutOfMemory,
@@ -19,7 +20,6 @@ from tilewright.records.errors import (
     disk_is_full,
     with_advice,
 )
-from tilewright.targets import error_location, is_user_file
 
 INTERRUPTED = 130
 TRACEBACK = "TILEWRIGHT_TRACEBACK"

@@ -36,8 +36,8 @@ def optimize(
     quiet: Quiet = False,
 ) -> None:
     """Capture, explain, fuse, verify, measure; writes a run and a page."""
+    from tilewright.case_names import load_case
     from tilewright.report.terminal import as_json as program_json
-    from tilewright.targets import load_case
     from tilewright.verbs import optimize_case
 
     where = device_here(device)

@@ -46,12 +46,12 @@ def profile(
     quiet: Quiet = False,
 ) -> None:
     """Record a case, or a program and all its ranks: operators, timeline, memory; writes a run and a page."""
+    from tilewright.case_names import load_case
     from tilewright.measure.recording.plan import Detail, RecordingPlan
     from tilewright.profiling.program import measure_missing_ceilings, profile_program
     from tilewright.profiling.steps import profile_case
     from tilewright.report.page import write_page
     from tilewright.report.profile import profile_json
-    from tilewright.targets import load_case
 
     plan = RecordingPlan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
     command = command_line()

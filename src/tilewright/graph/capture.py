@@ -59,7 +59,7 @@ class Compiler:
         """A function for each of these graphs, which are compiled together; an inference graph is a forward."""
         raise NotImplementedError
 
-    def repeated(self, graph: CallableGraph, run: Boxed) -> Boxed:
+    def wrap_replay(self, graph: CallableGraph, run: Boxed) -> Boxed:
         """The function to call instead of `run`, which computes `graph`: `run` itself, or a replay of it."""
         return run
 
@@ -67,7 +67,7 @@ class Compiler:
         """The cache key beside program and inputs; None to keep nothing on disk."""
         return None
 
-    def planned(self) -> tuple[Any, Sequence[fx.Graph]] | None:
+    def plan_to_keep(self) -> tuple[Any, Sequence[fx.Graph]] | None:
         """The last plan, as data over these graphs: forward and backward, or one for inference.
 
         Graphs with symbolic sizes are given as they were traced.
@@ -78,11 +78,11 @@ class Compiler:
         """Compile the result of `planned`: a function for each of the graphs."""
         raise NotImplementedError
 
-    def called(self, called: Called) -> Callable[..., Any]:
+    def wrap_entry(self, called: Called) -> Callable[..., Any]:
         """The function to call instead of AOTAutograd's callable."""
         return called.otherwise
 
-    def writes(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
+    def guard_written(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
         """The function to call instead of `called`, which changes the `written` ones of its arguments."""
         return called
 
@@ -121,7 +121,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
         key = program_cache.key_of(identity, module, inputs) if identity is not None and is_flat else None
         if key is not None and (loaded := _loaded(compiler, key, inputs)) is not None:
             return loaded
-        with outcomes.looked_up() as looked_up:
+        with outcomes.recording() as looked_up:
             compiler.rewriter.before_autograd(module)
             if is_flat:
                 return _traced(compiler, module, inputs, key, looked_up)

@@ -100,7 +100,7 @@ class GraphPair:
     def _forward(self, graph: CallableGraph, run: Boxed) -> Resumable:
         from tilewright.graph.plain_call import Resumable
 
-        self.runs[graph.kind] = made = Resumable(self.compiler.repeated(graph, run))
+        self.runs[graph.kind] = made = Resumable(self.compiler.wrap_replay(graph, run))
         return made
 
     def backward(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
@@ -132,7 +132,7 @@ class GraphPair:
     def _repeated(self, backward: fx.GraphModule, run: Boxed) -> Boxed:
         inputs = backward.graph.find_nodes(op="placeholder")
         saved = [place for place, node in enumerate(inputs) if not is_tangent(node)]
-        return self.compiler.repeated(CallableGraph(backward, "backward", saved), run)
+        return self.compiler.wrap_replay(CallableGraph(backward, "backward", saved), run)
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self._note_written()
@@ -166,7 +166,7 @@ class GraphPair:
     def callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The callable for Dynamo; `compiled` is AOTAutograd's."""
         called = self._callable_of(compiled)
-        return self.compiler.writes(called, self.written) if any(self.written) else called
+        return self.compiler.guard_written(called, self.written) if any(self.written) else called
 
     def _callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         from tilewright.graph.plain_call import Called, marks
@@ -176,7 +176,7 @@ class GraphPair:
             return otherwise
         has_backward = self.plain.autograd is not None
         forward: Any = self.runs["forward" if has_backward else "inference"]
-        return self.compiler.called(
+        return self.compiler.wrap_entry(
             Called(
                 plain=self.plain,
                 forward=forward.run,
@@ -194,7 +194,7 @@ class GraphPair:
         from tilewright.graph import aot_entry, packed
         from tilewright.graph.program_cache import KeptProgram
 
-        planned, made = self.compiler.planned(), aot_entry.entry_of(compiled)
+        planned, made = self.compiler.plan_to_keep(), aot_entry.entry_of(compiled)
         if planned is None or made is None:
             return None
         plan, graphs = planned

@@ -70,7 +70,7 @@ def load(key: str) -> KeptProgram | None:
     except Exception:
         discard(key)
         return None
-    if any(outcomes.kept(race) != outcome for race, outcome in program.looked_up.items()):
+    if any(outcomes.lookup(race) != outcome for race, outcome in program.looked_up.items()):
         discard(key)
         return None
     return program

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from tilewright.kernels.arguments import expect_tensors
 from tilewright.kernels.registration import define
-from tilewright.launch.gradient import Given, Grad, Gradient
+from tilewright.launch.gradient import Gradient, Input, OutputGrad
 
 KINDS = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -135,11 +135,11 @@ _activation = define(
     "activation",
     _forward,
     _like,
-    gradient=Gradient(_activation_backward, (Grad(0), Given(0), Given(1)), (0, None)),
+    gradient=Gradient(_activation_backward, (OutputGrad(0), Input(0), Input(1)), (0, None)),
 )
 _gated = define(
     "gated_activation",
     _gated_forward,
     _like,
-    gradient=Gradient(_gated_activation_backward, (Grad(0), Given(0), Given(1), Given(2)), (0, 1, None)),
+    gradient=Gradient(_gated_activation_backward, (OutputGrad(0), Input(0), Input(1), Input(2)), (0, 1, None)),
 )

@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Grad:
+class OutputGrad:
     """The gradient of a result."""
 
     result: int
@@ -19,21 +19,21 @@ class Grad:
 
 
 @dataclass(frozen=True)
-class Given:
+class Input:
     """An argument of the forward."""
 
     argument: int
 
 
 @dataclass(frozen=True)
-class IsGiven:
+class HasInput:
     """Whether an argument of the forward is not None."""
 
     argument: int
 
 
 @dataclass(frozen=True)
-class Kept:
+class Saved:
     """A result of the forward."""
 
     result: int
@@ -46,7 +46,7 @@ class Gradient:
     operator: Callable[..., Any]
     """The operator that computes it, as `registration.define` returns it."""
     takes: tuple[Any, ...]
-    """Its arguments: each a `Grad`, a `Given`, an `IsGiven`, a `Kept`, or a constant."""
+    """Its arguments: each a `OutputGrad`, a `Input`, an `HasInput`, a `Saved`, or a constant."""
     gives: tuple[int | None, ...]
     """For each argument of the forward, the index of its gradient among the results of `operator`."""
     differentiable: int = 1
@@ -69,10 +69,10 @@ class Gradient:
         saved = ctx.saved_tensors
         arguments = [value if tensor is None else tensor for value, tensor in zip(ctx.values, saved, strict=True)]
         for place, taken in enumerate(self.takes):
-            if isinstance(taken, Grad):
+            if isinstance(taken, OutputGrad):
                 arguments[place] = gradients[taken.result]
                 if arguments[place] is None and not taken.is_optional:
-                    arguments[place] = torch.zeros_like(saved[self.takes.index(Kept(taken.result))])
+                    arguments[place] = torch.zeros_like(saved[self.takes.index(Saved(taken.result))])
         results = self.operator(*arguments)
         if isinstance(results, torch.Tensor):
             results = (results,)
@@ -92,25 +92,25 @@ GRAD, GIVEN, IS_GIVEN, KEPT, CONSTANT = range(5)
 
 def _as_data(taken: Any) -> tuple[int, int, Any]:
     match taken:
-        case Grad(result, is_optional):
+        case OutputGrad(result, is_optional):
             return GRAD, result, is_optional
-        case Given(argument):
+        case Input(argument):
             return GIVEN, argument, None
-        case IsGiven(argument):
+        case HasInput(argument):
             return IS_GIVEN, argument, None
-        case Kept(result):
+        case Saved(result):
             return KEPT, result, None
     return CONSTANT, 0, taken
 
 
 def _value(taken: Any, inputs: tuple[Any, ...], results: tuple[torch.Tensor, ...]) -> Any:
     match taken:
-        case Grad():
+        case OutputGrad():
             return None
-        case Given(argument):
+        case Input(argument):
             return inputs[argument]
-        case IsGiven(argument):
+        case HasInput(argument):
             return inputs[argument] is not None
-        case Kept(result):
+        case Saved(result):
             return results[result]
     return taken

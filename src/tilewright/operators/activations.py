@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 
 from tilewright.operators.arithmetic import each, of_argument, per_result
-from tilewright.operators.excerpt import excerpt
+from tilewright.operators.concatenation import beside
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
-from tilewright.operators.pieces import beside
 from tilewright.operators.row import Call, body, formulas
 from tilewright.operators.shapes import kept, like
+from tilewright.operators.slice_value import slice_value
 
 SQRT_HALF = math.sqrt(0.5)
 GAUSSIAN = 1 / math.sqrt(2 * math.pi)
@@ -180,7 +180,7 @@ def logit(c: Call, x: Value, eps: Scalar | None = None) -> Value:
 
 def _halves(x: Value, dim: int) -> tuple[Value, Value]:
     size = x.shape[dim] // 2
-    return excerpt(x, dim, size, 0), excerpt(x, dim, size, size)
+    return slice_value(x, dim, size, 0), slice_value(x, dim, size, size)
 
 
 @body("glu.default(self, dim)", shapes=kept, arithmetic=per_result(4, 1))

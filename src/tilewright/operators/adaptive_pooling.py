@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from itertools import chain
 
-from tilewright.operators.excerpt import positions
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
 from tilewright.operators.pooling import EACH_ELEMENT, MOST_ELEMENTS, avg_pool, max_pool, of_windows, pools
 from tilewright.operators.reduction import first_at
 from tilewright.operators.row import Call
 from tilewright.operators.shapes import like, pooled
+from tilewright.operators.slice_value import positions
 
 
 def _equal_windows(places: int, full: Sequence[int], windows: Sequence[int]) -> tuple[int, ...]:

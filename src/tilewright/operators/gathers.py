@@ -12,11 +12,11 @@ from math import prod
 
 from tilewright.operators.arithmetic import NOTHING, Arithmetic, CallSizes, Count, elements, nothing, of_result
 from tilewright.operators.axes import size
-from tilewright.operators.excerpt import excerpt, picked, refuse_repeats
 from tilewright.operators.language import Unfusable, Value, broadcast, where
 from tilewright.operators.ranges import STORED, range_of
 from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import CallAxes, Result, like
+from tilewright.operators.slice_value import picked, refuse_repeats, slice_value
 
 
 def rows_of_weight(sizes: CallSizes) -> Count:
@@ -133,7 +133,7 @@ def gather(c: Call, x: Value, dim: int, index: Value, *_options: object, **_name
     refuse_repeats(x.permute([*(d for d in range(len(x.dims)) if d != at), at]), 2, 1)
     for d, extent in enumerate(index.shape):
         if d != at and extent < x.shape[d]:
-            x = excerpt(x, d, extent, 0)
+            x = slice_value(x, d, extent, 0)
     return _picked(x, at, _place(index, x.shape[at], wraps=False))
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.excerpt import bounds, excerpt
 from tilewright.operators.language import Value
 from tilewright.operators.row import Body, Call, F, body, calls
 from tilewright.operators.shapes import CallAxes, Result, Rule, same
+from tilewright.operators.slice_value import bounds, slice_value
 
 # How axes follow.
 
@@ -119,25 +119,25 @@ def slice_(c: Call, x: Value, dim: int = 0, start: int | None = None, end: int |
     if x.shape == c.shape:
         return x
     at = dim % len(x.dims)
-    return excerpt(x, at, c.shape[at], bounds(x.shape[at], start, end)[0], step)
+    return slice_value(x, at, c.shape[at], bounds(x.shape[at], start, end)[0], step)
 
 
 @view_as(_selected, "select.int(self, dim, index)")
 def select(c: Call, x: Value, dim: int, index: int) -> Value:
     at = dim % len(x.dims)
-    return excerpt(x, at, 1, index % x.shape[at]).squeeze([at])
+    return slice_value(x, at, 1, index % x.shape[at]).squeeze([at])
 
 
 @view_as(_selected, "unbind.int(self, dim)")
 def unbind(c: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
     at = dim % len(x.dims)
-    return tuple(excerpt(x, at, 1, index).squeeze([at]) for index in range(x.shape[at]))
+    return tuple(slice_value(x, at, 1, index).squeeze([at]) for index in range(x.shape[at]))
 
 
 def _parts(x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     at = dim % len(x.dims)
     starts = accumulate(sizes, initial=0)
-    return tuple(excerpt(x, at, size, start) for size, start in zip(sizes, starts, strict=False))
+    return tuple(slice_value(x, at, size, start) for size, start in zip(sizes, starts, strict=False))
 
 
 @view_as(_split, "split.Tensor(self, split_size, dim)", "unsafe_split.Tensor(self, split_size, dim)")
@@ -157,7 +157,7 @@ def split_with_sizes(c: Call, x: Value, sizes: Sequence[int], dim: int = 0) -> t
 
 @view_as(_sliced, "narrow.default(self, dim, start, length)")
 def narrow(c: Call, x: Value, dim: int, start: int, length: int) -> Value:
-    return excerpt(x, dim, length, start % max(x.shape[dim], 1))
+    return slice_value(x, dim, length, start % max(x.shape[dim], 1))
 
 
 # Views that only ever apply to a tensor in memory.

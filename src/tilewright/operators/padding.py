@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument
-from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import Unfusable, Value, call
 from tilewright.operators.row import Call, body
 from tilewright.operators.shapes import kept, like
+from tilewright.operators.slice_value import picked, positions, refuse_repeats, slice_value, summed
 
 MOST_READERS = 27
 """Results that may read an element: each is a load of its own."""
@@ -85,7 +85,7 @@ def _pads(
         refuse_repeats(g, count, axes)
         for dim, parts in along:
             extent, whole = c.shape[dim], g
-            g = summed((excerpt(whole, dim, extent, *part), part[-1]) for part in parts)
+            g = summed((slice_value(whole, dim, extent, *part), part[-1]) for part in parts)
         return g
 
 

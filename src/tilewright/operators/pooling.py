@@ -15,10 +15,10 @@ from operator import mul
 from typing import TypeVar, Unpack
 
 from tilewright.operators.arithmetic import NOTHING, Arithmetic, CallSizes, Count, each, elements, nothing, of_argument
-from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
 from tilewright.operators.language import FLOATS, Unfusable, Value, call, predicate, where
 from tilewright.operators.row import Call, RowFields, body, calls
 from tilewright.operators.shapes import like, pooled
+from tilewright.operators.slice_value import picked, positions, refuse_repeats, slice_value, summed
 
 N = TypeVar("N", int, Value)
 
@@ -100,7 +100,7 @@ class _Axis:
         """Element k of each window, and where it is inside."""
         inside = self.element(c, len(x.dims), k)
         start = k * self.dilation - self.pad
-        return excerpt(x, self.dim, self.windows, start, self.stride, inside), inside
+        return slice_value(x, self.dim, self.windows, start, self.stride, inside), inside
 
     def first(self, c: Call, rank: int) -> Value:
         """The first element of each window that is inside the operand, relative to the window's begin."""

@@ -16,9 +16,9 @@ from tilewright.operators.arithmetic import (
     of_argument,
     per_operand,
 )
+from tilewright.operators.concatenation import like_the_input
 from tilewright.operators.creation import over_self
 from tilewright.operators.language import Scalar, Unfusable, Value, where
-from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import CallAxes, Result, factory, kept, like, no_result, reduction, same
 

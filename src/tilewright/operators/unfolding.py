@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from tilewright.operators.arithmetic import NOTHING, each, of_argument
-from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
+from tilewright.operators.concatenation import like_the_input
 from tilewright.operators.language import Unfusable, Value, call, where
-from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Call, body
 from tilewright.operators.shapes import kept
+from tilewright.operators.slice_value import picked, positions, refuse_repeats, slice_value, summed
 
 MOST_WINDOWS = 25
 """Windows that may hold an element: each is a load of its own."""
@@ -63,7 +63,7 @@ def col2im(
         for inner in product(range(kernel[0]), range(kernel[1])):
             part = apart
             for axis in range(2):
-                part = excerpt(part, axis - 4, 1, inner[axis])
+                part = slice_value(part, axis - 4, 1, inner[axis])
             part, everywhere = part.squeeze([-4, -3]), None
             for axis in range(2):
                 place = positions(c.trace, size[axis], axis - 2, rank) + (padding[axis] - inner[axis] * dilation[axis])

@@ -23,11 +23,11 @@ from tilewright.operators.arithmetic import (
     of_argument,
     wanted,
 )
-from tilewright.operators.excerpt import excerpt, picked, positions, refuse_repeats, summed
+from tilewright.operators.concatenation import like_the_input
 from tilewright.operators.language import FLOATS, Unfusable, Value, call
-from tilewright.operators.pieces import like_the_input
 from tilewright.operators.row import Call, RowFields, body, calls
 from tilewright.operators.shapes import kept
+from tilewright.operators.slice_value import picked, positions, refuse_repeats, slice_value, summed
 
 MOST_REPEATS = 25
 """An element that is repeated more often is left to PyTorch: each place is a load of its own in backward."""
@@ -130,7 +130,7 @@ def _along(c: Call, g: Value, dim: int, axis: Axis) -> Value:
         for k in range(count):
             place = first + k
             inside = (place >= 0) & (place < axis.places)
-            part = excerpt(g, dim, axis.size, b + k, p, inside) if q == 1 else picked(g, dim, place, inside)
+            part = slice_value(g, dim, axis.size, b + k, p, inside) if q == 1 else picked(g, dim, place, inside)
             reads, share = _share(axis, k, place.to_compute(g.dtype), own)
             yield part * share, inside if reads is None else inside & reads
 
@@ -193,7 +193,9 @@ def upsample_nearest2d_backward(
         raise Unfusable(f"elements that are repeated more than {MOST_REPEATS} times")
     refuse_repeats(g, rows * columns)
     every = product(range(rows), range(columns))
-    return summed((excerpt(excerpt(g, -2, c.shape[-2], i, rows), -1, c.shape[-1], j, columns), None) for i, j in every)
+    return summed(
+        (slice_value(slice_value(g, -2, c.shape[-2], i, rows), -1, c.shape[-1], j, columns), None) for i, j in every
+    )
 
 
 calls(

@@ -27,6 +27,6 @@ def _result(node: Node, x: Node, slope: Any) -> dict[str, Node] | None:
 
 
 @rule(call(aten.leaky_relu_backward.default, "g", "x", Value("slope"), False), where=_result)
-def read_results(node: Node, g: Node, y: Node, slope: Any) -> Node:
+def leaky_gradient_from_result(node: Node, g: Node, y: Node, slope: Any) -> Node:
     node.args = (g, y, slope, True)
     return node

@@ -34,7 +34,7 @@ from tilewright.passes.index.narrow_sorts import narrow_sorts
 from tilewright.passes.index.permutations import gather_back
 from tilewright.passes.index.sums import sum_by_index
 from tilewright.passes.index.upsampling import gather_gradients
-from tilewright.passes.leaky_gradients import read_results
+from tilewright.passes.leaky_gradients import leaky_gradient_from_result
 from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.loss.picked import compute_across, compute_from_rows
 from tilewright.passes.norm.group import split_group_norms
@@ -87,7 +87,7 @@ JOINT = Stage(
         drop_copies,
         contract,
         Pass("simplify", simplify),
-        read_results,
+        leaky_gradient_from_result,
         add_biases_in_products,
         add_biases_in_kernels,
         gather_back,

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.case_names import error_location
 from tilewright.measure.recording.plan import RecordingPlan
 from tilewright.measure.recording.recorder import Recorder
 from tilewright.profiling.regions import marked_regions
 from tilewright.profiling.saved import SavedProfile, save
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, InputError, UsageError
-from tilewright.targets import error_location
 
 if TYPE_CHECKING:
     import torch

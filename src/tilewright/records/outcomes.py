@@ -40,14 +40,14 @@ class Outcome:
         return best if self.times_us[best] < CLEAR * self.times_us[first] else first
 
 
-def every() -> dict[str, Outcome]:
+def all_kept() -> dict[str, Outcome]:
     """All outcomes on disk, by key."""
     keys = sorted(path.name.removesuffix(SUFFIX) for path in cache_dir().glob(f"??/*{SUFFIX}"))
     return {key: outcome for key in keys if (outcome := _read(key)) is not None}
 
 
 @contextmanager
-def looked_up() -> Iterator[dict[str, Outcome | None]]:
+def recording() -> Iterator[dict[str, Outcome | None]]:
     """Collect, by key, the outcomes looked up in this block: decisions made there are valid as long as these are."""
     found: dict[str, Outcome | None] = {}
     token = _looked_up.set(found)
@@ -57,7 +57,7 @@ def looked_up() -> Iterator[dict[str, Outcome | None]]:
         _looked_up.reset(token)
 
 
-def kept(key: str) -> Outcome | None:
+def lookup(key: str) -> Outcome | None:
     """The outcome of an earlier race, in this process or another; None where there was none, or its file is damaged."""
     outcome = _read(key)
     eviction.touch(cache.entry(key, SUFFIX))

@@ -26,7 +26,7 @@ MADE_FROM = ("kernels/attention",)
 
 def raced(request: Request, training: bool) -> tuple[float, float] | None:
     """Kept microseconds of tilewright's kernels and of PyTorch's; None if they were not raced."""
-    outcome = outcomes.kept(_key(request, training))
+    outcome = outcomes.lookup(_key(request, training))
     if outcome is None:
         return None
     # The outcome has no time for kernels whose results were wrong.
@@ -37,7 +37,7 @@ def race(request: Request, training: bool) -> tuple[float, float] | None:
     """As `raced`, but races on random operands if no outcome is kept. None on a CPU."""
     if request.device.type != "cuda":
         return None
-    if outcomes.kept(_key(request, training)) is None:
+    if outcomes.lookup(_key(request, training)) is None:
         with in_real_tensors(), torch.cuda.device(request.device):
             outcomes.keep(_key(request, training), _race(request, training))
     return raced(request, training)

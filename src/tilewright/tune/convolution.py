@@ -32,14 +32,14 @@ def raced_layouts(convolution: Convolution) -> RacedLayouts | None:
     if convolution.device.type != "cuda":
         return None
     key = _key(convolution)
-    if outcomes.kept(key) is None:
+    if outcomes.lookup(key) is None:
         with in_real_tensors(), torch.cuda.device(convolution.device), torch.autocast("cuda", enabled=False):
             try:
                 alternatives = dict(_alternative(convolution, layout) for layout in (AS_IS, CHANNELS_LAST))
                 outcomes.keep(key, contest(alternatives, convolution.device, seconds=SECONDS))
             except torch.OutOfMemoryError:
                 return None
-    times = known.times_us if (known := outcomes.kept(key)) else {}
+    times = known.times_us if (known := outcomes.lookup(key)) else {}
     # One is missing if its results were wrong.
     found = [(times[name], name.endswith(IN_TF32)) for one in (AS_IS, CHANNELS_LAST) for name in times if one in name]
     return RacedLayouts(*(Layout(us, rounds) for us, rounds in found)) if len(found) == 2 else None

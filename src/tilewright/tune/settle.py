@@ -82,7 +82,7 @@ def _annotate(decision: Decision, raced: dict[Region, Outcome]) -> Decision:
 
 
 def _kept(region: Region) -> Outcome | None:
-    return outcomes.kept(_key(region))
+    return outcomes.lookup(_key(region))
 
 
 def _key(region: Region) -> str:

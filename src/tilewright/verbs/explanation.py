@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tilewright.case_names import accepts, signature_of
 from tilewright.records.case import Case
 from tilewright.records.errors import InputError, UsageError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
 from tilewright.report.displayable import Displayable
-from tilewright.targets import accepts, signature_of
 
 if TYPE_CHECKING:
     from tilewright.hardware.profiles import DeviceProfile

@@ -34,7 +34,7 @@ class Moved:
 
 def export_plan(path: Path) -> Moved:
     """Write what was measured here. Raises StoreError where the file cannot be written."""
-    races = {key: dict(outcome.times_us) for key, outcome in outcomes.every().items()}
+    races = {key: dict(outcome.times_us) for key, outcome in outcomes.all_kept().items()}
     machines = {
         file.name: json.loads(file.read_text(encoding="utf-8")) for file in sorted(machine_dir().glob("*.json"))
     }
@@ -49,7 +49,7 @@ def import_plan(path: Path) -> Moved:
     Raises UsageError for a file that is no plan (nothing is taken over), CacheError where nothing can be kept.
     """
     races, machines = _read(path)
-    missing = {key: outcome for key, outcome in races.items() if outcomes.kept(key) is None}
+    missing = {key: outcome for key, outcome in races.items() if outcomes.lookup(key) is None}
     for key, outcome in missing.items():
         outcomes.keep(key, outcome)
     new = {name: content for name, content in machines.items() if not (machine_dir() / name).exists()}

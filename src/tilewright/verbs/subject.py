@@ -65,7 +65,7 @@ class Subject:
 
     def _check_inputs(self) -> None:
         """What eager refuses is the model's fault or the inputs', and no compiler's."""
-        from tilewright.targets import error_location
+        from tilewright.case_names import error_location
 
         try:
             self.call("eager")

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.contract import keeps_contract, launched
 from tests.gpu.kernels.launching import FOUR, in_turn, on_a_side_stream, replayed
 from tests.kernels.embeddings import assert_added, assert_extremes, assert_sums, sorted_by_index
-from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+from tilewright.kernels import segment_reduce as _defines_the_operators  # noqa: F401
 from tilewright.kernels.index_sums import index_sums
 from tilewright.kernels.scatter_sums import scatter_sums
 
@@ -166,7 +166,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("kernel", OUTSIDE)
 def test_an_index_outside_stops_the_device(kernel: str) -> None:
     program = (
-        "import torch, tilewright.kernels.embedding\nfrom tilewright.kernels.index_sums import index_sums\n"
+        "import torch, tilewright.kernels.segment_reduce\nfrom tilewright.kernels.index_sums import index_sums\n"
         "from tilewright.kernels.scatter_sums import scatter_sums\n"
         f"{OUTSIDE[kernel]}\ntorch.cuda.synchronize()\n"
     )

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from tests.kernels.embeddings import assert_added, assert_extremes, assert_sums
 from tests.kernels.interpreter import install
-from tilewright.kernels.embedding import triton as embedding_kernels
 from tilewright.kernels.index_sums import index_sums
 from tilewright.kernels.index_sums import triton as kernels
+from tilewright.kernels.segment_reduce import triton as segment_kernels
 
 install()
 SHAPES = [(1, 40, 130), (3, 21, 96), (2, 17, 5), (1, 33, 1), (2, 0, 7), (0, 3, 5), (1, 70, 300)]
@@ -77,7 +77,7 @@ def test_sums_are_exact_but_for_one_rounding(shape: tuple[int, int, int], dtype:
 
 def test_long_runs_are_summed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of one to forty positions over chunks of four: within one, from end to end, over many."""
-    monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
+    monkeypatch.setattr(segment_kernels, "CHUNK", 4)
     for lengths in ((1, 8, 9, 3, 40), (9, 9, 9), (40,), (2, 11, 2, 12), (7, 8, 0, 25, 1)):
         indices = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         indices = indices[torch.randperm(len(indices), generator=torch.Generator().manual_seed(0))]
@@ -98,7 +98,7 @@ def test_any_layout_of_gradients_and_indices() -> None:
 
 @pytest.mark.parametrize("padding", [-1, 2])
 def test_sums_are_added_in_place(monkeypatch: pytest.MonkeyPatch, padding: int) -> None:
-    monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
+    monkeypatch.setattr(segment_kernels, "CHUNK", 4)
     indices = torch.tensor([3, 0, 3, 5] + [2] * 9 + [3] * 14)
     assert_added(torch.randn(7, 70).bfloat16(), torch.randn(len(indices), 70).bfloat16(), indices, padding)
 
@@ -106,7 +106,7 @@ def test_sums_are_added_in_place(monkeypatch: pytest.MonkeyPatch, padding: int) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_extremes_of_rows_and_their_gradients(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """Runs within a chunk of four and over many, entries without a row, rows of a table in any order."""
-    monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
+    monkeypatch.setattr(segment_kernels, "CHUNK", 4)
     generator = torch.Generator().manual_seed(0)
     table = torch.randint(-9, 9, (11, 37), generator=generator).to(dtype)
     table[4, 5] = torch.nan
@@ -118,8 +118,8 @@ def test_extremes_of_rows_and_their_gradients(monkeypatch: pytest.MonkeyPatch, d
 @pytest.mark.parametrize("columns", [7, 300])
 def test_a_program_takes_several_entries_of_few_positions(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Entries of no, one and three positions, beside one of thirteen, a long run."""
-    monkeypatch.setattr(embedding_kernels, "CHUNK", 4)
-    monkeypatch.setattr(embedding_kernels, "PROGRAMS", 1)
+    monkeypatch.setattr(segment_kernels, "CHUNK", 4)
+    monkeypatch.setattr(segment_kernels, "PROGRAMS", 1)
     indices = torch.tensor([30, 2, 30, 5, 30, 9, 11, 12] + [17] * 13)
     for dtype in (torch.float32, torch.bfloat16):
         assert_sums(torch.randn(len(indices), columns).to(dtype), indices, 43)

@@ -12,7 +12,7 @@ from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.registration import IMPLEMENTATIONS, define
 from tilewright.launch.builder import RecipeBuilder
 from tilewright.launch.eager import known_of
-from tilewright.launch.gradient import Given, Grad, Gradient, Kept
+from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
 from tilewright.records.recipe import Recipe
 
 FORWARD, BACKWARD = "tilewright::attention", "tilewright::attention_backward"
@@ -108,11 +108,11 @@ attend = define(
     gradient=Gradient(
         backward_operator,
         (
-            Grad(0),
-            Grad(1, is_optional=True),
-            *map(Given, range(3)),
-            *map(Kept, range(4)),
-            *map(Given, range(3, ARGUMENTS)),
+            OutputGrad(0),
+            OutputGrad(1, is_optional=True),
+            *map(Input, range(3)),
+            *map(Saved, range(4)),
+            *map(Input, range(3, ARGUMENTS)),
         ),
         (0, 1, 2, *[None] * (ARGUMENTS - 3)),
         differentiable=2,

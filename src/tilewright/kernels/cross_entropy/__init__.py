@@ -14,7 +14,7 @@ from tilewright.kernels.row import rows_of
 from tilewright.kernels.row_schedule import kernels_for
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.eager import known_of
-from tilewright.launch.gradient import Given, Grad, Gradient, Kept
+from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
 from tilewright.records.recipe import Recipe
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -160,7 +160,7 @@ _forward = define(
     _loss_fake,
     gradient=Gradient(
         _backward,
-        (Grad(0), Given(0), Given(1), Kept(1), Kept(2), Given(2), Given(3), Given(4), 0, Given(7)),
+        (OutputGrad(0), Input(0), Input(1), Saved(1), Saved(2), Input(2), Input(3), Input(4), 0, Input(7)),
         (0, *[None] * 7),
     ),
     recipe=_recipe,

@@ -31,7 +31,7 @@ def fastest(operator: str, operands: Operands, impls: Impls) -> str:
     assert x is not None and weight is not None
     rows = 1 << (x.shape[0] - 1).bit_length()
     key = race_key((operator, *impls, str(rows), *map(str, weight.shape), str(x.dtype)), x.device, MADE_FROM)
-    known = outcomes.kept(key)
+    known = outcomes.lookup(key)
     if known is None:
         if torch.cuda.is_current_stream_capturing():
             return next(iter(impls))

@@ -26,7 +26,7 @@ from tilewright.kernels.registration import define
 from tilewright.kernels.row import ELEMENTS, rows_of
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.launch.eager import known_of
-from tilewright.launch.gradient import Given, Grad, Gradient, IsGiven, Kept
+from tilewright.launch.gradient import Gradient, HasInput, Input, OutputGrad, Saved
 from tilewright.records.recipe import Recipe
 
 __all__ = ["add_layer_norm", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -301,7 +301,7 @@ _norm = define(
     _fake_norm,
     gradient=Gradient(
         _backward,
-        (Grad(0), Given(0), None, Given(1), IsGiven(2), Kept(1), Kept(2), Given(4)),
+        (OutputGrad(0), Input(0), None, Input(1), HasInput(2), Saved(1), Saved(2), Input(4)),
         (0, 1, 2, None, None),
     ),
     recipe=_norm_recipe,

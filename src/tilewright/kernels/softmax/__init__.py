@@ -13,7 +13,7 @@ from tilewright.kernels.registration import define
 from tilewright.kernels.row import rows_of, with_rows
 from tilewright.kernels.softmax import cuda
 from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.launch.gradient import Given, Grad, Gradient, Kept
+from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
 from tilewright.records.recipe import Recipe
 
 
@@ -111,7 +111,7 @@ _forward = define(
     "softmax",
     _by_torch,
     lambda x, log: x.new_empty(x.shape),
-    gradient=Gradient(_backward, (Kept(0), Grad(0), Given(1)), (0, None)),
+    gradient=Gradient(_backward, (Saved(0), OutputGrad(0), Input(1)), (0, None)),
     recipe=_recipe,
 )
 __all__ = ["log_softmax", "softmax"]

@@ -142,7 +142,7 @@ class Orders:
 
 def sort_keys(before: fx.Node, keys: fx.Node, entries: Any) -> list[fx.Node]:
     """Inserts the stable sort of a vector of keys in [0, entries): the keys, their order and bounds."""
-    from tilewright.kernels import embedding as _defines_the_operators  # noqa: F401
+    from tilewright.kernels import segment_reduce as _defines_the_operators  # noqa: F401
 
     ranked = insert_call(before, aten.sort.stable, keys, stable=True)
     parts = insert_results(before, ranked, 2)

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from tilewright.graph.insert import insert_formula
 from tilewright.kernels.registration import define
-from tilewright.launch.gradient import Given, Grad, Gradient, Kept
+from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.rule import call, rule
 
@@ -105,7 +105,9 @@ def _fake_backward(g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rs
 
 
 _group_norm_backward = define("group_norm_backward", _backward, _fake_backward)
-_GRADIENT = Gradient(_group_norm_backward, (Grad(0), Given(0), Given(2), Kept(1), Kept(2)), (0, None, 1, 2, None))
+_GRADIENT = Gradient(
+    _group_norm_backward, (OutputGrad(0), Input(0), Input(2), Saved(1), Saved(2)), (0, None, 1, 2, None)
+)
 define("group_norm", _forward, _fake, gradient=_GRADIENT)
 FORMULAS: dict[Any, Callable[..., Norm]] = {
     torch.ops.tilewright.group_norm.default: _forward,

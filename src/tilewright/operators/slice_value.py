@@ -1,6 +1,6 @@
 """Part of a value along one dimension: the operations behind it are recorded again, over other indices.
 
-    excerpt(x, dim, n, start, step)     the elements start, start + step, … of x: n of them
+    slice_value(x, dim, n, start, step)     the elements start, start + step, … of x: n of them
     picked(x, dim, places)              the elements at computed places
 
 Loads move by an offset and a stride, or take the place as an operand; nothing is stored in between. With `inside` the
@@ -30,7 +30,7 @@ def positions(trace: Trace, extent: int, dim: int, rank: int) -> Value:
     return trace.arange(extent).view([extent if d == dim % rank else 1 for d in range(rank)])
 
 
-def excerpt(value: Value, dim: int, extent: int, start: int, step: int = 1, inside: Value | None = None) -> Value:
+def slice_value(value: Value, dim: int, extent: int, start: int, step: int = 1, inside: Value | None = None) -> Value:
     """[…, n, …] → […, extent, …]: element i along `dim` is element `start + i · step` of `value`.
 
     `inside`: bool, over the new dimension alone. Raises `Unfusable` for a random draw, for a dimension that the memory
@@ -47,7 +47,7 @@ def excerpt(value: Value, dim: int, extent: int, start: int, step: int = 1, insi
 def picked(value: Value, dim: int, places: Value, inside: Value | None = None) -> Value:
     """[…, n, …] → […, m, …]: elements of `value` at `places`, int64 of as many dimensions, which broadcast.
 
-    `inside`: bool, over dimensions of `places`. Raises `Unfusable` as `excerpt` does.
+    `inside`: bool, over dimensions of `places`. Raises `Unfusable` as `slice_value` does.
     """
     at = dim % len(value.dims)
     beside = (*value.dims[:at], (), *value.dims[at + 1 :])
@@ -70,7 +70,7 @@ Six sums over the tokens of 32 x 256 x 384 in one concatenation took 48 us of si
 the largest of 20 as half of a concatenation 498 us of 96 MB.
 """
 MOST_REPEATED = 200
-"""Operations that excerpts of a value may repeat."""
+"""Operations that slices of a value may repeat."""
 
 
 MANY_READERS = 8
@@ -79,9 +79,9 @@ MOVES = frozenset({"load", "cast", "const", "index"})
 
 
 def refuse_repeats(value: Value, times: int, dims: int = 2, *, readers: int = 1) -> None:
-    """Raise `Unfusable` where so many excerpts over the last `dims` dimensions would compute too much again.
+    """Raise `Unfusable` where so many slices over the last `dims` dimensions would compute too much again.
 
-    `readers`: how many elements of each excerpt read one of the value, in the mean.
+    `readers`: how many elements of each slice_value read one of the value, in the mean.
     """
     axes = frozenset(leaves(axis for dim in value.dims[-dims:] for axis in dim))
     again = [value.trace.ops[position] for position in _varying(value.trace, value.id, axes)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tilewright.operators.arithmetic import NOTHING
-from tilewright.operators.excerpt import bounds, excerpt, picked, positions
 from tilewright.operators.language import Scalar, Unfusable, Value, call, where
 from tilewright.operators.row import Call, F, body
 from tilewright.operators.shapes import CallAxes, Result, Rule, kept, same
+from tilewright.operators.slice_value import bounds, picked, positions, slice_value
 
 
 def moves(text: str, shapes: Rule) -> Callable[[F], F]:
@@ -34,7 +34,7 @@ def beside(c: Call, parts: Sequence[Value], dim: int) -> Value:
     for part in reversed(parts):
         end, start = start, start - part.shape[dim]
         inside = _within(places, start, end, c.shape[dim])
-        moved = excerpt(part.to_compute(c.dtype), dim, c.shape[dim], -start, inside=inside)
+        moved = slice_value(part.to_compute(c.dtype), dim, c.shape[dim], -start, inside=inside)
         result = moved if result is None else where(places < end, moved, result)
     assert result is not None
     return result
@@ -93,7 +93,7 @@ def _surrounded(c: Call, x: Value, dim: int, start: int, value: Value | Scalar, 
         return where(inside, picked(x, dim, number, inside), value)
     if inside is None:
         return x
-    return where(inside, excerpt(x, dim, c.shape[dim], -start, inside=inside), value)
+    return where(inside, slice_value(x, dim, c.shape[dim], -start, inside=inside), value)
 
 
 @moves("slice_backward.default(grad_output, input_sizes, dim, start, end, step)", like_the_input)
@@ -119,7 +119,7 @@ def constant_pad_nd(c: Call, x: Value, pad: Sequence[int], value: Scalar = 0) ->
         dim, before, after = rank - 1 - number, pad[2 * number], pad[2 * number + 1]
         cut = x.shape[dim] + min(before, 0) + min(after, 0)
         if cut != x.shape[dim]:
-            x = excerpt(x, dim, cut, max(-before, 0))
+            x = slice_value(x, dim, cut, max(-before, 0))
         x = _surrounded(c, x, dim, max(before, 0), value)
     return x
 
@@ -127,7 +127,7 @@ def constant_pad_nd(c: Call, x: Value, pad: Sequence[int], value: Scalar = 0) ->
 @body("flip.default(self, dims)", shapes=same, promotion="none", arithmetic=NOTHING)
 def flip(c: Call, x: Value, dims: Sequence[int]) -> Value:
     for dim in {dim % len(c.shape) for dim in dims} if c.shape else ():
-        x = excerpt(x, dim, x.shape[dim], x.shape[dim] - 1, -1)
+        x = slice_value(x, dim, x.shape[dim], x.shape[dim] - 1, -1)
     return x
 
 
@@ -140,7 +140,7 @@ def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
         moved = shift % c.shape[at]
         if moved:
             rest = c.shape[at] - moved
-            x = beside(c, [excerpt(x, at, moved, rest), excerpt(x, at, rest, 0)], at)
+            x = beside(c, [slice_value(x, at, moved, rest), slice_value(x, at, rest, 0)], at)
     return x
 
 
@@ -207,7 +207,7 @@ def _on_diagonal(c: Call, source: Value, offset: int, dim1: int, dim2: int, else
     rows, columns = _places(c, first), _places(c, second)
     inside = _within(rows, row, row + length, c.shape[first])
     if inside is not None:
-        source = excerpt(source, first, c.shape[first], -row, inside=inside)
+        source = slice_value(source, first, c.shape[first], -row, inside=inside)
     # No column is equal to a row that the diagonal does not meet.
     return where((rows - row).eq(columns - column), source, elsewhere)
 

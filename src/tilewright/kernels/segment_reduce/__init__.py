@@ -27,8 +27,8 @@ import torch
 
 from tilewright.kernels.by_recipe import by_triton
 from tilewright.kernels.device import at_least_fp32, interpreted
-from tilewright.kernels.embedding import triton
 from tilewright.kernels.registration import define
+from tilewright.kernels.segment_reduce import triton
 from tilewright.launch.builder import Operand, RecipeBuilder
 from tilewright.records.recipe import Recipe
 

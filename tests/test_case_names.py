@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from tilewright.case_names import load_case
 from tilewright.measure.inputs import make_inputs
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import InputError, TargetError, TilewrightError, UsageError
-from tilewright.targets import load_case
 
 MODEL = """\
 import torch

@@ -1,8 +1,8 @@
 """The gradient of an embedding in Triton: rows are summed in the order of their positions.
 
 It is deterministic: atomic additions would need an fp32 table and give another result at every run. The same kernels
-take the largest or smallest of the rows (`HOW`), or sum only elements where another tensor equals the entry's own row
-(`MATCH`), which is the gradient of such a maximum.
+take the largest or smallest of the rows (`REDUCTION`), or sum only elements where another tensor equals the entry's own
+row (`SELECT`), which is the gradient of such a maximum.
 The positions are sorted by index, stably. One program owns one row of the table, or several narrow ones: it adds its
 positions' rows in fp32 and writes each row once (zeros where it has no position). A row with many positions is first
 summed in chunks of positions, by a kernel that returns at once for other rows.
@@ -61,9 +61,9 @@ def find_bounds(
 
 
 SUM, LARGEST, SMALLEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(-1)
-"""`HOW` the rows of an entry are reduced."""
+"""`REDUCTION` the rows of an entry are reduced."""
 ALL, MATCHING, COUNTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""`MATCH`: reduce all elements; only those whose `other` equals the entry's own element; or count the latter."""
+"""`SELECT`: reduce all elements; only those whose `other` equals the entry's own element; or count the latter."""
 
 
 @triton.jit
@@ -77,38 +77,38 @@ def _smaller(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _combined(a: tl.tensor, b: tl.tensor, HOW: tl.constexpr) -> tl.tensor:
-    if HOW == SUM:
+def _combined(a: tl.tensor, b: tl.tensor, REDUCTION: tl.constexpr) -> tl.tensor:
+    if REDUCTION == SUM:
         return a + b
     else:
-        return _larger(a, b) if HOW == LARGEST else _smaller(a, b)
+        return _larger(a, b) if REDUCTION == LARGEST else _smaller(a, b)
 
 
 @triton.jit
-def _over_rows(x: tl.tensor, HOW: tl.constexpr) -> tl.tensor:
-    if HOW == SUM:
+def _over_rows(x: tl.tensor, REDUCTION: tl.constexpr) -> tl.tensor:
+    if REDUCTION == SUM:
         return tl.sum(x, 0)
     else:
-        return tl.reduce(x, 0, _larger) if HOW == LARGEST else tl.reduce(x, 0, _smaller)
+        return tl.reduce(x, 0, _larger) if REDUCTION == LARGEST else tl.reduce(x, 0, _smaller)
 
 
 @triton.jit
-def _neutral(HOW: tl.constexpr) -> tl.constexpr:
-    return 0.0 if HOW == SUM else -float("inf") if HOW == LARGEST else float("inf")
+def _neutral(REDUCTION: tl.constexpr) -> tl.constexpr:
+    return 0.0 if REDUCTION == SUM else -float("inf") if REDUCTION == LARGEST else float("inf")
 
 
 @triton.jit
 def _elements(
     dout: tl.tensor, other: tl.tensor, own: tl.tensor, row: tl.tensor, column: tl.tensor, inside: tl.tensor,
-    columns: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
+    columns: tl.tensor, stride: tl.int64, REDUCTION: tl.constexpr, SELECT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The contribution of each row to its entry, fp32; `own` is the entry's own row, or one for each row."""
-    if MATCH == COUNTED:
+    if SELECT == COUNTED:
         value = inside.to(tl.float32)
     else:
         at = dout + row[:, None] * stride + column[None, :]
-        value = tl.load(at, mask=inside, other=_neutral(HOW)).to(tl.float32)
-    if MATCH != ALL:
+        value = tl.load(at, mask=inside, other=_neutral(REDUCTION)).to(tl.float32)
+    if SELECT != ALL:
         theirs = tl.load(other + row[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
         value *= (theirs == own).to(tl.float32)
     return value
@@ -117,26 +117,28 @@ def _elements(
 @triton.jit
 def _sum_rows(
     dout: tl.tensor, other: tl.tensor, own: tl.tensor, order: tl.tensor, start: tl.tensor, last: tl.tensor,
-    columns: tl.tensor, column: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
+    columns: tl.tensor, column: tl.tensor, stride: tl.int64, REDUCTION: tl.constexpr, SELECT: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Σ dout[order[i], column] for start ≤ i < last, fp32."""
-    total = tl.full([ROWS, COLUMNS], _neutral(HOW), tl.float32)
+    total = tl.full([ROWS, COLUMNS], _neutral(REDUCTION), tl.float32)
     while start < last:
         place = start + tl.arange(0, ROWS)
         row = tl.load(order + place, mask=place < last, other=0).to(tl.int64)
         inside = (place < last)[:, None] & (column < columns)[None, :]
-        total = _combined(total, _elements(dout, other, own, row, column, inside, columns, stride, HOW, MATCH), HOW)
+        total = _combined(
+            total, _elements(dout, other, own, row, column, inside, columns, stride, REDUCTION, SELECT), REDUCTION
+        )
         start += ROWS
-    return _over_rows(total, HOW)
+    return _over_rows(total, REDUCTION)
 
 
 @triton.jit
 def _own(
-    mine: tl.tensor, entry: tl.tensor, column: tl.tensor, inside: tl.tensor, columns: tl.tensor, MATCH: tl.constexpr
+    mine: tl.tensor, entry: tl.tensor, column: tl.tensor, inside: tl.tensor, columns: tl.tensor, SELECT: tl.constexpr
 ) -> tl.tensor:
     """The entry's row of `mine`, with which elements are compared."""
-    if MATCH == ALL:
+    if SELECT == ALL:
         return tl.zeros_like(column).to(tl.float32)
     else:
         return tl.load(mine + entry.to(tl.int64) * columns + column, mask=inside, other=0.0).to(tl.float32)
@@ -145,8 +147,8 @@ def _own(
 @triton.jit(do_not_specialize=["count", "padding"])
 def long_runs(
     dout: tl.tensor, other: tl.tensor, mine: tl.tensor, keys: tl.tensor, order: tl.tensor, bounds: tl.tensor,
-    parts: tl.tensor, count: tl.int64, columns: tl.tensor, stride: tl.int64, padding: tl.int64, HOW: tl.constexpr,
-    MATCH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    parts: tl.tensor, count: tl.int64, columns: tl.tensor, stride: tl.int64, padding: tl.int64, REDUCTION: tl.constexpr,
+    SELECT: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """parts[chunk, end, :] = the sum within the chunk of the long run at that end of the chunk of positions.
 
@@ -162,9 +164,9 @@ def long_runs(
     if (last - start > 2 * CHUNK) & (key != padding) & ((end == 0) | (key != head)):
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         start, last = tl.maximum(start, first), tl.minimum(last, final)
-        own = _own(mine, key, column, column < columns, columns, MATCH)[None, :]
+        own = _own(mine, key, column, column < columns, columns, SELECT)[None, :]
         total = _sum_rows(
-            dout, other, own, order, start, last, columns, column, stride, HOW, MATCH, ROWS, COLUMNS
+            dout, other, own, order, start, last, columns, column, stride, REDUCTION, SELECT, ROWS, COLUMNS
         )  # fmt: skip
         part = (tl.program_id(0).to(tl.int64) * 2 + end) * columns
         tl.store(parts + part + column, total, mask=column < columns)
@@ -172,20 +174,20 @@ def long_runs(
 
 @triton.jit
 def _sum_parts(
-    parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor, HOW: tl.constexpr,
+    parts: tl.tensor, start: tl.tensor, last: tl.tensor, columns: tl.tensor, column: tl.tensor, REDUCTION: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The sum over the chunks of a long run, which in its first chunk may be the run at the last end."""
-    total = tl.full([ROWS, COLUMNS], _neutral(HOW), tl.float32)
+    total = tl.full([ROWS, COLUMNS], _neutral(REDUCTION), tl.float32)
     chunk = start // CHUNK
     while chunk * CHUNK < last:
         each = chunk + tl.arange(0, ROWS)
         part = each * 2 + (each * CHUNK < start).to(tl.int64)
         inside = (each * CHUNK < last)[:, None] & (column < columns)[None, :]
-        each_part = tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=_neutral(HOW))
-        total = _combined(total, each_part, HOW)
+        each_part = tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=_neutral(REDUCTION))
+        total = _combined(total, each_part, REDUCTION)
         chunk += ROWS
-    return _over_rows(total, HOW)
+    return _over_rows(total, REDUCTION)
 
 
 @triton.jit
@@ -205,11 +207,11 @@ def _rows_of(
 @triton.jit
 def _sum_short(
     dout: tl.tensor, other: tl.tensor, own: tl.tensor, order: tl.tensor, start: tl.tensor, length: tl.tensor,
-    columns: tl.tensor, column: tl.tensor, stride: tl.int64, HOW: tl.constexpr, MATCH: tl.constexpr,
+    columns: tl.tensor, column: tl.tensor, stride: tl.int64, REDUCTION: tl.constexpr, SELECT: tl.constexpr,
     ENTRIES: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """[ENTRIES, COLUMNS], fp32: Σ dout[order[i], column] for the `length` positions i from each entry's start."""
-    total = tl.full([ENTRIES, COLUMNS], _neutral(HOW), tl.float32)
+    total = tl.full([ENTRIES, COLUMNS], _neutral(REDUCTION), tl.float32)
     steps = tl.max(length, 0)
     inside = (column < columns)[None, :]
     step = 0
@@ -219,11 +221,13 @@ def _sum_short(
             # Four rows are loaded at once, and the numbers of the next four beside them; they are added in their order.
             next0, next1, next2, next3 = _rows_of(order, start, step + 4, length)
             left = (length - step)[:, None]
-            x0 = _elements(dout, other, own, row0, column, inside & (left > 0), columns, stride, HOW, MATCH)
-            x1 = _elements(dout, other, own, row1, column, inside & (left > 1), columns, stride, HOW, MATCH)
-            x2 = _elements(dout, other, own, row2, column, inside & (left > 2), columns, stride, HOW, MATCH)
-            x3 = _elements(dout, other, own, row3, column, inside & (left > 3), columns, stride, HOW, MATCH)
-            total = _combined(_combined(_combined(_combined(total, x0, HOW), x1, HOW), x2, HOW), x3, HOW)
+            x0 = _elements(dout, other, own, row0, column, inside & (left > 0), columns, stride, REDUCTION, SELECT)
+            x1 = _elements(dout, other, own, row1, column, inside & (left > 1), columns, stride, REDUCTION, SELECT)
+            x2 = _elements(dout, other, own, row2, column, inside & (left > 2), columns, stride, REDUCTION, SELECT)
+            x3 = _elements(dout, other, own, row3, column, inside & (left > 3), columns, stride, REDUCTION, SELECT)
+            total = _combined(
+                _combined(_combined(_combined(total, x0, REDUCTION), x1, REDUCTION), x2, REDUCTION), x3, REDUCTION
+            )
             row0, row1, row2, row3 = next0, next1, next2, next3
             step += 4
     else:
@@ -231,8 +235,10 @@ def _sum_short(
         row = tl.load(order + start, mask=length > 0, other=0).to(tl.int64)
         while step < steps:
             following = tl.load(order + start + step + 1, mask=step + 1 < length, other=0).to(tl.int64)
-            x = _elements(dout, other, own, row, column, inside & (step < length)[:, None], columns, stride, HOW, MATCH)
-            total = _combined(total, x, HOW)
+            x = _elements(
+                dout, other, own, row, column, inside & (step < length)[:, None], columns, stride, REDUCTION, SELECT
+            )
+            total = _combined(total, x, REDUCTION)
             row = following
             step += 1
     return total
@@ -242,13 +248,13 @@ def _sum_short(
 def backward(
     dout: tl.tensor, other: tl.tensor, mine: tl.tensor, order: tl.tensor, bounds: tl.tensor, parts: tl.tensor,
     dweight: tl.tensor, columns: tl.tensor, stride: tl.int64, entries: tl.int64, padding: tl.int64,
-    start_value: tl.float32, HOW: tl.constexpr, MATCH: tl.constexpr, STARTS: tl.constexpr, CHUNK: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, ADD: tl.constexpr,
+    start_value: tl.float32, REDUCTION: tl.constexpr, SELECT: tl.constexpr, INCLUDE_INITIAL: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr, ADD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (e, c): Σ dout[order[i], :] for bounds[entry] ≤ i < bounds[entry + 1], of `ENTRIES` entries.
 
     The padding's entry gets 0. With ADD the sums are added to dweight, whose rows without a position stay as they are.
-    The extreme of an entry without a position is `start_value`; with STARTS every extreme includes this value.
+    The extreme of an entry without a position is `start_value`; with INCLUDE_INITIAL every extreme includes this value.
     """
     place = tl.arange(0, ENTRIES)
     entry = tl.program_id(0).to(tl.int64) * ENTRIES + place
@@ -259,21 +265,21 @@ def backward(
     is_long = last - start > 2 * CHUNK
     short = tl.where(is_long, 0, last - start)
     in_table = (entry < entries)[:, None] & (column < columns)[None, :]
-    own = _own(mine, entry[:, None], column[None, :], in_table, columns, MATCH)
+    own = _own(mine, entry[:, None], column[None, :], in_table, columns, SELECT)
     total = _sum_short(
-        dout, other, own, order, start, short, columns, column, stride, HOW, MATCH, ENTRIES, COLUMNS
+        dout, other, own, order, start, short, columns, column, stride, REDUCTION, SELECT, ENTRIES, COLUMNS
     )  # fmt: skip
     first = tl.min(tl.where(is_long, place, ENTRIES), 0)
     while first < ENTRIES:
         is_first = place == first
         begin, end = tl.sum(tl.where(is_first, start, 0), 0), tl.sum(tl.where(is_first, last, 0), 0)
-        part = _sum_parts(parts, begin, end, columns, column, HOW, CHUNK, ROWS, COLUMNS)
+        part = _sum_parts(parts, begin, end, columns, column, REDUCTION, CHUNK, ROWS, COLUMNS)
         total = tl.where(is_first[:, None], part[None, :], total)
         is_long = is_long & (place != first)
         first = tl.min(tl.where(is_long, place, ENTRIES), 0)
-    if HOW != SUM:
+    if REDUCTION != SUM:
         total = tl.where((last > start)[:, None], total, start_value)
-        total = _combined(total, tl.zeros_like(total) + start_value, HOW) if STARTS else total
+        total = _combined(total, tl.zeros_like(total) + start_value, REDUCTION) if INCLUDE_INITIAL else total
     written = ((entry < entries) & (last > start) if ADD else entry < entries)[:, None] & (column < columns)[None, :]
     to = dweight + entry[:, None] * columns + column[None, :]
     if ADD:
@@ -321,7 +327,7 @@ def extremes_recipe(
     """The largest, or the smallest, of each entry's rows, [entries, D]."""
     found = call.empty((entries, rows.shape[-1]), rows.dtype)
     how = (LARGEST if largest else SMALLEST).value
-    _launch_sums(call, rows, keys, order, bounds, found, start=start, HOW=how, STARTS=include)
+    _launch_sums(call, rows, keys, order, bounds, found, start=start, REDUCTION=how, INCLUDE_INITIAL=include)
     return call.finish(found)
 
 
@@ -334,7 +340,7 @@ def matching_recipe(
     total = call.empty(own.shape, own.dtype)
     match = (COUNTED if rows is None else MATCHING).value
     values = other if rows is None else rows
-    _launch_sums(call, values, keys, order, bounds, total, other=other, own=own, MATCH=match)
+    _launch_sums(call, values, keys, order, bounds, total, other=other, own=own, SELECT=match)
     return call.finish(total)
 
 
@@ -351,8 +357,8 @@ def _launch_sums(
     wide = min(triton.next_power_of_2(max(columns, 1)), MOST_COLUMNS)
     blocks, chunks = triton.cdiv(columns, wide), triton.cdiv(count, CHUNK)
     parts = call.empty((chunks, 2, columns), torch.float32)
-    constants = {"HOW": 0, "MATCH": 0, "STARTS": False, "ADD": False} | how
-    of_rows = {key: constants[key] for key in ("HOW", "MATCH")}
+    constants = {"REDUCTION": 0, "SELECT": 0, "INCLUDE_INITIAL": False, "ADD": False} | how
+    of_rows = {key: constants[key] for key in ("REDUCTION", "SELECT")}
     together, warps = 1, min(max(wide // 256, 1), 4)
     if count < RUN * entries:
         together, warps = triton.next_power_of_2(max(1, min(TILE // wide, entries // PROGRAMS))), 4
