@@ -51,27 +51,9 @@ def profile(
     from tilewright.profiling.program import measure_missing_ceilings, profile_program
     from tilewright.profiling.steps import profile_case
     from tilewright.report.page import write_page
-    from tilewright.report.profile import profile_json
 
     plan = RecordingPlan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
-    command = command_line()
-    shown: list[SavedProfile] = []
-
-    def present(done: SavedProfile) -> None:
-        shown.append(done)
-        if as_json:
-            print(profile_json(done.table, done.recordings, done.run), flush=True)
-            return
-        show(done)
-        print(f"run   {done.run}")
-        print(f"page  {done.run.with_suffix('.html')}", flush=True)
-
-    def early(done: SavedProfile) -> None:
-        write_page(done.run, done.run.with_suffix(".html"))
-        present(done)
-        print(
-            "tilewright: its steps are recorded; the program runs on (--stop ends it here)", file=sys.stderr, flush=True
-        )
+    command, output = command_line(), _Output(as_json)
 
     with stages(quiet or as_json) as tell:
         if len(words) == 1 and ":" in words[0]:
@@ -83,15 +65,43 @@ def profile(
             done = profile_case(case, plan, impl=impl, optimizer=optimizer, device=where, command=command, tell=tell)
         else:
             measure_missing_ceilings(tell)
-            done = profile_program(words, plan, stop=stop, command=command, tell=tell, early=early)
+            done = profile_program(words, plan, stop=stop, command=command, tell=tell, early=output.early)
         if done is None:
             print("the ranges went to Nsight Systems; load its SQLite export with `tilewright trace`")
             return
-        if not shown:
+        if not output.shown:
             tell("writing the page")
             write_page(done.run, done.run.with_suffix(".html"))
-    if not shown:
-        present(done)
+    if not output.shown:
+        output.present(done)
     if done.exit_code:
         print(f"tilewright: {' '.join(words)} ended with exit code {done.exit_code}", file=sys.stderr)
         raise typer.Exit(done.exit_code)
+
+
+class _Output:
+    """Shows a profile once: when its steps are recorded, though the program may run on, or at the end."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.shown = False
+
+    def present(self, done: SavedProfile) -> None:
+        from tilewright.report.profile import profile_json
+
+        self.shown = True
+        if self.as_json:
+            print(profile_json(done.table, done.recordings, done.run), flush=True)
+            return
+        show(done)
+        print(f"run   {done.run}")
+        print(f"page  {done.run.with_suffix('.html')}", flush=True)
+
+    def early(self, done: SavedProfile) -> None:
+        from tilewright.report.page import write_page
+
+        write_page(done.run, done.run.with_suffix(".html"))
+        self.present(done)
+        print(
+            "tilewright: its steps are recorded; the program runs on (--stop ends it here)", file=sys.stderr, flush=True
+        )

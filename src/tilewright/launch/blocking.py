@@ -171,6 +171,39 @@ def _repeats(nest: Nest, accesses: Sequence[Access]) -> bool:
     return len(set(gathered)) < len(gathered) or (nest.cols[-1] > 1 and any(columns[-1] == 0 for columns in across))
 
 
+def _tile_of_columns(
+    nest: Nest, schedule: TritonSchedule, tile: int, repeats: bool, loads: int
+) -> tuple[int, int, int, int]:
+    """Rows, columns, elements and warps of a tile whose program owns some of the columns."""
+    # Each element needs an accumulator per sum, and one or two registers per load.
+    many = len(schedule.sums) > 2 or loads > MANY_LOADS
+    single = schedule.loads_singly
+    each = 4 if repeats else 8 if many else 16
+    rows = power_of_two(nest.row_count)
+    widest = max(each // 4 * tile // rows, LEAST_COLUMNS) if schedule.has_few_rows else tile
+    columns = nest.cols[-1] if schedule.cuts_columns else nest.col_count
+    block_cols = block_width(columns, SINGLE_COLUMNS if single else widest)
+    block_rows = min(rows, max((2 if single else each // 4) * tile // block_cols, 2))
+    elements = block_rows * block_cols
+    return block_rows, block_cols, elements, max(elements // (each * WARP), 1)
+
+
+def _tile_of_rows(rows: int, wide: int, schedule: TritonSchedule, tile: int) -> tuple[int, int, int, int]:
+    """Rows, columns, elements and warps of a tile whose program owns `wide` columns, in pieces where they are many."""
+    block_cols = wide // schedule.pieces
+    # Two rows share the barriers of one reduction; rows in pieces would be in different warps.
+    fewest = 1 if wide > 4 * tile or schedule.pieces > 1 else 2
+    block_rows = min(power_of_two(rows), _power_below(max(4 * tile // wide, fewest)))
+    elements = block_rows * wide
+    # 32 elements a thread, or fewer if its columns need more registers.
+    warps = max(
+        power_of_two(-(-elements // (32 * WARP))),
+        power_of_two(-(-wide * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
+    )
+    warps = _most_warps(warps, block_rows * block_cols) if schedule.pieces > 1 else warps
+    return block_rows, block_cols, elements, warps
+
+
 def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
     """Column sums: each program loops over a strip of rows and prefetches the next tiles.
 
@@ -187,29 +220,9 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     if is_number:
         block_rows, block_cols, elements, warps = 1, wide, wide, max(wide // 512, 4)
     elif schedule.splits_columns:
-        # Each element needs an accumulator per sum, and one or two registers per load.
-        many = len(schedule.sums) > 2 or len(loads) > MANY_LOADS
-        single = schedule.loads_singly
-        each = 4 if repeats else 8 if many else 16
-        widest = max(each // 4 * tile // power_of_two(rows), LEAST_COLUMNS) if schedule.has_few_rows else tile
-        block_cols = block_width(
-            nest.cols[-1] if schedule.cuts_columns else columns, SINGLE_COLUMNS if single else widest
-        )
-        block_rows = min(power_of_two(rows), max((2 if single else each // 4) * tile // block_cols, 2))
-        elements = block_rows * block_cols
-        warps = max(elements // (each * WARP), 1)
+        block_rows, block_cols, elements, warps = _tile_of_columns(nest, schedule, tile, repeats, len(loads))
     else:
-        block_cols = wide // schedule.pieces
-        # Two rows share the barriers of one reduction; rows in pieces would be in different warps.
-        fewest = 1 if wide > 4 * tile or schedule.pieces > 1 else 2
-        block_rows = min(power_of_two(rows), _power_below(max(4 * tile // wide, fewest)))
-        elements = block_rows * wide
-        # 32 elements a thread, or fewer if its columns need more registers.
-        warps = max(
-            power_of_two(-(-elements // (32 * WARP))),
-            power_of_two(-(-wide * schedule.registers_per_column // (COLUMN_REGISTERS * WARP))),
-        )
-        warps = _most_warps(warps, block_rows * block_cols) if schedule.pieces > 1 else warps
+        block_rows, block_cols, elements, warps = _tile_of_rows(rows, wide, schedule, tile)
     across = schedule.column_blocks(block_cols) if schedule.splits_columns else 1
     tiles = -(-rows // block_rows)
     fills = schedule.whole_row and not schedule.splits_columns and wide * schedule.registers_per_column > FULL
