@@ -1,9 +1,11 @@
 """Helpers of the command-line tests: the user's file, a command's outcome, the position of a line."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 MODELS = """
 import torch
@@ -99,3 +101,11 @@ profiles.local_profile = lambda **_: profiles.profile_for("cpu")
 from tilewright.cli import main
 main()
 """
+
+
+def documented_keys(verb: str) -> set[str]:
+    """The keys of its JSON that docs/json.md describes."""
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+    _, _, behind = text.partition(f"\n## {verb}\n")
+    rows = re.findall(r"^\| (`.*?) \|", behind.partition("\n## ")[0], flags=re.MULTILINE)
+    return {key for row in rows for key in re.findall(r"`(\w+)`", row)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Tilewright, between
+from tests.cli.commands import Tilewright, between, documented_keys
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOLDEN = Path(__file__).parent / "golden"
@@ -99,6 +99,7 @@ def test_json_is_json_and_all_of_it(tilewright: Tilewright, models: str) -> None
     ended = tilewright("explain", f"{models}:small", "--json", "--on", "cpu")
     assert (ended.code, ended.err) == (0, "")
     document = json.loads(ended.out)
+    assert document.keys() == documented_keys("explain, optimize")
     assert {op["graph"] for op in document["operators"]} == {"forward", "backward"}
     assert document["decisions"] and document["regions"] and document["memory"] and document["ceilings"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Tilewright, between
+from tests.cli.commands import Tilewright, between, documented_keys
 from tilewright.hardware import profiles
 from tilewright.hardware.detect import Cpu, Gpu, Machine
 from tilewright.records.measurement import Ceiling
@@ -43,7 +43,9 @@ def test_one_text_alone_is_printed_and_json_has_the_whole_view(tilewright: Tilew
         ended = tilewright("kernel", f"{KERNELS}:weighted", "--on", "a100", text)
         assert ended.code == 0 and told in ended.out and "occupancy" not in ended.out
     ended = tilewright("kernel", f"{KERNELS}:weighted", "--on", "a100", "--json")
-    ((kernel,),) = [subject["kernels"] for subject in json.loads(ended.out)]
+    document = json.loads(ended.out)
+    ((kernel,),) = [subject["kernels"] for subject in document]
+    assert document[0].keys() == documented_keys("kernel")
     assert kernel["launch"]["grid"] == [63, 1, 1] and kernel["launch"]["ptx"] and kernel["launch"]["sass"]
     assert (kernel["waves"]["sms"], kernel["waves"]["programs"]) == (108, 63) and kernel["occupancy"]["limited_by"]
 
@@ -79,4 +81,4 @@ def test_doctor_shows_and_writes_the_machine(
     assert "copy float32      4272 GB/s measured, 89.0% of the datasheet's 4800" in ended.lines
     written = json.loads(out.read_text())
     assert written["ceilings"][0]["of_stated"] == pytest.approx(0.89)
-    assert json.loads(tilewright("doctor", "--json").out) == written
+    assert json.loads(tilewright("doctor", "--json").out) == written and written.keys() == documented_keys("doctor")

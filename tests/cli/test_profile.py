@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tilewright as package
-from tests.cli.commands import OWN_PATH, Tilewright
+from tests.cli.commands import OWN_PATH, Tilewright, documented_keys
 from tilewright.profiling import saved
 from tilewright.profiling.program import started_under_recorder
 from tilewright.records.errors import UsageError
@@ -53,6 +53,7 @@ def test_a_case(tilewright: Tilewright, models: str) -> None:
     ended = tilewright("profile", f"{models}:small", "--active", "7", "--json")
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
+    assert document.keys() == documented_keys("profile")
     (recording,) = document["recordings"]
     assert recording["steps_kept"] == 7
     operators = {row["name"]: row for row in document["operators"]}

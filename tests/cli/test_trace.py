@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import synthetic_trace
-from tests.cli.commands import Tilewright
+from tests.cli.commands import Tilewright, documented_keys
 from tests.trace.kineto import Trace
 from tests.trace.training_trace import TrainingTrace, load
 from tilewright.store import runs_dir
@@ -98,6 +98,7 @@ def test_two_runs(tilewright: Tilewright, tmp_path: Path) -> None:
     text = tilewright("diff", before, after, "--json").out
     assert "Infinity" not in text
     found = json.loads(text)
+    assert found.keys() == documented_keys("diff")
     assert found["operators"][0]["operator"] in ("aten::exp", "cudaDeviceSynchronize")
     assert found["step"]["verdict"] == "cannot tell"
 

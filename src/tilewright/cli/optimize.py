@@ -46,7 +46,7 @@ def optimize(
         done = optimize_case(case, command=command_line(), device=where, seconds=seconds, tell=tell)
     done = replace(done, top=top)
     if as_json:
-        print(program_json(done.program, (), done.measurements, done.verified, done.lost_time()))
+        print(program_json(done.program, (), done.measurements, done.verified, done.lost_time(), done.run))
     else:
         show(done)
     broken = [v.tensor for v in done.verified if not v.ok]

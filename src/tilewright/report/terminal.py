@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
@@ -15,6 +16,7 @@ from rich.text import Text
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, GraphName, Operator, Program, Verdict
 from tilewright.report.launch_rows import operator_rows, plain, region_rows, unused_label
+from tilewright.report.optimised_findings import outcome
 from tilewright.report.quantity import count, duration, nbytes
 from tilewright.report.tables import FittedTable
 
@@ -66,9 +68,12 @@ def as_json(
     measurements: Sequence[Measurement] = (),
     verified: Sequence[Verified] = (),
     lost: Sequence[Mapping[str, Any]] = (),
+    run: Path | None = None,
 ) -> str:
     """The content of the terminal view as JSON; NaN and infinities, which JSON lacks, are null."""
     document = asdict(program) | {
+        "outcome": outcome(measurements),
+        "run": None if run is None else str(run),
         "ceilings": [asdict(ceiling) for ceiling in ceilings],
         "measurements": [asdict(measurement) for measurement in measurements],
         "verified": [asdict(tensor) for tensor in verified],
