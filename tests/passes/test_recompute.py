@@ -313,16 +313,6 @@ def test_values_are_computed_again_where_fewer_bytes_move(
     assert (moved(after) < moved(before)) is again
 
 
-@pytest.mark.parametrize(("columns", "again"), [(320, True), (8, False)])
-def test_a_chain_reads_the_sum_of_a_long_row_and_not_of_a_short_one(columns: int, again: bool) -> None:
-    def program(g: Tensor, z: Tensor) -> Tensor:
-        dz = g * z.sigmoid() * g.sum(1, keepdim=True)
-        return dz - z * dz.sum(0)
-
-    graph = aten(program, *(torch.zeros(2**19 // columns, columns, device="meta") for _ in range(2)))
-    assert compute_in_each_reader(graph, fuse(graph, "forward", CPU).regions, CPU.profile) is again
-
-
 def moved(kernels: list[Any]) -> int:
     return sum(buffer.elements for kernel in kernels for buffer in kernel.nest.buffers)
 
