@@ -34,7 +34,7 @@ from tilewright.launch.generated import compile_together, kernel_of
 from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
 from tilewright.records import outcomes
-from tilewright.records.errors import CaptureError, KernelError, TilewrightError, UsageError, strict, warn_once
+from tilewright.records.errors import CaptureError, KernelError, TilewrightError, strict, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
@@ -44,7 +44,7 @@ from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable, PlanMismatch
 from tilewright.runtime.overlap import UnlessOverlapping
-from tilewright.runtime.replay import Replay, obstacle
+from tilewright.runtime.replay import Replay, asks_for_replay, obstacle
 
 if TYPE_CHECKING:
     from tilewright.graph.plain_call import Called
@@ -81,12 +81,6 @@ def recording() -> Iterator[Recording]:
         _recording.reset(token)
 
 
-REPLAYING_MODES = ("reduce-overhead", "max-autotune")
-"""Modes of `torch.compile` that ask for CUDA graphs, as they do of PyTorch's own backend."""
-MODES = ("default", *REPLAYING_MODES, "max-autotune-no-cudagraphs")
-OPTIONS = ("cuda_graphs", "hand_written")
-
-
 def backend(
     module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
@@ -105,7 +99,7 @@ def backend(
     untouched = fx.Graph()
     untouched.output(untouched.graph_copy(module.graph, {}))
     eager = cache(partial(fx.GraphModule, module, untouched))
-    compiler = _Compiler(record, planner, _asks_for_replay(mode, options), eager)
+    compiler = _Compiler(record, planner, asks_for_replay(mode, options), eager)
     compiler.note_limits(module)
     try:
         with progress_of(f"tilewright compiles the graph at {_place(untouched)}"):
@@ -137,20 +131,6 @@ def _once_built(
         return (eager() if EXTENSION.is_building else compiled)(*args)
 
     return call
-
-
-def _asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
-    """Whether compiled graphs become CUDA graphs. Unknown options and modes warn, or raise in strict mode."""
-    lines = []
-    if unknown := [name for name in options if name not in OPTIONS]:
-        lines.append(f"the backend has the options {', '.join(OPTIONS)}, and none named {', '.join(unknown)}")
-    if mode is not None and mode not in MODES:
-        lines.append(f"the backend has the modes {', '.join(MODES)}, and none named {mode}")
-    for line in lines:
-        if strict():
-            raise UsageError(line)
-        warn_once(line)
-    return mode in REPLAYING_MODES or bool(options.get("cuda_graphs"))
 
 
 def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | None = None) -> None:

@@ -1,8 +1,9 @@
-"""Lets tensors that no operator combines share loops."""
+"""Lets tensors that no operator combines share loops, and puts axes in the order of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from tilewright.operators.axes import Axis
 
@@ -25,3 +26,18 @@ def align(domain: frozenset[Axis], together: Sequence[frozenset[Axis]], accesses
             if axis.parts is None and other.parts is None and axis.extent == other.extent and not met:
                 axis.parts = (other,)
                 groups = [g - {axis} | {other} if axis in g else g for g in groups]
+
+
+def memory_order(
+    axes: frozenset[Axis], outputs: Sequence[dict[Axis, int]], loads: Sequence[dict[Axis, int]]
+) -> list[Axis]:
+    """Outermost first, by the strides of the largest tensor: outputs before inputs."""
+    ranked = sorted(outputs, key=_span, reverse=True) + sorted(loads, key=_span, reverse=True)
+    full = [strides for strides in ranked if set(strides) >= axes]
+    reference = (full or ranked or [{}])[0]
+    rest = {a: max((s.get(a, 0) for s in ranked), default=0) for a in axes}
+    return sorted(axes, key=lambda a: (a in reference, -reference.get(a, 0), -rest[a], a.extent, a.serial))
+
+
+def _span(strides: dict[Axis, int]) -> int:
+    return prod(axis.extent for axis in strides)

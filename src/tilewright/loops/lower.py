@@ -12,9 +12,9 @@ from torch import fx
 
 from tilewright.graph.calls import dtype_name
 from tilewright.hardware.target import Language
-from tilewright.loops.align import align
+from tilewright.loops.align import align, memory_order
 from tilewright.loops.collapse import AxisCollapser
-from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where
+from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where, refuse_mixed_sums
 from tilewright.loops.trace import trace_nodes
 from tilewright.operators.axes import Axis, AxisUsedTwice, Unfusable, leaves, refuse_diagonal, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
@@ -146,7 +146,7 @@ class _Lowering:
     # Rows and columns
 
     def _choose_axes(self) -> tuple[list[Axis], list[Axis]]:
-        order = self._memory_order(self.domain)
+        order = memory_order(self.domain, self.output_strides, self._load_strides())
         if scanned := {axes for axes in self.scans if axes}:
             return self._along(order, scanned)
         over = {r.axes for r in self.reductions if r.axes}
@@ -236,15 +236,6 @@ class _Lowering:
             for (_, value), strides in zip(self.outputs, self.output_strides, strict=True)
         )
 
-    def _memory_order(self, axes: frozenset[Axis]) -> list[Axis]:
-        """Outermost first, by the strides of the largest tensor: outputs before inputs."""
-        loads = sorted(self._load_strides(), key=_span, reverse=True)
-        ranked = sorted(self.output_strides, key=_span, reverse=True) + loads
-        full = [strides for strides in ranked if set(strides) >= axes]
-        reference = (full or ranked or [{}])[0]
-        rest = {a: max((s.get(a, 0) for s in ranked), default=0) for a in axes}
-        return sorted(axes, key=lambda a: (a in reference, -reference.get(a, 0), -rest[a], a.extent, a.serial))
-
     # Steps
 
     def _assemble(self, rows: list[Axis], cols: list[Axis]) -> Lowered:
@@ -298,7 +289,7 @@ class _Lowering:
                 step = replace(step, approximate=op.approximate)
             steps.append(step)
             place[position] = len(steps) - 1
-        _refuse_sums_of_columns_after_rows(steps)
+        refuse_mixed_sums(steps)
         stores = [
             Store(place[self.ids[value.id]], Access(len(keys) + i, tuple(s.get(a, 0) for a in rows + cols)))
             for i, ((_, value), s) in enumerate(zip(self.outputs, self.output_strides, strict=True))
@@ -396,20 +387,6 @@ class _Lowering:
         if all(op.name == "load" and op.detail.by for _, op in loads):
             return min(every, sum(prod(axis.extent for axis in self.deps[position]) for position, _ in loads))
         return every
-
-
-def _refuse_sums_of_columns_after_rows(steps: list[Step]) -> None:
-    """Raise Unfusable if a step after all rows uses a sum over the columns of one row."""
-    of_columns: set[int] = set()
-    for position, step in enumerate(steps):
-        if step.name == "reduce_cols" or (step.name != "reduce_rows" and of_columns & set(step.args)):
-            if step.where == "after":
-                raise Unfusable("a sum over all rows is combined with a sum over the columns")
-            of_columns.add(position)
-
-
-def _span(strides: Strides) -> int:
-    return prod(axis.extent for axis in strides)
 
 
 def _level(deps: frozenset[Axis], rows: Any, cols: Any) -> Level:

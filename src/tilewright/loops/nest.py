@@ -15,12 +15,13 @@ Steps are in SSA form; a step refers to its operands by position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 from typing import Literal
 
+from tilewright.operators.axes import Unfusable
 from tilewright.operators.language import Philox
 
 Where = Literal["body", "after"]
@@ -261,3 +262,13 @@ def describe(nest: Nest) -> str:
     for store in nest.stores:
         lines.append(f"  store %{store.value} → b{store.access.buffer}{list(store.access.strides)}")
     return "\n".join(lines)
+
+
+def refuse_mixed_sums(steps: Sequence[Step]) -> None:
+    """Raise Unfusable if a step after all rows uses a sum over the columns of one row."""
+    of_columns: set[int] = set()
+    for position, step in enumerate(steps):
+        if step.name == "reduce_cols" or (step.name != "reduce_rows" and of_columns & set(step.args)):
+            if step.where == "after":
+                raise Unfusable("a sum over all rows is combined with a sum over the columns")
+            of_columns.add(position)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -26,6 +26,7 @@ from tilewright.graph.capture import Boxed, CallableGraph
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
 from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.specialise import is_symbolic, reads_offsets, size_key
+from tilewright.records.errors import UsageError, strict, warn_once
 from tilewright.runtime.by_size import MOST_SIZES
 from tilewright.runtime.overlap import overlaps
 
@@ -33,6 +34,25 @@ ALIGNMENT = 16
 """Bytes. PyTorch copies an input whose address is not a multiple of this, so writes to it would be lost."""
 WAITS = "called a synchronizing CUDA operation"
 """The warning of PyTorch's synchronisation debug mode about an operator that waits for the device."""
+
+REPLAYING_MODES = ("reduce-overhead", "max-autotune")
+"""Modes of `torch.compile` that ask for CUDA graphs, as they do of PyTorch's own backend."""
+MODES = ("default", *REPLAYING_MODES, "max-autotune-no-cudagraphs")
+OPTIONS = ("cuda_graphs", "hand_written")
+
+
+def asks_for_replay(mode: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether compiled graphs become CUDA graphs. Unknown options and modes warn, or raise in strict mode."""
+    lines = []
+    if unknown := [name for name in options if name not in OPTIONS]:
+        lines.append(f"the backend has the options {', '.join(OPTIONS)}, and none named {', '.join(unknown)}")
+    if mode is not None and mode not in MODES:
+        lines.append(f"the backend has the modes {', '.join(MODES)}, and none named {mode}")
+    for line in lines:
+        if strict():
+            raise UsageError(line)
+        warn_once(line)
+    return mode in REPLAYING_MODES or bool(options.get("cuda_graphs"))
 
 
 def obstacle(graph: CallableGraph) -> str | None:
