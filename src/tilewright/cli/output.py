@@ -21,7 +21,8 @@ def show(renderable: Any) -> None:
     has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
     width = None if has_width else 160
     console = Console(width=width, color_system=None) if os.environ.get("NO_COLOR") else Console(width=width)
-    console.print(renderable)
+    # A path that is longer than a line stays whole, so that it can be copied.
+    console.print(renderable, crop=False)
 
 
 def print_json(value: Any) -> None:
