@@ -58,7 +58,7 @@ def shifted(graph: fx.Graph) -> None:
 FAULTS: dict[str, tuple[Callable[[fx.Graph], None], str]] = {
     "recognise_attention": (scaled, "out"),
     "simplify": (swapped(aten.exp.default, aten.expm1.default), "exp"),
-    "read_results": (shifted, "leaky_relu"),
+    "leaky_gradient_from_result": (shifted, "leaky_relu"),
 }
 
 
