@@ -45,7 +45,9 @@ def test_ranks(tilewright: Tilewright, tmp_path: Path) -> None:
         paths.append(plain.with_suffix(".json.gz"))
         paths[-1].write_bytes(gzip.compress(plain.read_bytes()))
     ended = tilewright("trace", "--json", *map(str, paths))
-    files = json.loads(ended.out)["files"]
+    document = json.loads(ended.out)
+    assert document.keys() == documented_keys("trace")
+    files = document["files"]
     assert [(file["rank"], file["world_size"], file["rejects"]) for file in files] == [(0, 2, 0), (1, 2, 0)]
 
 

@@ -46,7 +46,7 @@ class Gradient:
     operator: Callable[..., Any]
     """The operator that computes it, as `registration.define` returns it."""
     takes: tuple[Any, ...]
-    """Its arguments: each a `OutputGrad`, a `Input`, an `HasInput`, a `Saved`, or a constant."""
+    """Its arguments: each an `OutputGrad`, an `Input`, a `HasInput`, a `Saved`, or a constant."""
     gives: tuple[int | None, ...]
     """For each argument of the forward, the index of its gradient among the results of `operator`."""
     differentiable: int = 1
