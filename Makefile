@@ -8,7 +8,7 @@ FIND_TORCH = from importlib.metadata import distribution; torch = distribution("
 	major, minor = map(int, torch.version.split(".")[:2]); \
 	print(torch.locate_file("") if (major, minor) >= (2, 11) else "")
 
-.PHONY: demo check test test-gpu lint format clean
+.PHONY: demo check test test-gpu docs lint format clean
 
 demo: $(READY)
 	.venv/bin/tilewright optimize examples/transformer_block.py:block
@@ -30,6 +30,14 @@ lint: $(READY)
 format: $(READY)
 	$(PYTHON) -m ruff check --fix
 	$(PYTHON) -m ruff format
+
+# Into build/site, without a network once the packages are there; `python3 -m http.server -d build/site` shows it.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+.venv/docs: $(READY)
+	$(PYTHON) -m pip install -c .venv/constraints.txt -e '.[docs]'
+	touch $@
 
 # On the interpreter as it is: a GPU machine comes with its own torch and may reach no package index. Compiling takes
 # most of the time, and processes share it; what measures times then has the GPU alone.

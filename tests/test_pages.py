@@ -1,0 +1,105 @@
+"""The pages: in the navigation of the site; links have targets, blocks compile or run, commands are understood."""
+
+import re
+import shlex
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import typer
+
+import tilewright
+from tilewright import functional
+from tilewright.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("*/README.md")])
+BLOCK = re.compile(r"^(?P<run><!-- run -->\n+)?(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$", re.M | re.S)
+COMMAND = typer.main.get_command(app)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[int, str, bool]]:
+    """Line, code and whether it is to be run, of each block in one of `languages`."""
+    text = text_of(page)
+    found = [block for block in BLOCK.finditer(text) if block["language"] in languages]
+    return [(text[: block.start("code")].count("\n"), dedent(block["code"]), bool(block["run"])) for block in found]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", text_of(page)), re.MULTILINE)
+    words = [re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in words}
+
+
+def missing(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return not target.exists() or bool(anchor and target.suffix == ".md" and anchor not in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_have_targets(page: Path) -> None:
+    links = re.findall(r"\]\(([^()\s]+)\)", BLOCK.sub("", text_of(page)))
+    local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+    assert not [link for link in local if missing(page, link)]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    navigation = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    made_from_others = re.findall(r'"\S+\.md": "(\S+\.md)"', (DOCS / "hooks.py").read_text("utf-8"))
+    pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+    assert sorted(navigation) == sorted(pages + made_from_others)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def test_python_blocks_compile_and_marked_ones_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__page__"}
+    for line, code, run in blocks(page, "python"):
+        compiled = compile("\n" * line + code, str(page), "exec")
+        if run:
+            exec(compiled, names)
+
+
+def commands(page: Path) -> list[tuple[int, str]]:
+    """Line and text of each call of `tilewright` in the blocks of a page."""
+    found = []
+    for start, code, _ in blocks(page, "", "sh", "bash"):
+        for number, line in enumerate(code.splitlines(), start + 1):
+            if call := re.match(r"(?:\$ )?tilewright (?P<rest>[a-z-].*)", line):
+                found.append((number, call["rest"]))
+    return found
+
+
+def arguments(call: str) -> list[str]:
+    """The words of a call; what a page says beside it, alternatives, brackets and pipes are left out."""
+    verb, gap, rest = re.fullmatch(r"(\S+)( *)(.*)", call).groups()  # type: ignore[union-attr]
+    if len(gap) > 7:
+        return [verb]
+    rest = re.sub(r"\$\([^)]*\)", "SHELL", rest)
+    rest = re.split(r"  +|  *[|#>&]|; ", rest + " ")[0]
+    return [verb, *shlex.split(re.sub(r"\|\w+", "", re.sub(r"(?<!\S)\[|\](?!\S)", "", rest)))]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_are_understood(page: Path) -> None:
+    """Verbs, options and the number of arguments; nothing runs."""
+    for line, call in commands(page):
+        command, rest = COMMAND, arguments(call)
+        while isinstance(command, typer.core.TyperGroup):
+            command, rest = command.commands[rest[0]], rest[1:]
+        try:
+            command.make_context(command.name, rest)
+        except Exception as error:
+            pytest.fail(f"{page.name}:{line}: tilewright {call}: {error}")
+
+
+def test_every_public_name_is_in_the_api_page() -> None:
+    described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", text_of(DOCS / "api.md"), re.MULTILINE)}
+    assert {*tilewright.__all__, *functional.__all__} - {"functional"} <= described
