@@ -22,7 +22,6 @@ from tilewright.emit.cpp import translation_unit
 from tilewright.graph import program_cache
 from tilewright.graph.capture import Boxed, CallableGraph, Compiler, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
-from tilewright.graph.pytorch_state import compilations
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import counted_inputs, has_symbols, size_key, sizes_are_given, specialise
@@ -33,6 +32,7 @@ from tilewright.launch.executor import EXTENSION
 from tilewright.launch.generated import compile_together, kernel_of
 from tilewright.launch.triton import hash_ahead
 from tilewright.operators.table import row_of
+from tilewright.pytorch.state import compilations
 from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError, strict, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict

@@ -1,6 +1,6 @@
 """A kernel as the profiler's trace tells it."""
 
-from tilewright.anatomy.library import keeping_code
+from tilewright.pytorch.compiler import keeping_code
 
 
 def test_inductor_s_switches_are_set_back() -> None:

@@ -16,12 +16,13 @@ from tilewright.anatomy.capture import NothingCaptured, TritonLaunch, capturing,
 from tilewright.anatomy.cuda import capturing_cuda
 from tilewright.anatomy.cuda_file import cuda_file_launch
 from tilewright.anatomy.launch_targets import LaunchTarget, grid_of, of_case, of_kernel, of_operator, of_product
-from tilewright.anatomy.library import keeping_code, profiled, with_generated_code
+from tilewright.anatomy.library import profiled, with_generated_code
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.anatomy.tiles import view_launch
 from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.geometry import KernelView, view_of
 from tilewright.hardware.profiles import DeviceProfile, profile_for
+from tilewright.pytorch.compiler import keeping_code
 from tilewright.records.case import DTYPES
 from tilewright.records.errors import TargetError, TilewrightError, UsageError
 from tilewright.records.suite import Suite

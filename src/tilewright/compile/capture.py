@@ -27,6 +27,7 @@ from tilewright.graph.undefined import copied
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import traced_for_gpu
 from tilewright.measure.inputs import Arguments, make_arguments
+from tilewright.pytorch.compiler import forget_compiled, is_compilers
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, InputError
 from tilewright.records.program import GraphName
@@ -78,7 +79,7 @@ def capture(
 
         arguments.call(torch.compile(_called(function), backend=backend, fullgraph=True, dynamic=False))
 
-    torch._dynamo.reset()
+    forget_compiled()
     try:
         with torch.set_grad_enabled(case.training), _without_log(), messages_ignored(), traced_for_gpu(stands_for_gpu):
             if instead is None:
@@ -91,11 +92,11 @@ def capture(
         pass
     except Exception as error:
         # Dynamo lets some errors of operators pass, with the user's lines added to their text.
-        if not isinstance(error, torch._dynamo.exc.TorchDynamoException) and "from user code:" not in str(error):
+        if not is_compilers(error) and "from user code:" not in str(error):
             raise
         raise capture_error(case.name, error) from error
     finally:
-        torch._dynamo.reset()
+        forget_compiled()
     if not captured.graphs:
         raise CaptureError(f"{case.name} computes no tensor from its inputs; there is nothing to explain")
     for graph in captured.graphs.values():

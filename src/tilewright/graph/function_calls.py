@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from tilewright.graph.source import user_frame
+from tilewright.pytorch.state import autocasts
 from tilewright.records.progress import tell
 
 READS_VALUES = frozenset(
@@ -146,7 +147,7 @@ class _Recorder(TorchFunctionMode):
             # The class of several results may name them: torch.max(x, 0).values.
             if key is not None and (alone or type(result) in (tuple, list)):
                 self.known[key] = specs, alone
-        if torch.is_grad_enabled() != self.gradients or torch._C._is_any_autocast_enabled():
+        if torch.is_grad_enabled() != self.gradients or autocasts():
             raise _NotRecorded("another mode")
         number = len(self.calls.calls)
         if number % 1000 == 0:

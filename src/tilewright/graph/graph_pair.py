@@ -11,7 +11,6 @@ from torch import fx
 
 from tilewright.graph.capture import Boxed, CallableGraph, Compiler, Kind
 from tilewright.graph.partition import cut
-from tilewright.graph.pytorch_state import autocasts, compiled_autograd_is_on, saved_tensors_hooked
 from tilewright.graph.undefined import (
     BackwardByGradients,
     copied,
@@ -21,6 +20,7 @@ from tilewright.graph.undefined import (
     leave_out,
     leave_undefined,
 )
+from tilewright.pytorch.state import autocasts, compiled_autograd_is_on, saved_tensors_hooked
 from tilewright.records.errors import CaptureError
 from tilewright.records.outcomes import Outcome
 

@@ -19,8 +19,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.specialise import SymbolicValue, has_symbols
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.errors import CaptureError
 
 MOST_CONSTANT_BYTES = 2**24

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from tilewright.graph.pytorch_state import has_forward_level
 from tilewright.kernels.by_recipe import RECIPES, RecipeOf, built, performed
 from tilewright.kernels.generated import generated
 from tilewright.launch.eager import EagerOperator
 from tilewright.launch.gradient import Gradient
 from tilewright.operators.table import rows
+from tilewright.pytorch.state import has_forward_level
 
 _LIBRARY = torch.library.Library("tilewright", "FRAGMENT")
 Operator = Callable[..., Any]

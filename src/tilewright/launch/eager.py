@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tilewright.graph.pytorch_state import below_autograd, functions_watched, profiled, watched
 from tilewright.launch.executor import EXTENSION, native_recipe
 from tilewright.launch.gradient import Gradient
 from tilewright.launch.triton import is_interpreted
+from tilewright.pytorch.state import below_autograd, functions_watched, profiled, watched
 from tilewright.records.recipe import Recipe
 
 Function = Callable[..., Any]

@@ -11,13 +11,13 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import class_of, dtype_name, is_known, results, shape_of, strides_of, through
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.target import Language
 from tilewright.loops.exact import CONVERSION, EXACT, feeding_discontinuous, through_moves
 from tilewright.operators.language import COMPUTE_DTYPE, FLOATS, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.shapes import pointwise, reduction, same
 from tilewright.operators.table import row_of
+from tilewright.pytorch.state import in_real_tensors
 
 aten = torch.ops.aten
 

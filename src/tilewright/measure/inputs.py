@@ -49,6 +49,8 @@ def make_arguments(case: Case, *, seed: int, device: str, requires_grad: bool) -
     """
     import torch
 
+    from tilewright.pytorch.state import has_values
+
     generator = torch.Generator(device).manual_seed(seed)
 
     def made(leaf: Any) -> torch.Tensor:
@@ -92,13 +94,6 @@ def _copy(example: torch.Tensor, device: str) -> torch.Tensor:
         return example.detach().to(device, copy=True)
     storage = whole_storage(example).to(device, copy=True)
     return storage.as_strided(example.shape, example.stride(), example.storage_offset())
-
-
-def has_values(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor are in memory: it is neither fake nor on the meta device."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def on_device(model: Callable[..., Any], device: str) -> Callable[..., Any]:

@@ -14,11 +14,11 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import closure, is_view, tensor
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
 from tilewright.passes.rule import call, rule
 from tilewright.passes.simplify import is_pure
+from tilewright.pytorch.state import in_real_tensors
 
 aten = torch.ops.aten
 MOST_BYTES = 2**24

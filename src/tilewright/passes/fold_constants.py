@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from tilewright.graph.insert import insert_known
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.writes import written
 from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of
 from tilewright.passes.simplify import is_pure
+from tilewright.pytorch.state import in_real_tensors
 
 aten = torch.ops.aten
 CONVERTED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor})

@@ -18,7 +18,6 @@ from torch.fx.node import map_arg
 from tilewright.graph.calls import arguments, class_of, closure, through
 from tilewright.graph.capture import Boxed
 from tilewright.graph.partition import HIDDEN
-from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of
 from tilewright.graph.writes import written
@@ -32,6 +31,7 @@ from tilewright.passes.index.embedding_groups import is_table
 from tilewright.passes.random.draws import draw_stream
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
+from tilewright.pytorch.state import carries_tangents
 from tilewright.records.recipe import LINE, Layout, Recipe
 from tilewright.runtime import attention_backward
 from tilewright.runtime.draw import DrawStep

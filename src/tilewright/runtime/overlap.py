@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import compute_overlapping_tensors
 
 from tilewright.launch.executor import EXTENSION
+from tilewright.pytorch.state import has_storage, share_elements
 from tilewright.records.recipe import is_expanded
 
 
@@ -40,7 +40,7 @@ def overlapping(args: Sequence[Any], written: Sequence[bool]) -> bool:
     ranges = [
         (*_range(x), is_written, x)
         for x, is_written in zip(args, written, strict=True)
-        if isinstance(x, torch.Tensor) and x.numel() and torch._C._has_storage(x)
+        if isinstance(x, torch.Tensor) and x.numel() and has_storage(x)
     ]
     ranges.sort(key=lambda found: found[0])
     for place, (_, end, is_written, x) in enumerate(ranges):
@@ -50,7 +50,7 @@ def overlapping(args: Sequence[Any], written: Sequence[bool]) -> bool:
             begin, _, is_written_too, y = ranges[following]
             if begin >= end:
                 break
-            if (is_written or is_written_too) and _share_elements(x, y):
+            if (is_written or is_written_too) and share_elements(x, y):
                 return True
     return False
 
@@ -70,9 +70,3 @@ def _range(x: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     begin = x.untyped_storage().data_ptr() + int(x.storage_offset()) * x.itemsize
     return begin, begin + (last + 1) * x.itemsize
-
-
-def _share_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two tensors whose ranges meet share an element, for all that is known."""
-    same = x.untyped_storage()._cdata == y.untyped_storage()._cdata and x.dtype == y.dtype
-    return not same or bool(compute_overlapping_tensors([x, y], symbolic=False))

@@ -24,8 +24,8 @@ from torch import fx
 
 from tilewright.graph.capture import Boxed, CallableGraph
 from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
-from tilewright.graph.pytorch_state import carries_tangents
 from tilewright.graph.specialise import is_symbolic, reads_offsets, size_key
+from tilewright.pytorch.state import carries_tangents
 from tilewright.records.errors import UsageError, strict, warn_once
 from tilewright.runtime.by_size import MOST_SIZES
 from tilewright.runtime.overlap import overlaps

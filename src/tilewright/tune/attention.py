@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.launch.race_key import race_key
 from tilewright.measure.timing.contest import contest
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.measure.timing.contest import contest
 from tilewright.passes.convolution.memory_formats import FORMATS
 from tilewright.passes.convolution.request import Convolution, Layout, RacedLayouts
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records import cache, outcomes
 
 AS_IS, CHANNELS_LAST = "as it is", "channels last"

@@ -14,11 +14,11 @@ from torch.fx.node import map_arg
 
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.measure.timing.contest import contest
 from tilewright.passes.fusion import Region
 from tilewright.passes.random.draws import draw_stream
 from tilewright.passes.units import is_view
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.outcomes import Outcome
 from tilewright.runtime.assemble import kernel_step
 from tilewright.runtime.compiler import load

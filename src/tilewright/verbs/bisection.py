@@ -146,7 +146,7 @@ def _values(graph: fx.Graph, of: fx.Graph) -> dict[str, Any]:
     import torch
     from torch import fx
 
-    from tilewright.graph.pytorch_state import in_real_tensors
+    from tilewright.pytorch.state import in_real_tensors
 
     values: dict[str, Any] = {}
 

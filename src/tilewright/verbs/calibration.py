@@ -64,6 +64,7 @@ def _compiled(device: str, program: Program) -> list[CompiledGraph]:
     import torch
 
     from tilewright import backend
+    from tilewright.pytorch.compiler import forget_compiled
 
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     inputs = [
@@ -71,7 +72,7 @@ def _compiled(device: str, program: Program) -> list[CompiledGraph]:
     ]
     # Hand-written kernels take part where a program calls them.
     options = {"hand_written": False}
-    torch._dynamo.reset()
+    forget_compiled()
     with backend.recording() as record:
         compiled = torch.compile(
             program.function, backend=partial(backend.backend, options=options), dynamic=False, fullgraph=True

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright.measure.inputs import has_values
 from tilewright.records.case import Case, leaves
 from tilewright.records.errors import CaptureError, warn_once
 from tilewright.records.measurement import Measurement, Verified
@@ -72,6 +71,8 @@ def optimize(
     `torch.compile(model, backend="tilewright")` is what it measures, for at most `seconds`; nothing of `model` is
     changed.
     """
+    from tilewright.pytorch.state import has_values
+
     case = case_of(model, inputs, training, keywords)
     device = next((str(t.device) for t in leaves((inputs, keywords)) if has_values(t)), "cpu")
     return optimize_case(case, device=device, seconds=seconds)

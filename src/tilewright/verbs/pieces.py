@@ -69,8 +69,8 @@ def verify_case(subject: Subject, impl: str, program: Program) -> list[Verified]
     """`verify` of an implementation. Where a tensor's value decides what runs next, there is no reference in float64:
     nothing is verified, and a fallback of `program` says so."""
     from tilewright.graph.capture import first_line
-    from tilewright.graph.pytorch_state import needs_values
     from tilewright.measure.truth.verify import verify
+    from tilewright.pytorch.state import needs_values
 
     try:
         return verify(subject.model, subject.functions[impl], subject.inputs, seed=1, training=subject.case.training)

@@ -28,6 +28,7 @@ class Subject:
 
         from tilewright.backend import Recording
         from tilewright.measure.inputs import make_arguments, on_device
+        from tilewright.pytorch.compiler import forget_compiled
 
         self.case = case
         torch.manual_seed(0)
@@ -37,7 +38,7 @@ class Subject:
         self.inputs = self.arguments.tensors
         self.model = model if self.arguments.are_flat else _of_tensors(model, self.arguments)
         self.recording: Recording = Recording()
-        torch._dynamo.reset()
+        forget_compiled()
 
         def compiled(**options: Any) -> Callable[..., Any]:
             function: Callable[..., Any] = torch.compile(model, dynamic=False, **options)

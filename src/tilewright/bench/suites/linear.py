@@ -112,7 +112,7 @@ def _gelu_suite(name: str, approximate: str) -> Suite:
         by_library = Variant(
             "cublaslt",
             "library",
-            lambda x, weight, bias, _: torch._addmm_activation(bias, x, weight.t(), use_gelu=True),
+            lambda x, weight, bias, _: torch.ops.aten._addmm_activation(bias, x, weight.t(), use_gelu=True),
             "cuBLASLt's own epilogue",
             directions=FORWARD,
             refuses=_refuses_library,

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from tilewright.graph.pytorch_state import lies_in_memory
 from tilewright.kernels.activation import formula, formula_backward
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.by_recipe import perform_part
@@ -20,6 +19,7 @@ from tilewright.kernels.dropout_add import generator, philox
 from tilewright.kernels.generated import Formula
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
+from tilewright.pytorch.state import lies_in_memory
 from tilewright.records.recipe import Recipe, dense_strides
 
 KINDS = ("none", "gelu", "gelu_tanh", "silu")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.launch.builder import Operand
 from tilewright.launch.race_key import race_key
 from tilewright.measure.timing.contest import contest
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records import outcomes
 from tilewright.records.errors import warn_once
 from tilewright.records.outcomes import Outcome

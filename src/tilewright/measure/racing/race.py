@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ from tilewright.measure.timing.persisting_l2 import persisting_bytes, set_persis
 from tilewright.measure.timing.sm_clock import read_sm_clock, throttled
 from tilewright.measure.timing.stopwatch import CudaStopwatch, Lap, Stopwatch, stopwatch_for
 from tilewright.measure.truth.proof import RunOutput, truth_of
+from tilewright.pytorch.compiler import buffers_kept, forget_compiled
 from tilewright.records.measurement import Direction, Verified
 from tilewright.records.suite import Suite, Variant, Workload
 
@@ -87,8 +87,7 @@ class Race:
         A variant that does not support the workload, fails, or cheats has an outcome with a `refusal`.
         """
         timers.cuda_timers()
-        # Past its recompile limit Dynamo runs a function eagerly without a message.
-        torch._dynamo.reset()
+        forget_compiled()
         with _own_generators(self.device):
             return _Running(self, variants, probes or {}).finish()
 
@@ -309,14 +308,7 @@ def _in_a_line(error: Exception) -> str:
 
 @contextmanager
 def _own_generators(device: str) -> Iterator[None]:
-    """Restore the caller's generators afterwards, and let backward run repeatedly on one graph (no donated buffers)."""
-    from torch._functorch import config as functorch
-
+    """Restore the caller's generators afterwards, and let backward run repeatedly on one graph."""
     place = torch.device(device)
-    donated: Any = functorch.donated_buffer
-    with torch.random.fork_rng([place.index or 0] if place.type == "cuda" else []):
-        functorch.donated_buffer = False
-        try:
-            yield
-        finally:
-            functorch.donated_buffer = donated
+    with torch.random.fork_rng([place.index or 0] if place.type == "cuda" else []), buffers_kept():
+        yield

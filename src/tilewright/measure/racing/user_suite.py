@@ -10,6 +10,7 @@ import torch
 
 from tilewright.measure.inputs import draw
 from tilewright.measure.truth.proof import ERROR_BASELINES, tensors_of
+from tilewright.pytorch.state import without_elements
 from tilewright.records.case import InputSpec
 from tilewright.records.errors import UsageError
 from tilewright.records.measurement import Direction
@@ -79,10 +80,9 @@ def _work(
     flops: int | None,
 ) -> Work:
     """The least bytes and FLOPs of a direction, from running the reference on fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+    with without_elements(), FlopCounterMode(display=False) as counter:
         fakes = [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs]
         results = tensors_of(reference(*fakes))
         read, written = sum(t.nbytes for t in fakes), sum(t.nbytes for t in results)

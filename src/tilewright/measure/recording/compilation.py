@@ -46,12 +46,11 @@ class Replacements:
         self._installed = ExitStack()
 
     def __enter__(self) -> Replacements:
-        from torch._dynamo import convert_frame, eval_frame
+        from tilewright.pytorch.compiler import frame_conversion, region_switch
 
-        set_bare: Callable[[Any], Any] = eval_frame._maybe_set_eval_frame
-        convert_bare: Callable[..., Any] = convert_frame.CatchErrorsWrapper.__call__
+        set_bare: Callable[[Any], Any] = getattr(*region_switch())
+        convert_bare: Callable[..., Any] = getattr(*frame_conversion())
 
-        # Dynamo calls this as it enters and leaves a region, each time while it looks at no frame.
         @wraps(set_bare)
         def set_eval_frame(callback: Any) -> Any:
             if callback is not None:
@@ -61,15 +60,14 @@ class Replacements:
             self._change(self._inside.discard)
             return result
 
-        # And this for each frame that it has not seen; it leaves and enters regions within.
         @wraps(convert_bare)
         def convert(*arguments: Any) -> Any:
             with self.while_compiling():
                 return convert_bare(*arguments)
 
         for made in (
-            _Attribute(eval_frame, "_maybe_set_eval_frame", set_eval_frame),
-            _Attribute(convert_frame.CatchErrorsWrapper, "__call__", convert),
+            _Attribute(*region_switch(), set_eval_frame),
+            _Attribute(*frame_conversion(), convert),
         ):
             made.put()
             self._installed.callback(made.take_back)
@@ -196,9 +194,9 @@ def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> 
 
     PyTorch's own callbacks would be called by the first thread that compiles and the last one that ends.
     """
-    from torch._dynamo.callback import callback_handler
+    from tilewright.pytorch.compiler import compilation_callbacks
 
-    install = callback_handler.install_callbacks
+    install = getattr(*compilation_callbacks())
     thread = threading.local()
 
     @wraps(install)
@@ -212,7 +210,7 @@ def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> 
             stack.enter_context(install(trigger, compile_id))
             yield
 
-    made = _Attribute(callback_handler, "install_callbacks", install_callbacks)
+    made = _Attribute(*compilation_callbacks(), install_callbacks)
     made.put()
     try:
         yield
@@ -223,12 +221,11 @@ def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> 
 @contextmanager
 def marked_reasons(mark: Callable[[str], Callable[[], None]]) -> Iterator[None]:
     """At its end a mark with the reason of the last compilation in between that replaced an earlier one."""
+    from tilewright.pytorch.compiler import recompile_reasons
+
     began = time.time()
     yield
-    utils = sys.modules.get("torch._dynamo.utils")
-    compiled = utils.get_compilation_metrics() if utils is not None else []
-    reasons = [it.recompile_reason for it in compiled if it.recompile_reason and (it.start_time or 0) >= began]
-    for reason in reasons[-1:]:
+    for reason in recompile_reasons(began)[-1:]:
         # It names the earlier compilation: "0/7: tensor ...".
         mark(RECOMPILED + (reason.partition(": ")[2] or reason))()
 
@@ -240,11 +237,10 @@ def unrecorded_thread() -> Iterator[None]:
     Where another tracer or profiler of Python's follows the thread, such as coverage, calls are recorded: Python
     stops and resumes all of them together.
     """
-    import torch
+    from tilewright.pytorch.state import record_operators
 
-    enable = torch._C._autograd._enable_record_function
     state = None if traced_by_another() else ctypes.pythonapi.PyThreadState_Get()
-    enable(False)
+    record_operators(False)
     # Between these two calls in this function: PyTorch's profiler pairs calls with returns by their number.
     if state:
         _suspend(state)
@@ -253,14 +249,14 @@ def unrecorded_thread() -> Iterator[None]:
     finally:
         if state:
             _resume(state)
-        enable(True)
+        record_operators(True)
 
 
 def forget_this_thread() -> None:
     """Record no calls and operators of this thread any more, without ending the profiler."""
-    import torch
+    from tilewright.pytorch.state import record_operators
 
-    torch._C._autograd._enable_record_function(False)
+    record_operators(False)
     if is_of_pytorch(sys.getprofile()):
         sys.setprofile(None)
 

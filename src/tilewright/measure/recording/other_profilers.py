@@ -7,14 +7,20 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from tilewright.records.errors import UsageError
+
 _OURS = "_tilewright_starts"
 
 
-def profiler_runs() -> bool:
-    """Whether one of PyTorch's profilers runs in this thread."""
-    import torch
+def refuse_second() -> None:
+    """Raise UsageError if one of PyTorch's profilers runs in this thread."""
+    from tilewright.pytorch.state import profiled
 
-    return bool(torch._C._autograd._profiler_enabled())
+    if profiled():
+        raise UsageError(
+            "a profiler of PyTorch's runs already, and there can be one at a time: end it first, "
+            "or load its trace with `tilewright trace`"
+        )
 
 
 @contextmanager

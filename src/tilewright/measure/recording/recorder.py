@@ -14,7 +14,7 @@ from uuid import uuid4
 from tilewright.measure.recording.compilation import COMPILING, Replacements, marked_reasons, noticed_compilations
 from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
-from tilewright.measure.recording.other_profilers import noticed, profiler_runs
+from tilewright.measure.recording.other_profilers import noticed, refuse_second
 from tilewright.measure.recording.plan import Recording, RecordingPlan
 from tilewright.measure.recording.ranges import STEP, Ranges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
@@ -109,11 +109,7 @@ class Recorder:
             raise UsageError("NVTX ranges need Nsight Systems and a GPU, and PyTorch finds no GPU")
         if _started:
             _started[-1]._give_way()
-        if profiler_runs():
-            raise UsageError(
-                "a profiler of PyTorch's runs already, and there can be one at a time: end it first, "
-                "or load its trace with `tilewright trace`"
-            )
+        refuse_second()
         self._began = time.perf_counter()
         self._begin()
 

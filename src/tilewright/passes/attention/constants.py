@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tilewright.graph.canonical import argument, canonical_name, example, memory_of, mutates, static, written_by
-from tilewright.graph.pytorch_state import in_real_tensors
+from tilewright.pytorch.state import in_real_tensors
 
 MOST_BYTES = 2**27
 """Larger constants are not computed at compile time: a bool mask of 11585 by 11585 is."""

@@ -17,7 +17,6 @@ import torch
 from torch.fx import GraphModule, Node
 
 from tilewright.graph.canonical import argument, canonical_name, static
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -28,6 +27,7 @@ from tilewright.passes.attention.own import WIDEST, call_attention
 from tilewright.passes.attention.spelling import scaled_by, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.passes.rule import Refusal, call, rule
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.errors import warn_once
 
 

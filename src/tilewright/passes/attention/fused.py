@@ -19,7 +19,6 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.canonical import same_shape, static
 from tilewright.graph.insert import insert_call, insert_results, replace
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.mask_parts import Band, read_hidden_keys, read_mask
@@ -27,6 +26,7 @@ from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.shared_zeros import shared_zeros
+from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.recipe import dense_strides
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from functools import reduce
 import torch
 
 from tilewright.graph.canonical import same_shape
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import Constants, without_repeats
 from tilewright.passes.attention.mask_parts import (
     ALL,
@@ -28,6 +27,7 @@ from tilewright.passes.attention.mask_parts import (
 )
 from tilewright.passes.attention.match import NEGLIGIBLE, Added, Attention, Filled
 from tilewright.passes.attention.spelling import Refusal, tensor_of
+from tilewright.pytorch.state import in_real_tensors
 
 ABSORBING = -1e17
 """Adding a mask value below this to an ordinary score loses the score, even in float64."""

@@ -14,10 +14,10 @@ from torch.fx import Node
 from tilewright.graph.calls import shape_of
 from tilewright.graph.canonical import argument, canonical_name, example, same_shape, static
 from tilewright.graph.insert import insert_call
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.passes.attention.constants import SAME, Constants
 from tilewright.passes.attention.iota import compared_keys
 from tilewright.passes.attention.spelling import tensor_of
+from tilewright.pytorch.state import in_real_tensors
 
 aten: Any = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)

@@ -18,9 +18,9 @@ from functools import cache
 
 import torch
 
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.kernels.registration import define
 from tilewright.operators.random import threshold
+from tilewright.pytorch.state import in_real_tensors
 
 BLOCK = 624
 """Words of the generator's state."""

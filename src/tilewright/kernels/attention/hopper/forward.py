@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import torch
 
-from tilewright.graph.pytorch_state import in_real_tensors
 from tilewright.hardware.architectures import DeviceLimits
 from tilewright.kernels.attention.hopper.schedule import Span, table
 from tilewright.kernels.attention.hopper.tiles import NO_LIMIT, ROWS, WIDEST, Tiles, band, needs_wgmma, tiles_for
 from tilewright.kernels.attention.request import Request
 from tilewright.kernels.device import NARROW
+from tilewright.pytorch.state import in_real_tensors
 
 TRITON = "3.6."
 """Gluon is experimental: its functions change between releases."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -70,6 +70,26 @@ def lies_in_memory(x: torch.Tensor) -> bool:
     return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def has_values(x: torch.Tensor) -> bool:
+    """Whether the elements of a tensor are in memory: it is neither fake nor on the meta device."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
+def has_storage(x: torch.Tensor) -> bool:
+    """Whether x lies over one storage: sparse tensors do not."""
+    return torch._C._has_storage(x)
+
+
+def share_elements(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors whose ranges of addresses meet share an element, for all that is known."""
+    from torch._C._dynamo.guards import compute_overlapping_tensors
+
+    same = x.untyped_storage()._cdata == y.untyped_storage()._cdata and x.dtype == y.dtype
+    return not same or bool(compute_overlapping_tensors([x, y], symbolic=False))
+
+
 def shown_as(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """x, from now on with the conjugate and negative bits of another tensor."""
     torch._C._set_conj(x, other.is_conj())
@@ -91,8 +111,20 @@ def functions_watched() -> bool:
 
 
 def profiled() -> bool:
-    """Whether a profiler is recording operators."""
+    """Whether one of PyTorch's profilers records operators in this thread."""
     return bool(torch._C._autograd._profiler_enabled())
+
+
+def record_operators(enabled: bool) -> None:
+    """Let PyTorch's profiler record operators of this thread, or not."""
+    torch._C._autograd._enable_record_function(enabled)
+
+
+def without_elements() -> AbstractContextManager[object]:
+    """Inside, tensors that are made have no elements, and operators only say what they would give."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
 
 
 def below_autograd() -> bool:
