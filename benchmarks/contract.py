@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from tilewright.records.errors import VerificationError
 from tilewright.records.measurement import Verified
 from tilewright.verbs import Subject
 
-SMALL = {
+SMALL: Mapping[str, Callable[[str], Case]] = {
     "naive_softmax": lambda dtype: naive_softmax.case(N=37, M=131, dtype=dtype),
     "manual_gelu": lambda dtype: manual_gelu.case(N=33, M=129, dtype=dtype),
     "gelu_dropout_residual": lambda dtype: gelu_dropout_residual.case(N=33, M=129, dtype=dtype),
@@ -33,7 +33,7 @@ SMALL = {
     "mlp": lambda dtype: mlp.case(dimension=40, layers=3, batch=7, dtype=dtype),
     "transformer_block": lambda dtype: transformer_block.case(B=2, S=19, D=24, H=3, dtype=dtype),
 }
-LARGE = {
+LARGE: Mapping[str, Callable[[str], Case]] = {
     "naive_softmax": lambda dtype: naive_softmax.case(dtype=dtype),
     "manual_gelu": lambda dtype: manual_gelu.case(dtype=dtype),
     "gelu_dropout_residual": lambda dtype: gelu_dropout_residual.case(dtype=dtype),

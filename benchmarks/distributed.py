@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.step_stopwatch import StepStopwatch
@@ -134,7 +135,7 @@ class Trainer:
         for half, (x, y) in enumerate(zip(self.x.chunk(self.halves), self.y.chunk(self.halves), strict=True)):
             with self._without_reduction(is_last=half == self.halves - 1), self._precision():
                 loss = (self.run(x).float() - y).square().mean() / self.halves
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -264,7 +265,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="result file to which rows are added")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, args=(given, str(Path(folder) / "rendezvous")), nprocs=given.ranks)
+        spawn(work, args=(given, str(Path(folder) / "rendezvous")), nprocs=given.ranks)
 
 
 if __name__ == "__main__":

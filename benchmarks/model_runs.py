@@ -37,7 +37,7 @@ from tilewright.measure.timing.stopwatch import CpuStopwatch
 from tilewright.records.measurement import Measurement
 
 KINDS = ("infer", "train", "decode")
-ENTRANTS: Mapping[str, Mapping[str, str] | None] = {
+ENTRANTS: Mapping[str, Mapping[str, Any] | None] = {
     "eager": None,
     "inductor": {"backend": "inductor"},
     "tilewright": {"backend": "tilewright"},
@@ -367,9 +367,9 @@ class _Running:
 
     def _in_float64(self, kind: str, device: str) -> dict[str, Tensor]:
         wide = placed(replace(self.workload, model=copy.deepcopy(self.workload.model)), device, torch.float64)
-        if hasattr(wide.model, "set_experts_implementation"):
-            # Experts' grouped products have no float64.
-            wide.model.set_experts_implementation("eager")
+        # Experts' grouped products have no float64.
+        if choose := getattr(wide.model, "set_experts_implementation", None):
+            choose("eager")
         return Step(wide.model, wide.model, wide.inputs, kind == "train", replays=False).results()
 
     def _note_kernels(self, kind: str, name: str, kernels: KernelTimes) -> None:

@@ -26,8 +26,8 @@ def slower_than(results: Results) -> dict[tuple[str, str, str], list[tuple[float
         for row in results.rows
         if row.impl == OURS and row.suite in SUITES
     }
-    for (*race, impl), row in others.items():
-        mine = ours.get((race[0], race[1], race[2], race[3]))
+    for (suite, direction, case, device, impl), row in others.items():
+        mine = ours.get((suite, direction, case, device))
         if mine is not None and (share := row.median_us / mine.median_us) < NOISE:
             found.setdefault((row.suite, row.direction, impl), []).append((share, mine))
     return found

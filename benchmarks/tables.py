@@ -436,12 +436,12 @@ def _inference_and_training(found: Mapping[tuple[bool, str], Line]) -> list[str]
         called, replayed = found.get((trains, "calls")), found.get((trains, "replay"))
         cells += [
             duration(called.ours.median_us) + mark([called.ours]) if called else NONE,
-            share(called and called.of_eager),
-            share(called and called.ratio),
-            share(replayed and replayed.ratio),
+            share(called.of_eager if called else None),
+            share(called.ratio if called else None),
+            share(replayed.ratio if replayed else None),
         ]
     trained = found.get((True, "calls"))
-    return [*cells, share(trained and trained.memory)]
+    return [*cells, share(trained.memory if trained else None)]
 
 
 def models(suite: str) -> Callable[[Results], str]:

@@ -178,7 +178,7 @@ def _wav2vec(n: Size) -> Workload:
     return Workload(_Speech(model), inputs, f"B{batch} 10 s")
 
 
-_WINDOW = {
+_WINDOW: dict[str, Any] = {
     "sliding_window": (512, 16),
     "head_dim": (128, 16),
     "num_attention_heads": (8, 4),

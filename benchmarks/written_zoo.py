@@ -154,7 +154,7 @@ class _Dgcnn(nn.Module):
             found.append(x)
         x = self.last(torch.cat(found, 1))
         pooled = functional.adaptive_max_pool1d(x, 1), functional.adaptive_avg_pool1d(x, 1)
-        return self.head(torch.cat(pooled, 1).squeeze(2))  # type: ignore[no-any-return]
+        return self.head(torch.cat(pooled, 1).squeeze(2))
 
 
 def _dgcnn(n: Size) -> Workload:
@@ -169,6 +169,7 @@ class _Perceiver(nn.Module):
     def __init__(self, n: Size) -> None:
         super().__init__()
         width, channels = n(512, 64), 261
+        self.places: Tensor
         self.latents = nn.Parameter(torch.randn(n(256, 16), width))
         self.register_buffer("places", torch.randn(n(56, 8) ** 2, channels - 3))
         self.of_pixels, self.of_latents = nn.LayerNorm(channels), nn.LayerNorm(width)
@@ -186,7 +187,7 @@ class _Perceiver(nn.Module):
         k, v = self.kv(self.of_pixels(given)).chunk(2, -1)
         q, k, v = (_in_heads(part, 1) for part in (self.q(self.of_latents(x)), k, v))
         x = x + self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return self.head(self.blocks(x).mean(1))  # type: ignore[no-any-return]
+        return self.head(self.blocks(x).mean(1))
 
 
 def _perceiver(n: Size) -> Workload:
@@ -234,6 +235,7 @@ class _Dlrm(nn.Module):
 
     def __init__(self, n: Size, width: int = 64, tables: int = 26) -> None:
         super().__init__()
+        self.pairs: Tensor
         self.tables = nn.ModuleList(nn.Embedding(n(100_000, 500), width) for _ in range(tables))
         self.bottom = _layers(13, 512, 256, width)
         self.top = _layers(width + (tables + 1) * tables // 2, 512, 256, 1)
@@ -243,7 +245,7 @@ class _Dlrm(nn.Module):
         x = self.bottom(dense)
         found = torch.stack([x, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], 1)
         products = (found @ found.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
-        return self.top(torch.cat([x, products], 1)).squeeze(1)  # type: ignore[no-any-return]
+        return self.top(torch.cat([x, products], 1)).squeeze(1)
 
 
 def _dlrm(n: Size) -> Workload:
@@ -269,7 +271,7 @@ class _Translator(nn.Module):
         made = nn.Transformer.generate_square_subsequent_mask
         mask = made(target.shape[1], device=target.device, dtype=self.head.weight.dtype)
         found = self.body(self.words(source), self.words(target), tgt_mask=mask, tgt_is_causal=True)
-        return self.head(found)  # type: ignore[no-any-return]
+        return self.head(found)
 
 
 def _translator(n: Size) -> Workload:
