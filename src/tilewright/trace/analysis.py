@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -17,33 +18,63 @@ from tilewright.trace.verdict.verdict import add_verdict
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+_LEAST_BYTES, _EVENT_BYTES = 520_000_000, 600
+"""Of memory: with less for each event DuckDB writes much to its temporary folder, with more nothing gets faster."""
+
 
 def analyse(connection: DuckDBPyConnection) -> None:
     """Add the tables and views of docs/accounting.md to a run with a timeline.
 
     Doing it again replaces them. The connection must be in no transaction.
     """
-    for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
-        _execute(connection, f"account/{script}.sql")
-    add_host_time(connection)
-    # They are independent, and each is single-threaded most of the time, so they run in parallel.
-    with ThreadPoolExecutor(1) as beside:
-        accounted = beside.submit(_account, connection.cursor())
-        add_operator_table(connection)
-        accounted.result()
-    _execute(connection, "price/operator_call.sql")
-    add_distances(connection)
-    for script in ("price/distance.sql", "account/ranks.sql"):
-        _execute(connection, script)
+    with _scratch(connection), _bounded(connection):
+        for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
+            _execute(connection, f"account/{script}.sql")
+        # They are independent, and each is single-threaded most of the time, so they run in parallel.
+        with ThreadPoolExecutor(1) as beside:
+            priced = beside.submit(_account_and_price, connection.cursor())
+            add_host_time(connection)
+            priced.result()
     add_verdict(connection)
     _execute(connection, "verdict/win.sql")
 
 
-def _account(connection: DuckDBPyConnection) -> None:
+def _account_and_price(connection: DuckDBPyConnection) -> None:
     with closing(connection):
         _execute(connection, "account/accounting.sql")
         add_waves(connection)
         account(connection)
+        add_operator_table(connection)
+        _execute(connection, "price/operator_call.sql")
+        add_distances(connection)
+        for script in ("price/distance.sql", "account/ranks.sql"):
+            _execute(connection, script)
+
+
+@contextmanager
+def _scratch(connection: DuckDBPyConnection) -> Iterator[None]:
+    """The database `scratch`, in memory, for tables that cursors share: a temporary one belongs to one of them."""
+    connection.execute("ATTACH ':memory:' AS scratch")
+    try:
+        yield
+    finally:
+        connection.execute("DETACH scratch")
+
+
+@contextmanager
+def _bounded(connection: DuckDBPyConnection) -> Iterator[None]:
+    """Bound DuckDB's memory by the size of the timeline; what does not fit goes to its temporary folder."""
+    ((before, most),) = connection.execute(
+        """SELECT current_setting('memory_limit'),
+                  least(parse_formatted_bytes(current_setting('memory_limit')),
+                        greatest($least, $event * (SELECT sum(events) FROM trace_file)))::BIGINT""",
+        {"least": _LEAST_BYTES, "event": _EVENT_BYTES},
+    ).fetchall()
+    connection.execute(f"SET memory_limit = '{most}B'")
+    try:
+        yield
+    finally:
+        connection.execute(f"SET memory_limit = '{before}'")
 
 
 def _execute(connection: DuckDBPyConnection, script: str) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tilewright.trace.events.nesting import PENDING
-from tilewright.trace.events.rows import Ints, append, fetch
+from tilewright.trace.events.rows import Ints, append, distinct, fetch
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -231,7 +231,7 @@ def busy_spans(work: DeviceWork) -> AccountSpans:
     [(0, 4, 'kernel'), (4, 6, 'copy')]
     """
     starts, ends, kinds, causes = _parts(work)
-    edges = np.unique(np.concatenate([starts, ends]))
+    edges = distinct(np.concatenate([starts, ends]))
     if len(edges) < 2:
         return AccountSpans.of([])
     kind = np.full(len(edges) - 1, len(CLASSES))

@@ -233,4 +233,4 @@ LEFT JOIN device_call AS launch ON launch.slice_id = device_work.launch_id
 LEFT JOIN launch_context AS context ON context.launch_id = device_work.launch_id
 ORDER BY device_work.ts, device_work.slice_id;
 
-CREATE OR REPLACE TEMP TABLE device_file AS SELECT DISTINCT file_id FROM device_slice;
+CREATE OR REPLACE TABLE scratch.device_file AS SELECT DISTINCT file_id FROM device_slice;

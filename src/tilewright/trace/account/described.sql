@@ -27,7 +27,7 @@ FROM device_slice AS work
 JOIN step ON step.file_id = work.file_id AND work.launch_ts >= step.ts AND work.launch_ts < step.ts + step.dur
 WHERE work.file_id IN (SELECT file_id FROM description UNION ALL SELECT described_by FROM description);
 
-CREATE OR REPLACE TEMP TABLE twin AS
+CREATE OR REPLACE TABLE scratch.twin AS
 SELECT light.slice_id, told.slice_id AS twin_id,
        -- One call of an operator: its kernels in one step, or in one replay of a graph.
        CASE WHEN told.attributed_by = 'capture' THEN light.correlation ELSE light.step_ts END AS one_call
@@ -50,14 +50,14 @@ FROM device_slice AS light
 JOIN description USING (file_id)
 JOIN known ON known.file_id = described_by AND known.name = light.name
  AND known.grid IS NOT DISTINCT FROM light.grid AND known.block IS NOT DISTINCT FROM light.block
-WHERE light.slice_id NOT IN (SELECT slice_id FROM twin);
+WHERE light.slice_id NOT IN (SELECT slice_id FROM scratch.twin);
 
 CREATE OR REPLACE TEMP TABLE told AS
 SELECT found.slice_id, work.operator_id, work.operator, work.source, work.source_function, work.ranges,
        work.forward_ranges,
        CASE WHEN work.attributed_by IN ('launch', 'capture') THEN found.how ELSE work.attributed_by END AS attributed_by
 FROM (
-    SELECT slice_id, twin_id, 'description' AS how FROM twin
+    SELECT slice_id, twin_id, 'description' AS how FROM scratch.twin
     UNION ALL
     SELECT slice_id, twin_id, 'same kernel' FROM alike
 ) AS found

@@ -5,24 +5,30 @@ regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
     '^<built-in (?:function|method) (\S+?)(?: of type object.*| of module.*| of .* object.*)?>$', '\1'),
     '^.*\.py\((?:\d+|\?)\): ', ''), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 
+-- Once for each name, of which there are few.
+CREATE OR REPLACE TEMP TABLE plain AS SELECT name, plain_name(name) AS plain FROM (SELECT DISTINCT name FROM class_of);
+
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;
 -- of Python, what the user's line called, or '' for the line's own. The columns `inner_…` say what was done within data,
 -- compilation and garbage collection. `called_id` is the outermost function that the user's line called.
 CREATE OR REPLACE TABLE host_time AS
 SELECT span.file_id, host_thread.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
-       coalesce(plain_name(CASE WHEN span.code IN (101, 102) THEN called.name ELSE given.name END), '') AS what,
+       coalesce(named.plain, '') AS what,
        coalesce(CASE WHEN span.code // 100 = 2 THEN host_line.source END, line.place, place_of(frame.name)) AS source,
        CASE WHEN span.code // 100 = 4 THEN $classes[span.inner_code % 100 + 1] END AS inner_class,
-       plain_name(inside.name) AS inner_what, coalesce(inner_line.place, place_of(inner_frame.name)) AS inner_source,
+       inner_named.plain AS inner_what, coalesce(inner_line.place, place_of(inner_frame.name)) AS inner_source,
        span.given AS slice_id, span.called AS called_id, span.events
 FROM host_span AS span
 JOIN host_thread USING (file_id)
 LEFT JOIN slice AS given ON given.id = span.given
 LEFT JOIN slice AS called ON called.id = span.called
-LEFT JOIN host_line ON host_line.id = span.given
+LEFT JOIN scratch.host_line ON host_line.id = span.given
+LEFT JOIN plain AS named
+  ON named.name = CASE WHEN span.code IN (101, 102) THEN called.name ELSE given.name END
 LEFT JOIN line_place AS line ON line.number = span.line
 LEFT JOIN frame ON frame.id = span.frame
 LEFT JOIN slice AS inside ON inside.id = span.inner_given
+LEFT JOIN plain AS inner_named ON inner_named.name = inside.name
 LEFT JOIN line_place AS inner_line ON inner_line.number = span.inner_line
 LEFT JOIN frame AS inner_frame ON inner_frame.id = span.inner_frame
 ORDER BY span.file_id, span.ts;

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilewright.trace.events.nesting import NestedSlices, nest
-from tilewright.trace.events.rows import Ints, fetch
+from tilewright.trace.events.rows import Ints, distinct, fetch
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -116,7 +116,7 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     causes = _Causes(nested, code, is_python[nested.order] > 0, is_own[nested.order] > 0)
 
     # Between two neighbours of these nothing changes.
-    edges = np.unique(np.concatenate([nested.ts, nested.end, reached, step_ts, step_ts + step_dur]))
+    edges = distinct(np.concatenate([nested.ts, nested.end, reached, step_ts, step_ts + step_dur]))
     starts, ends = edges[:-1], edges[1:]
     step = np.searchsorted(step_ts, starts, side="right") - 1
     inside = (step >= 0) & (starts < (step_ts + step_dur)[step])

@@ -50,7 +50,7 @@ SELECT slice.id, process.file_id, slice.ts, slice.dur,
        CASE WHEN wait.slice_id IS NOT NULL AND code < 300 THEN 304
             -- With a device, other threads run backward.
             WHEN slice.name LIKE '<built-in method run\_backward of %' ESCAPE '\'
-             AND process.file_id IN (FROM device_file) THEN 203
+             AND process.file_id IN (FROM scratch.device_file) THEN 203
             ELSE code END AS code,
        slice.category = 'python_function' AS is_python,
        -- The standard library is named without its folder, as is a user's file of that name, whose lines were traced.

@@ -1,6 +1,6 @@
 -- The user's line of every operator in a file without a device. Needs attribution.sql.
 
-CREATE OR REPLACE TEMP TABLE host_line AS
+CREATE OR REPLACE TABLE scratch.host_line AS
 WITH RECURSIVE node AS (
     SELECT slice.id, slice.parent_id, slice.category, thread.utid, slice.ts + least(slice.dur, 1000) // 2 AS ts,
            frame.name AS frame
@@ -9,7 +9,7 @@ WITH RECURSIVE node AS (
     JOIN thread_track ON thread_track.id = slice.track_id
     JOIN thread USING (utid)
     JOIN process USING (upid)
-    WHERE slice.depth < 1000 AND process.file_id NOT IN (SELECT file_id FROM device_file)
+    WHERE slice.depth < 1000 AND process.file_id NOT IN (SELECT file_id FROM scratch.device_file)
 ),
 down AS (
     SELECT id, category, utid, ts, frame FROM node WHERE parent_id IS NULL

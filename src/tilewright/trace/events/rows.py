@@ -21,6 +21,12 @@ def fetch(connection: DuckDBPyConnection, sql: str, *parameters: object) -> list
     return [np.ma.filled(column, 0).astype(np.int64, copy=False) for column in found.values()]
 
 
+def distinct(values: Ints) -> Ints:
+    """The values in their order, each once: `np.unique`, which of many times takes six times as long."""
+    ordered = np.sort(values)
+    return ordered[np.r_[True, ordered[1:] != ordered[:-1]]] if len(ordered) else ordered
+
+
 def find_ids(ids: Ints, wanted: Ints) -> Ints:
     """The place of each wanted id in `ids`, or -1."""
     if not ids.size:

@@ -38,7 +38,7 @@ host AS (
                FROM host_within AS around
                WHERE around.inner_id = host_call.outer_id AND around.name = host_call.name
            ))::BIGINT AS cpu_total
-    FROM host_call LEFT JOIN host_line USING (id) GROUP BY name, kind
+    FROM host_call LEFT JOIN scratch.host_line USING (id) GROUP BY name, kind
 ),
 device_self AS (
     SELECT host_call.name, host_call.kind, sum(launched.dur)::BIGINT AS device_self, count(*) AS launches,

@@ -34,7 +34,7 @@ named AS (
            NOT (is_region AND work.name <> work.kernel) AS begins, region.source AS own_source
     FROM work
     LEFT JOIN compiled AS region ON region.name = work.kernel AND region.generated
-    LEFT JOIN twin USING (slice_id)
+    LEFT JOIN scratch.twin USING (slice_id)
 ),
 keyed AS (
     SELECT *, region IS NULL AND attributed_by IN ('launch', 'capture', 'description', 'same kernel') AS called,
@@ -79,10 +79,10 @@ on_host AS (
            slice.arg_set_id, []::VARCHAR[] AS around
     FROM host_call AS call
     JOIN slice USING (id)
-    LEFT JOIN host_line USING (id)
+    LEFT JOIN scratch.host_line USING (id)
     LEFT JOIN compiled AS region ON region.name = call.name AND slice.category = 'user_annotation'
     WHERE (call.kind = 'operator' OR region.name IS NOT NULL) AND call.self_ns > 0
-      AND call.file_id NOT IN (SELECT file_id FROM device_file)
+      AND call.file_id NOT IN (SELECT file_id FROM scratch.device_file)
 ),
 described AS (
     SELECT work.*, arg_set.args->['$."Input Dims"', '$."Input type"', '$."Input Strides"', '$."Concrete Inputs"'] AS told,
