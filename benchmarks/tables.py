@@ -12,6 +12,7 @@ sources than today's has a mark (`todays.py`).
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import sys
@@ -50,7 +51,8 @@ DOCUMENTS = tuple(
     REPOSITORY / name
     for name in ("README.md", "docs/kernels.md", "docs/models.md", "docs/replay.md", "docs/training.md")
 )
-TABLE = re.compile(r"(<!-- table: (?P<name>[\w ]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+CHINESE = REPOSITORY / "README.zh-CN.md"
+TABLE = re.compile(r"(<!-- table: (?P<name>[\w ]+) -->\n)(?P<body>.*?)(?P<end><!-- /table -->)", re.DOTALL)
 NONE = "–"
 GRID = (512, 1024, 2048, 4096, 8192, 16384)
 """Lengths of attention's sequences."""
@@ -523,13 +525,26 @@ TABLES: dict[str, Callable[[Results], str]] = {
 
 def rewritten(text: str, results: Results) -> str:
     """The text with each of its tables made anew; a name that no table has is a `KeyError`."""
-    return TABLE.sub(lambda found: found[1] + with_footnote(TABLES[found["name"]](results)) + found[3], text)
+    return TABLE.sub(lambda found: found[1] + with_footnote(TABLES[found["name"]](results)) + found["end"], text)
+
+
+def in_chinese(text: str, readme: str) -> str:
+    """`text` with the tables of the English `readme`, in the words of chinese.json."""
+    words = json.loads((REPOSITORY / "benchmarks/chinese.json").read_text(encoding="utf-8"))
+    longest_first = sorted(words, key=len, reverse=True)
+    english = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in longest_first))
+    tables = {
+        found["name"]: english.sub(lambda word: words[word[0]], found["body"]) for found in TABLE.finditer(readme)
+    }
+    return TABLE.sub(lambda found: found[1] + tables[found["name"]] + found["end"], text)
 
 
 def main(folder: Path) -> None:
     results = read_all(folder)
     for document in DOCUMENTS:
         document.write_text(rewritten(document.read_text(encoding="utf-8"), results), encoding="utf-8")
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    CHINESE.write_text(in_chinese(CHINESE.read_text(encoding="utf-8"), readme), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,11 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site that stand in the root of the repository, where GitHub shows them.
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "index.zh-CN.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 LINK = re.compile(r"\[([^][]+)\]\(([^()\s]+)\)")
 
 

@@ -1,7 +1,9 @@
 """The pages: in the navigation of the site; links have targets, blocks compile or run, commands are understood."""
 
+import ast
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from textwrap import dedent
 
@@ -9,6 +11,7 @@ import pytest
 import typer
 
 import tilewright
+from benchmarks.tables import CHINESE, in_chinese
 from tilewright import functional
 from tilewright.cli.app import app
 
@@ -105,6 +108,38 @@ def test_commands_are_understood(page: Path) -> None:
             command.make_context(command.name, rest)
         except Exception as error:
             pytest.fail(f"{page.name}:{line}: tilewright {call}: {error}")
+
+
+TRANSLATED = [(ROOT / "README.md", CHINESE)]
+
+
+def sections(page: Path) -> list[tuple[str, Counter[str], list[str]]]:
+    """Of each section its level, the figures of its text and tables, and where its links lead."""
+    parts = re.split(r"^(#+) .*$", BLOCK.sub("", text_of(page)), flags=re.MULTILINE)
+    return [
+        (level, Counter(re.findall(r"\d+(?:\.\d+)?", text)), sorted(re.findall(r"\]\(([^()#\s]+)", text)))
+        for level, text in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("english", "chinese"), TRANSLATED, ids=lambda page: page.name)
+def test_translations_hold_the_same(english: Path, chinese: Path) -> None:
+    """Headings, figures, links, commands and Python; the links of the pages to each other apart."""
+    both = [sections(page) for page in (english, chinese)]
+    for original, translated in zip(*both, strict=True):
+        assert original[:2] == translated[:2]
+        assert {*original[2]} ^ {*translated[2]} <= {english.name, chinese.name}
+    first, second = ([arguments(call) for _, call in commands(page)] for page in (english, chinese))
+    assert first == second
+    first, second = (
+        [ast.dump(ast.parse(code)) for _, code, _ in blocks(page, "python")] for page in (english, chinese)
+    )
+    assert first == second
+
+
+def test_tables_of_the_chinese_readme_are_those_of_readme() -> None:
+    text = text_of(CHINESE)
+    assert in_chinese(text, text_of(ROOT / "README.md")) == text, "run python -m benchmarks.tables"
 
 
 def test_every_public_name_is_in_the_api_page() -> None:
