@@ -16,6 +16,7 @@ PAGES = {
     "README.md": "index.md",
     "README.zh-CN.md": "index.zh-CN.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
 }
 LINK = re.compile(r"\[([^][]+)\]\(([^()\s]+)\)")
 
