@@ -94,10 +94,11 @@ def test_a_failure_has_one_message_and_its_code(
     assert not list(home.rglob("*.duckdb")) and not list(home.rglob("*.partial"))
 
 
-def test_without_a_command_there_is_help(tilewright: Tilewright) -> None:
+def test_without_a_command_it_says_what_to_do_first(tilewright: Tilewright) -> None:
     ended = tilewright()
     assert (ended.code, ended.err) == (2, "")
-    assert all(verb in ended.out for verb in ("doctor", "explain", "optimize", "bench", "sql", "report"))
+    assert all(f"tilewright {verb}" in ended.out for verb in ("doctor", "profile", "explain", "optimize"))
+    assert all(verb in tilewright("--help").out for verb in ("doctor", "explain", "bench", "sql", "report"))
     assert tilewright("explain", "--help").code == 0
     assert tilewright("explain", "-h").out == tilewright("explain", "--help").out
 

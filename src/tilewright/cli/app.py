@@ -28,15 +28,44 @@ from tilewright.cli.trace import trace
 # In the order in which help lists them.
 VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, bisect, claims)
 
+# An example of each verb, which its help ends with.
+EXAMPLES = {
+    doctor: "tilewright doctor --refresh",
+    explain: "tilewright explain examples/naive_softmax.py:softmax --on h200",
+    optimize: 'tilewright optimize model.py:net --inputs "f32[B=16,S=256,D=256]"',
+    bench: "tilewright bench softmax --shapes 100x5000 --impl tilewright,torch,inductor",
+    kernel: "tilewright kernel weighted_sum 1000x512 --impl tilewright-16x64 --on h200",
+    profile: "tilewright profile -- python train.py",
+    trace: "tilewright trace trace.json.gz",
+    sql: 'tilewright sql "SELECT operator, source, win_ms_per_step FROM what_you_would_win LIMIT 5"',
+    report: "tilewright report --flame flame.svg",
+    diff: "tilewright diff before.duckdb after.duckdb",
+    bisect: 'tilewright bisect model.py:net --inputs "f32[B=16,S=256,D=256]"',
+    claims: "tilewright claims --only H5,V*",
+}
+FIRST = """\
+tilewright: what is slow in a PyTorch model, why, and kernels that close the gap.
+
+Begin with one of these:
+
+  tilewright doctor                        once: what this machine can do
+  tilewright profile -- python train.py    where the time of your program goes, and what to do
+  tilewright explain file.py:model --inputs "bf16[B=16,S=1024,D=768]" --on h200
+                                           what a model must cost there; runs nothing, needs no GPU
+  tilewright optimize file.py:model --inputs "f32[B=16,S=256,D=256]"
+                                           the model fused, verified and timed beside eager and Inductor
+
+tilewright --help lists all verbs, tilewright VERB --help has an example of each."""
+
 app = typer.Typer(
     epilog="Runs are in $TILEWRIGHT_HOME (default ~/.local/share/tilewright), kernels in $TILEWRIGHT_CACHE (default "
     "~/.cache/tilewright). docs/environment.md has every variable, docs/exit_codes.md every exit code.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in VERBS:
-    app.command()(verb)
+    app.command(epilog=f"Example: {EXAMPLES[verb]}")(verb)
 app.add_typer(plan)
 
 
@@ -48,11 +77,15 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def tilewright(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """How far each operator of a PyTorch model is from the hardware's limit, and why; kernels that close the gap."""
+    if context.invoked_subcommand is None:
+        print(FIRST)
+        raise typer.Exit(2)
 
 
 def main() -> None:

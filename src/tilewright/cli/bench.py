@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.bench.catalogue import SUITES
+from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, device_here, time_given
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import UsageError, VerificationError
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
 
 
 def bench(
-    target: Annotated[str, typer.Argument(help=f"file.py:name, or an operator: {', '.join(SUITES)}.")],
+    target: Annotated[
+        str,
+        typer.Argument(help=f"file.py:name, or an operator: {', '.join(SUITES)}.", autocompletion=completion.operators),
+    ],
     inputs: Inputs = None,
     training: Training = None,
     impl: Annotated[str, typer.Option(help="Implementations, comma-separated; default: all.")] = "",
     shapes: Annotated[str, typer.Option(help="Sizes, comma-separated: 100x5000,65536x8192.")] = "",
-    dtype: Annotated[str, typer.Option(help="bf16,fp32,...; default: the operator's.")] = "",
-    direction: Annotated[str, typer.Option(help="fwd,bwd,fwd+bwd; default: the operator's.")] = "",
+    dtype: Annotated[
+        str, typer.Option(help="bf16,fp32,...; default: the operator's.", autocompletion=completion.dtypes)
+    ] = "",
+    direction: Annotated[
+        str, typer.Option(help="fwd,bwd,fwd+bwd; default: the operator's.", autocompletion=completion.directions)
+    ] = "",
     sweep: Annotated[str, typer.Option(help="A named series of the operator's sizes; a wrong name lists them.")] = "",
     shard: Annotated[str, typer.Option(help="I/N: every N-th race, beginning with the I-th, for long runs.")] = "1/1",
     suite: Annotated[str, typer.Option(help="The name in result files; default: the operator's or case's.")] = "",

@@ -7,13 +7,22 @@ from typing import Annotated
 
 import typer
 
+from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Quiet
 from tilewright.cli.output import print_json, show, stages
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A run, a folder of runs, or a trace, of one program.")],
-    after: Annotated[Path, typer.Argument(help="What to compare it with: a run, a folder of runs, or a trace.")],
+    before: Annotated[
+        Path,
+        typer.Argument(help="A run, a folder of runs, or a trace, of one program.", autocompletion=completion.runs),
+    ],
+    after: Annotated[
+        Path,
+        typer.Argument(
+            help="What to compare it with: a run, a folder of runs, or a trace.", autocompletion=completion.runs
+        ),
+    ],
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

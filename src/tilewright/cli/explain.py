@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Inputs, Quiet, Target, Training
 from tilewright.cli.output import show, working
 from tilewright.records.errors import UsageError
@@ -15,7 +16,12 @@ from tilewright.records.errors import UsageError
 def explain(
     target: Target,
     inputs: Inputs = None,
-    on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.", autocompletion=completion.devices
+        ),
+    ] = None,
     training: Training = None,
     tree: Annotated[bool, typer.Option("--tree", help="The graph as an annotated tree instead of tables.")] = False,
     passes: Annotated[bool, typer.Option("--passes", help="What each rewrite did to the graph.")] = False,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Inputs, Quiet
 from tilewright.cli.output import print_json, show, working
 from tilewright.records.errors import UsageError
@@ -13,15 +14,26 @@ from tilewright.records.errors import UsageError
 
 def kernel(
     target: Annotated[
-        str, typer.Argument(help="An operator (softmax, ...), file.py:kernel, file.cu:kernel, or a case with --impl.")
+        str,
+        typer.Argument(
+            help="An operator (softmax, ...), file.py:kernel, file.cu:kernel, or a case with --impl.",
+            autocompletion=completion.operators,
+        ),
     ],
     sizes: Annotated[
         list[str] | None, typer.Argument(help="Sizes of an operator: 1000x512; several are allowed.")
     ] = None,
     impl: Annotated[str, typer.Option(help="The implementation of an operator or case; for matmul also cublas.")] = "",
-    dtype: Annotated[str, typer.Option(help="bf16, fp32, ...; default: the operator's first.")] = "",
-    direction: Annotated[str, typer.Option(help="fwd, bwd or fwd+bwd.")] = "fwd",
-    on: Annotated[str | None, typer.Option(help="h200, a100, rtx4090, 2080ti: compile for it, run nothing.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="bf16, fp32, ...; default: the operator's first.", autocompletion=completion.dtypes)
+    ] = "",
+    direction: Annotated[str, typer.Option(help="fwd, bwd or fwd+bwd.", autocompletion=completion.directions)] = "fwd",
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="h200, a100, rtx4090, 2080ti: compile for it, run nothing.", autocompletion=completion.devices
+        ),
+    ] = None,
     inputs: Inputs = None,
     launch: Annotated[str, typer.Option(help="The function of the file that launches the kernel.")] = "launch",
     grid: Annotated[str | None, typer.Option(help="Blocks, for file.cu:kernel: 63 or 63,1,1.")] = None,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tilewright.cli import completion
 from tilewright.records.errors import UsageError
 
 Target = Annotated[str, typer.Argument(help="file.py:name or package.module:name: a case, module or function.")]
@@ -20,7 +21,10 @@ Inputs = Annotated[
         "Integers without a range are 0 or 1. docs/inputs.md has the whole grammar."
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda or cuda:N; default: the first GPU, if any.", autocompletion=completion.devices_here),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results only.")]
 Training = Annotated[
@@ -29,7 +33,9 @@ Training = Annotated[
         "--training/--inference", help="Forward and backward, or only forward; default: inference, or a case's own."
     ),
 ]
-RunFile = Annotated[Path | None, typer.Option("--run", help="A run's file; default: the latest run.")]
+RunFile = Annotated[
+    Path | None, typer.Option("--run", help="A run's file; default: the latest run.", autocompletion=completion.runs)
+]
 
 
 def command_line() -> str:

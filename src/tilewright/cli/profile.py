@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Device, Inputs, Quiet, Training, command_line, device_here
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import UsageError
@@ -21,9 +22,19 @@ def profile(
     ],
     inputs: Inputs = None,
     training: Training = None,
-    impl: Annotated[str, typer.Option(help="How a target runs: eager, inductor or tilewright.")] = "eager",
+    impl: Annotated[
+        str,
+        typer.Option(
+            help="How a target runs: eager, inductor or tilewright.",
+            autocompletion=completion.offering(("eager", "inductor", "tilewright")),
+        ),
+    ] = "eager",
     optimizer: Annotated[
-        str, typer.Option(help="The optimizer that ends each step of a target: adamw, adam or sgd.")
+        str,
+        typer.Option(
+            help="The optimizer that ends each step of a target: adamw, adam or sgd.",
+            autocompletion=completion.offering(("adamw", "adam", "sgd")),
+        ),
     ] = "",
     device: Device = None,
     wait: Annotated[int, typer.Option(min=0, help="First steps, without the profiler; they are timed.")] = 5,

@@ -171,6 +171,11 @@ _PROFILES = tuple(
 _BY_NAME = {profile.name: profile for profile in _PROFILES}
 
 
+def profile_names() -> tuple[str, ...]:
+    """The names that `profile_for` takes."""
+    return tuple(_BY_NAME)
+
+
 def profile_for(name: str) -> DeviceProfile:
     """The profile of that name (upper or lower case); UsageError lists the known ones.
 

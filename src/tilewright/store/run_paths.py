@@ -42,15 +42,21 @@ def new_run_path(case: str) -> Path:
     return runs_dir() / f"{stamp}-{slug}.duckdb"
 
 
-def latest_run() -> Path:
-    """The newest run in the runs folder; StoreError if there is none."""
+def all_runs() -> list[Path]:
+    """The runs in the runs folder, the oldest first; StoreError if it cannot be listed."""
     folder = runs_dir()
     try:
         names = sorted(entry.name for entry in folder.iterdir() if _RUN_NAME.fullmatch(entry.name))
     except FileNotFoundError:
-        names = []
+        return []
     except OSError as error:
         raise StoreError(f"cannot list the runs in {folder}: {error.strerror}") from error
-    if not names:
-        raise StoreError(f"no run in {folder}; `tilewright optimize TARGET` makes one")
-    return folder / names[-1]
+    return [folder / name for name in names]
+
+
+def latest_run() -> Path:
+    """The newest run in the runs folder; StoreError if there is none."""
+    found = all_runs()
+    if not found:
+        raise StoreError(f"no run in {runs_dir()}; `tilewright optimize TARGET` makes one")
+    return found[-1]
