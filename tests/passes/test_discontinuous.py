@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from benchmarks.discontinuous import check
+from benchmarks.discontinuous import READERS, check, is_differentiable
 from tests.passes.graphs import aten
 from tests.passes.test_recompute import Partition, calls, draw, partitions
 from tilewright.emit.accuracy import feeds_discontinuous
@@ -38,6 +38,16 @@ Program = Callable[..., Any]
 def test_activations_before_it_keep_the_contract(reader: str, dtype: torch.dtype) -> None:
     """All others are in `benchmarks/discontinuous.py`."""
     assert [row for row in check(FEW, reader, dtype) if not row.ok] == []
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_only_gradients_that_pytorch_has_not_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [reader for reader in READERS if not is_differentiable(reader, "cpu")] == []
+    monkeypatch.setitem(READERS, "heaviside", lambda v: torch.heaviside(v, v))
+    monkeypatch.setitem(READERS, "wrong", lambda v: v.view(-1, 2))
+    assert not is_differentiable("heaviside", "cpu")
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        is_differentiable("wrong", "cpu")
 
 
 def kept(partition: Partition) -> list[tuple[str, torch.dtype]]:

@@ -22,18 +22,17 @@ comparison's result, which takes a byte (`_masks`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from tilewright.graph.calls import class_of, closure, nbytes, results, strides_of, through
+from tilewright.graph.calls import class_of, closure, nbytes, results, strides_of
 from tilewright.graph.partition import OVERWRITTEN
 from tilewright.loops.exact import is_discontinuous
 from tilewright.loops.trace import is_repeatable
 from tilewright.operators.table import row_of
-from tilewright.passes.units import gradients, has_known_sizes, is_fusible, is_view, readers
+from tilewright.passes.units import gradients, has_known_sizes, is_fusible, is_view, picks, readers, stored
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 PAD = torch.ops.aten.constant_pad_nd.default
@@ -52,8 +51,8 @@ def values_to_save(graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.N
         forward = forward | masks
         used = closure([graph.output_node()], lambda node: node.all_input_nodes) - forward
         needed = [node for node in (*needed, *masks) if used & node.users.keys()]
-    saved = {_stored(node) for node in needed}
-    exact = {_stored(node) for node in needed} & set(map(_stored, _compared(graph, forward, late)))
+    saved = {stored(node) for node in needed}
+    exact = {stored(node) for node in needed} & set(map(stored, _compared(graph, forward, late)))
     # The calls of backward that read a value from memory.
     calls = {node: [x for x in readers(node) if x not in forward and is_fusible(x) is not None] for node in saved}
     # Values that only kernels read are computed in these kernels, from values that are saved anyway; masks last, since
@@ -84,7 +83,7 @@ def _needs_no_memory(node: fx.Node, sources: set[fx.Node], forward: set[fx.Node]
     """Whether a pointwise value need not be written: only forward's kernels read it, and it is computed from results of
     library calls, which are in memory anyway, and from little else. A copy to another layout is better read than
     repeated by each kernel."""
-    inside = class_of(_operator(node)) == "pointwise" and not _picks(node)
+    inside = class_of(_operator(node)) == "pointwise" and not picks(node)
     made = [s for s in sources if s.op != "placeholder"]
     large = [s for s in made if not has_known_sizes(s) or nbytes(s) > nbytes(node) * BESIDE]
     return (
@@ -156,7 +155,7 @@ def _sources(node: fx.Node, saved: set[fx.Node], is_exact: bool) -> set[tuple[fx
 def _operands(node: fx.Node, is_exact: bool) -> list[tuple[fx.Node, bool]]:
     """The values in memory that its call reads, and whether each must have the bits that forward had."""
     call = _operator(node)
-    return [(_stored(operand), is_exact or is_discontinuous(call)) for operand in call.all_input_nodes]
+    return [(stored(operand), is_exact or is_discontinuous(call)) for operand in call.all_input_nodes]
 
 
 def _ends_reduction(node: fx.Node) -> bool:
@@ -164,7 +163,7 @@ def _ends_reduction(node: fx.Node) -> bool:
 
     A sum of exponentials whose kernel returns only its logarithm needs fewer bits.
     """
-    operands = [_stored(operand) for operand in node.all_input_nodes]
+    operands = [stored(operand) for operand in node.all_input_nodes]
     if len(operands) != 1 or nbytes(node) > nbytes(operands[0]):
         return False
     return class_of(operands[0]) == "reduction" and is_fusible(operands[0]) is None
@@ -173,17 +172,7 @@ def _ends_reduction(node: fx.Node) -> bool:
 def _operator(node: fx.Node) -> fx.Node:
     """The call that computes `node`, also if `node` is one of several results."""
     source = node.args[0] if is_view(node) and node.args else node
-    return source if isinstance(source, fx.Node) and _picks(node) else node
-
-
-def _picks(node: fx.Node) -> bool:
-    """Whether this is one result of several; a part of a `split` is a view instead."""
-    return node.target is operator.getitem and not is_view(node.all_input_nodes[0])
-
-
-def _stored(node: fx.Node) -> fx.Node:
-    """The value in memory of which `node` is a view; one of several results stands for itself."""
-    return through(node, lambda view: is_view(view) and not _picks(view))
+    return source if isinstance(source, fx.Node) and picks(node) else node
 
 
 def _recomputable(node: fx.Node) -> bool:

@@ -98,7 +98,18 @@ def sources(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def behind_views(node: fx.Node) -> fx.Node:
+    """The operator or input of which `node` is a view or a result; one of several results is no tensor itself."""
     return through(node, is_view)
+
+
+def picks(node: fx.Node) -> bool:
+    """Whether this is one result of several; a part of a `split` is a view instead."""
+    return node.target is operator.getitem and not is_view(node.all_input_nodes[0])
+
+
+def stored(node: fx.Node) -> fx.Node:
+    """The tensor in memory of which `node` is a view; one of several results stands for itself."""
+    return through(node, lambda view: is_view(view) and not picks(view))
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

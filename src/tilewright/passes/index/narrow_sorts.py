@@ -18,6 +18,7 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_results
 from tilewright.passes.rule import Value, call, gpu, matches, rule
+from tilewright.passes.units import stored
 
 aten: Any = torch.ops.aten
 CHOSEN = call(operator.getitem, call(aten.topk.default, "source", ..., dim=Value("dim", (int,))), 1)
@@ -28,8 +29,7 @@ MOST = 2**15
 
 def _narrow(node: fx.Node, keys: fx.Node) -> dict[str, torch.dtype] | None:
     """The narrowest dtype that holds every key; None if their range is unknown, or they are not int64."""
-    # Stop at the getitem: the call behind it has several results.
-    extent = _extent(calls.through(keys, lambda x: calls.is_view(x) and x.target is not operator.getitem))
+    extent = _extent(stored(keys))
     if calls.tensor(keys).dtype != torch.int64 or extent is None or extent > MOST:
         return None
     return {"dtype": narrowest(extent)}

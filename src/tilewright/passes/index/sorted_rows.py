@@ -24,7 +24,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, insert_results
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.index.narrow_sorts import narrowest
-from tilewright.passes.units import behind_views
+from tilewright.passes.units import behind_views, stored
 
 aten: Any = torch.ops.aten
 
@@ -171,7 +171,7 @@ def taken(values: fx.Node) -> Rows | None:
 
 def row_index(index: fx.Node) -> fx.Node | None:
     """The index of one element per row that `index` repeats along its other dimensions; None if it does not."""
-    base = behind_views(index)
+    base = stored(index)
     given, whole = calls.tensor(index), calls.tensor(base)
     if not given.dim() or not whole.is_contiguous() or whole.numel() != given.shape[0]:
         return None
