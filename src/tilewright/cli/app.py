@@ -12,6 +12,7 @@ import typer
 from tilewright import __version__
 from tilewright.cli.bench import bench
 from tilewright.cli.bisect import bisect
+from tilewright.cli.check import check
 from tilewright.cli.claims import claims
 from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
@@ -26,7 +27,7 @@ from tilewright.cli.sql import sql
 from tilewright.cli.trace import trace
 
 # In the order in which help lists them.
-VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, bisect, claims)
+VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, bisect, claims, check)
 
 # An example of each verb, which its help ends with.
 EXAMPLES = {
@@ -42,6 +43,7 @@ EXAMPLES = {
     diff: "tilewright diff before.duckdb after.duckdb",
     bisect: 'tilewright bisect model.py:net --inputs "f32[B=16,S=256,D=256]"',
     claims: "tilewright claims --only H5,V*",
+    check: "tilewright check softmax predictions.txt",
 }
 FIRST = """\
 tilewright: what is slow in a PyTorch model, why, and kernels that close the gap.

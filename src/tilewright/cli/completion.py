@@ -18,6 +18,8 @@ def offering(values: Iterable[str]) -> Offered:
 
 
 operators = offering(SUITES)
+lessons = offering(("profiling", "softmax", "launches", "tiles", "gelu", "ladder", "attention", "block"))
+languages = offering(("en", "zh"))
 devices_here = offering(("cpu", "cuda"))
 directions = offering(("fwd", "bwd", "fwd+bwd"))
 dtypes = offering(("bf16", "fp32", "fp16", "fp64"))

@@ -1,0 +1,175 @@
+"""Grades a student's operator: the first input on which it is wrong, and what that points to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tilewright.measure.truth.contract import compare
+from tilewright.records.errors import UsageError, VerificationError
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An input, and what a wrong result on it alone points to."""
+
+    name: str
+    make: Callable[[], Tensor]
+    points_to: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An operator to write: PyTorch's, and other functions that are taken for it."""
+
+    reference: Function
+    impostors: Mapping[str, Function]
+    trials: Sequence[Trial] = field(default_factory=tuple)
+
+
+def _normal(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+
+ORDINARY = Trial("fp32[4, 256]", lambda: _normal(4, 256), "")
+RAGGED = Trial(
+    "fp32[3, 1003]",
+    lambda: _normal(3, 1003),
+    "1,003 is no multiple of any block: the mask of the last block, or the number of programs, is wrong",
+)
+STRIDED = Trial(
+    "a transposed fp32[64, 96]",
+    lambda: _normal(96, 64).t(),
+    "its elements do not lie side by side: pass strides, or call contiguous() first",
+)
+NARROW = Trial(
+    "bf16[8, 512]",
+    lambda: _normal(8, 512, dtype=torch.bfloat16),
+    "a step was rounded to bf16 on the way: convert to float32 first and round once, at the end",
+)
+EMPTY = Trial("fp32[0, 16]", lambda: torch.zeros(0, 16), "no rows: a grid of zero programs cannot be launched")
+EXERCISES = {
+    "gelu": Exercise(
+        torch.nn.functional.gelu,
+        {
+            "GELU's approximation by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+            "GELU's approximation by a sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
+            "SiLU": torch.nn.functional.silu,
+            "ReLU": torch.relu,
+            "Φ(x), without the factor x": lambda x: 0.5 * (1 + torch.erf(x * math.sqrt(0.5))),
+            "GELU with erf(x) in place of erf(x/√2)": lambda x: 0.5 * x * (1 + torch.erf(x)),
+        },
+        (
+            ORDINARY,
+            RAGGED,
+            STRIDED,
+            NARROW,
+            Trial(
+                "NaN among the values",
+                lambda: torch.tensor([[1.0, math.nan, -1.0, 2.0]]),
+                "a NaN must stay one: a maximum, a clamp or a comparison drops it",
+            ),
+            EMPTY,
+        ),
+    ),
+    "softmax": Exercise(
+        lambda x: torch.softmax(x, -1),
+        {
+            "a softmax of all elements together, not of each row": lambda x: x.flatten().softmax(0).view_as(x),
+            "a softmax of the columns": lambda x: x.softmax(0),
+            "log-softmax": lambda x: x.log_softmax(-1),
+            "the exponentials, not divided by their sum": lambda x: (x - x.amax(-1, keepdim=True)).exp(),
+        },
+        (
+            ORDINARY,
+            Trial(
+                "values about 500",
+                lambda: 500 + _normal(4, 256),
+                "exp(500) overflows fp32: subtract each row's maximum first",
+            ),
+            Trial(
+                "values about -500",
+                lambda: _normal(3, 100) - 500,
+                "the columns that pad a block must be -inf, not 0: else 0 is the maximum, and exp(-500) vanishes",
+            ),
+            RAGGED,
+            STRIDED,
+            NARROW,
+            Trial(
+                "a row with -inf",
+                lambda: torch.tensor([[0.0, -math.inf, 1.0, -math.inf]]),
+                "a masked column has weight 0; -inf minus -inf is NaN",
+            ),
+            EMPTY,
+        ),
+    ),
+}
+
+
+def grade(name: str, function: object) -> Iterator[str]:
+    """A line for each trial; VerificationError, which says what is wrong, at the first that fails."""
+    if not callable(function):
+        raise UsageError(f"{name} is not a function")
+    exercise = EXERCISES[name]
+    for trial in exercise.trials:
+        x = trial.make()
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        x = x.to(device)
+        if fault := _fault(name, function, exercise, trial, x):
+            raise VerificationError(f"{trial.name}: {fault}")
+        yield f"{trial.name}: right"
+    yield f"{name} is right on all {len(exercise.trials)} inputs; `tilewright bench` says how fast it is"
+
+
+def _fault(name: str, function: Callable[..., object], exercise: Exercise, trial: Trial, x: Tensor) -> str:
+    before = x.clone()
+    try:
+        result = function(x)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{_hint(trial)}"
+    if not isinstance(result, Tensor):
+        return f"{name} returned {type(result).__name__}, not a tensor"
+    if not torch.equal(x.nan_to_num(), before.nan_to_num()):
+        return "it wrote to its input, which the caller still needs: write to torch.empty_like(x)"
+    if result.shape != x.shape or result.dtype != x.dtype:
+        return (
+            f"the result is {_kind(result)} where the input is {_kind(x)}: "
+            f"give it the input's shape and dtype (torch.empty_like(x))"
+        )
+    eager, truth = exercise.reference(before), exercise.reference(before.double())
+    verified = compare(result, eager, truth)
+    if verified.ok:
+        return ""
+    for words, impostor in exercise.impostors.items():
+        if trial is ORDINARY and compare(result, impostor(before), impostor(before.double())).ok:
+            return f"it computes {words}"
+    return f"{_where(result, truth)}{_hint(trial)}"
+
+
+def _hint(trial: Trial) -> str:
+    return f"; {trial.points_to}" if trial.points_to else ""
+
+
+def _kind(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+def _where(result: Tensor, truth: Tensor) -> str:
+    """How many elements are wrong, and the first of them."""
+    off = (result.double() - truth).abs() > 1e-2 * truth.abs() + 1e-6
+    off |= result.isnan() != truth.isnan()
+    wrong = off.nonzero()
+    if not len(wrong):
+        return "each element is a little off, by more than rounding"
+    at = tuple(wrong[0].tolist())
+    return (
+        f"{len(wrong):,} of {truth.numel():,} elements are wrong, the first at {list(at)}: "
+        f"{result[at].item():.6g} where {truth[at].item():.6g} is right"
+    )

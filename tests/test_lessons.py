@@ -1,0 +1,156 @@
+"""Lessons: answers are graded in words, wrong operators are refused for the right reason, each lesson has its pages."""
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from examples.lessons.catalogue import LESSONS
+from examples.lessons.check import check
+from examples.lessons.lesson import value
+from examples.lessons.operators import EXERCISES, grade
+from examples.lessons.predictions import words
+from tilewright.cli import completion
+from tilewright.records.errors import TilewrightError, UsageError, VerificationError
+
+ROOT = Path(__file__).parents[1]
+
+
+def summed_in_bf16(x: Tensor) -> Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    total = sum((e[:, i : i + 1] for i in range(x.shape[1])), torch.zeros(len(x), 1, dtype=x.dtype))
+    return e / total
+
+
+def as_if_contiguous(x: Tensor) -> Tensor:
+    flat = torch.as_strided(x, (x.numel(),), (1,))
+    return F.gelu(flat).view(x.shape)
+
+
+def without_the_tail(x: Tensor) -> Tensor:
+    y = F.gelu(x).contiguous()
+    flat = y.view(-1)
+    flat[flat.numel() // 256 * 256 :] = 0
+    return y
+
+
+def zeros_as_padding(x: Tensor) -> Tensor:
+    padded = F.pad(x.float(), (0, 1 << (x.shape[1] - 1).bit_length()))[:, : max(1, 1 << (x.shape[1] - 1).bit_length())]
+    e = (padded - padded.amax(-1, keepdim=True)).exp()[:, : x.shape[1]]
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+def in_place(x: Tensor) -> Tensor:
+    return x.copy_(F.gelu(x))
+
+
+WRONG: list[tuple[str, Callable[[Tensor], object], str]] = [
+    ("gelu", lambda x: F.gelu(x, approximate="tanh"), "fp32[4, 256]: it computes GELU's approximation by tanh"),
+    ("gelu", without_the_tail, "fp32[3, 1003]: 193 of 3,009 elements are wrong"),
+    ("gelu", as_if_contiguous, "do not lie side by side: pass strides"),
+    ("softmax", summed_in_bf16, "bf16[8, 512]: .* a step was rounded to bf16 on the way"),
+    ("gelu", in_place, "it wrote to its input"),
+    ("gelu", lambda x: F.gelu(x.float()), r"the result is float32\[8, 512\] where the input is bfloat16\[8, 512\]"),
+    ("gelu", lambda x: F.gelu(x.nan_to_num()), "a NaN must stay one"),
+    ("gelu", lambda x: 2 * F.gelu(x), "elements are wrong, the first at"),
+    ("gelu", lambda x: None, "returned NoneType, not a tensor"),
+    ("softmax", lambda x: x.softmax(0), "it computes a softmax of the columns"),
+    ("softmax", lambda x: x.exp() / x.exp().sum(-1, keepdim=True), r"exp\(500\) overflows fp32: subtract"),
+    ("softmax", zeros_as_padding, "the columns that pad a block must be -inf"),
+    ("softmax", lambda x: 1 / 0, "ZeroDivisionError: division by zero"),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong", "reason"), WRONG)
+def test_a_wrong_operator_is_refused_for_its_reason(name: str, wrong: Callable[[Tensor], object], reason: str) -> None:
+    with pytest.raises(VerificationError, match=reason.replace("[", r"\[") if r"\[" not in reason else reason):
+        list(grade(name, wrong))
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_right_operator_passes(name: str) -> None:
+    *trials, last = grade(name, lambda x: EXERCISES[name].reference(x.clone()))
+    assert len(trials) == len(EXERCISES[name].trials) and last.startswith(f"{name} is right on all")
+
+
+def test_predictions_are_graded_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("programs = 62.5\ntiles = 512/64  # a loop\nresident = 32\nwaves = 0.03\nlimit = DRAM-bound\n")
+    graded = list(check("tiles", file))
+    assert graded[0].startswith("programs: you say 62.5; it is 63. There is no half program")
+    assert graded[1].startswith("tiles: right, 512/64 = 8. ")
+    assert graded[2].startswith("resident: you say 32; it is 16. The limit of blocks is 32")
+    assert graded[3].startswith("waves: right, 0.03; measured") or graded[3].startswith("waves: right, 0.03")
+    assert graded[4].startswith("limit: you say DRAM-bound; it is latency-bound. 1 MB in 8 µs")
+    assert graded[5] == "2 of 5 right"
+    file.write_text("programs = 60\n")
+    assert "it is 63, 1.05 times as much" in next(iter(check("tiles", file)))
+    assert list(check("tiles", file))[1] == "tiles: no prediction yet"
+
+
+@pytest.mark.parametrize(
+    ("lesson", "text", "message"),
+    [
+        ("tile", "", "no lesson 'tile'; there are profiling, softmax"),
+        ("tiles", "program = 3\n", "answers program, which the lesson does not ask; it asks programs, tiles"),
+        ("tiles", "63 programs\n", "mine.txt:1 is no prediction"),
+        ("tiles", "programs = __import__('os')\n", "cannot read"),
+        ("tiles", "programs = N\n", "with + - * / ** and no names"),
+        ("tiles", "programs = 9**9**9**9\n", "cannot read"),
+        ("tiles", "limit = memory\n", "limit = memory: choose one of compute-bound"),
+    ],
+)
+def test_what_cannot_be_graded_says_why(tmp_path: Path, lesson: str, text: str, message: str) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        list(check(lesson, file))
+    assert message in str(raised.value)
+
+
+def test_an_operator_where_none_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(TilewrightError, match="asks for no operator"):
+        list(check("tiles", tmp_path / "mine.py"))
+
+
+def test_what_softmax_reads_and_writes(tmp_path: Path) -> None:
+    """The answers of the page itself, counted on the captured graph."""
+    file = tmp_path / "mine.txt"
+    file.write_text(
+        "reads_naive = 5NM + 2N\nwrites_naive = 3*N*M + 2*N\nreads_fused = N*M\nwrites_fused = N*M\n"
+        "times_faster = 4\nbound = DRAM-bound\n".replace("5NM", "5*N*M")
+    )
+    assert list(check("softmax", file))[-1] == "6 of 6 right"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_question_has_its_words_and_its_place_in_a_page(language: str) -> None:
+    for name, lesson in LESSONS.items():
+        said = words(name, language)
+        assert list(said) == [question.name for question in lesson.questions]
+        page = ROOT / "docs" / "learn" / ("zh" if language == "zh" else "") / f"{name}.md"
+        text = page.read_text("utf-8")
+        assert f"tilewright check {name} " in text
+        for question in lesson.questions:
+            assert f"{question.name} =" in text, (page, question.name)
+            assert question.choices or all(value(each, lesson.sizes) >= 0 for each in said[question.name].mistakes)
+            assert not question.choices or {*said[question.name].mistakes} <= {*question.choices}
+
+
+def test_both_languages_know_the_same_mistakes() -> None:
+    english, chinese = (
+        tomllib.loads((ROOT / f"examples/lessons/{each}.toml").read_text("utf-8")) for each in ("en", "zh")
+    )
+
+    def keys(table: dict[str, object]) -> object:
+        return {name: keys(part) if isinstance(part, dict) else "" for name, part in table.items()}
+
+    assert keys(english) == keys(chinese)
+
+
+def test_the_shell_offers_the_lessons() -> None:
+    assert completion.lessons("") == list(LESSONS)
