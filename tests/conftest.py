@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests import interpreter
+
 SLOW = Path(__file__).with_name("slow.txt")
 """Test functions whose cases take more than `SLOW_S` seconds of processor time together; `make check` leaves them out.
 
@@ -26,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Workers of pytest-xdist inherit the environment, so only the process that starts them sets it.
     """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        interpreter.install()
     if os.environ.get("TILEWRIGHT_WRITE_SLOW") == "1":
         config.pluginmanager.register(Stopwatch())
     if hasattr(config, "workerinput"):

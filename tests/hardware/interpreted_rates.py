@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from tests.kernels.interpreter import install
 from tilewright.hardware.cache_memory import walk
 from tilewright.hardware.multiply_adds import chains
 
-install()
 PROGRAMS, BLOCK = 3, 16
 
 

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.contract import called
-from tests.kernels.interpreter import install
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.contract import compare
 
 pytestmark = pytest.mark.usefixtures("in_triton")
-install()
 LENGTH, WIDTH = 12, 24
 
 

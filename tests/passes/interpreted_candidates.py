@@ -8,14 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.contract import keeps_contract, own, targets
-from tests.kernels.interpreter import install
 from tests.passes import norms
 from tests.passes.losses import LOSSES, Head, inputs
 from tilewright.backend import Recording, recording
 from tilewright.measure.truth.contract import compare
 from tilewright.passes import candidates
-
-install()
 
 
 @pytest.fixture(autouse=True)

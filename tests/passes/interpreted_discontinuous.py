@@ -4,9 +4,6 @@ import pytest
 import torch
 
 from benchmarks.discontinuous import check
-from tests.kernels.interpreter import install
-
-install()
 
 
 @pytest.mark.parametrize(

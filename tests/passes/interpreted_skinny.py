@@ -9,12 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.contract import called, keeps_contract
-from tests.kernels.interpreter import install
 from tilewright.backend import Recording, backend, recording
 from tilewright.passes.product import skinny as skinny_products
 from tilewright.records.program import Decision
-
-install()
 
 
 @pytest.fixture(autouse=True)

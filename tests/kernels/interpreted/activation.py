@@ -6,12 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.kernels.interpreter import install
 from tilewright.kernels import activation
 from tilewright.kernels.device import interpreted
 from tilewright.measure.truth.contract import compare
 
-install()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

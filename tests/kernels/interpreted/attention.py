@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from tests.kernels.attention.calls import Call, wrong, wrong_packed
-from tests.kernels.interpreter import install
 from tilewright.kernels.attention import attention, reference
 
-install()
 CPU = torch.device("cpu")
 CALLS = [
     Call(),

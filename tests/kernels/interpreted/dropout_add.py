@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.kernels import philox
-from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tilewright.bench.suites.dropout_add import masked
 from tilewright.kernels import dropout_add
@@ -17,7 +16,6 @@ from tilewright.launch import twin
 from tilewright.launch.builder import RecipeBuilder, operands_of
 from tilewright.measure.truth.contract import compare
 
-install()
 SEED = 0x9234_5678_9ABC_DEF0
 P = 0.37
 BLOCKS = 2

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from examples.kernels import gelu, matmul, weighted_sum
-from tests.kernels.interpreter import install
 from tests.kernels.layouts import layouts
 from tests.proving import broken
 from tilewright.bench.catalogue import suite
 
-install()
 SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]
 
 

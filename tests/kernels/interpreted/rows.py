@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.gpu.kernels.launching import in_turn
-from tests.kernels.interpreter import install
 from tests.kernels.losses import OPTIONS, targets, wrong_losses
 from tests.kernels.row_operators import CALLS, NORMS, wrong
 from tests.kernels.rows import layout
@@ -16,7 +15,6 @@ from tilewright.kernels.cross_entropy import by_impl
 from tilewright.kernels.cross_entropy import triton as cross_entropy
 from tilewright.kernels.weighted_sum import weighted_sum
 
-install()
 CPU = torch.device("cpu")
 INTERPRETED = [(name, case) for name, case in CALLS if name != "dropout_add"]
 """Dropout draws its mask on a GPU: `dropout_add.py`."""

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from tests.kernels.few_rows import keeps_contract
-from tests.kernels.interpreter import install
 from tilewright.kernels import skinny_linear as kernels
 
-install()
 CASES = [
     # rows, columns, outputs, activation
     (1, 256, (24, 16, 8), "none"),

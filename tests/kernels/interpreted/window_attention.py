@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from tests.kernels.attention.windows import CALLS, Windows, inputs, judged
-from tests.kernels.interpreter import install
 from tilewright.functional import window_attention
 from tilewright.kernels.attention.window import triton
 
-install()
 CPU = torch.device("cpu")
 
 

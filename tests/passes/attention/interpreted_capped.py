@@ -5,12 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_kernel import inferred, trained
 from tests.passes.attention.spellings import Function, draw
 
 pytestmark = pytest.mark.usefixtures("in_triton")
-install()
 B, H, K, N, D = 2, 4, 2, 21, 16
 CAP = 2.0
 """About the size of the scores, so that the cap changes most of them."""

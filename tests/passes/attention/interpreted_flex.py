@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_kernel import Compiled, inferred
 from tests.passes.attention.spellings import draw
 from tilewright.records.program import Decision
@@ -15,7 +14,6 @@ pytestmark = [
     # Of eager's call.
     pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
 ]
-install()
 B, H, K, N, D = 2, 4, 2, 128, 16
 SLOPES = torch.linspace(0.1, 0.4, H)
 

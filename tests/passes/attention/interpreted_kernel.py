@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.contract import nodes, recorded, targets
-from tests.kernels.interpreter import install
 from tests.passes.attention.spellings import (
     DROPPED_ROW,
     MASKED,
@@ -33,7 +32,6 @@ from tilewright.passes.stages import rewrite
 from tilewright.records.program import Decision
 
 pytestmark = pytest.mark.usefixtures("in_triton")
-install()
 
 
 class Compiled:

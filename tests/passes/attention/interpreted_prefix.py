@@ -9,13 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.contract import targets
-from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_kernel import Compiled
 from tests.passes.attention.test_recognise import check_numbers
 from tilewright.passes.attention import fused
 
 pytestmark = pytest.mark.usefixtures("in_triton")
-install()
 KEYS = 80
 PREFIX = "tilewright.attention_prefix"
 

@@ -5,13 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_capped import B, D, H, K, N, keep
 from tests.passes.attention.interpreted_kernel import inferred, trained
 from tests.passes.attention.spellings import Function, draw
 
 pytestmark = pytest.mark.usefixtures("in_triton")
-install()
 
 
 def beside(scores: Tensor, sinks: Tensor) -> Tensor:

@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.interpreter import install
 from tests.passes.attention.interpreted_kernel import trained
 
 pytestmark = pytest.mark.usefixtures("in_triton")
-install()
 B, M, H, N, D = 32, 4, 4, 9, 16
 Function = Callable[..., Tensor]
 
