@@ -218,6 +218,19 @@ PROGRAMS: dict[str, Program] = {
     "integer sums": _integers(lambda x, y: ((x + y).sum(-1), x.amax(-1)), (33, 130), torch.int32),
     "long rows": program(lambda x: (x.softmax(-1), x.amax(-1)), (3, 16411)),
     "long rows of several axes": program(lambda x: x - x.mean((1, 3), keepdim=True), (2, 130, 2, 131)),
+    "long rows of channels": program(
+        lambda x, w: ((y := x * w[:, None]) - y.mean((1, 2), keepdim=True)) * y.sum((1, 2), keepdim=True),
+        (2, 3, 8100),
+        (3,),
+    ),
+    "long rows that are partly -inf": Program(
+        lambda x: (x.softmax(-1), x.log_softmax(-1)),
+        lambda g: [torch.randn(3, 16500, generator=g).masked_fill(torch.arange(16500) // 64 % 2 == 0, -torch.inf)],
+    ),
+    "long rows of special values": Program(
+        lambda x: x.softmax(-1),
+        lambda g: [torch.randn(4, 16500, generator=g) + torch.tensor([[0.0], [torch.inf], [-torch.inf], [torch.nan]])],
+    ),
     "long rows with special values": _with_specials(lambda x: (x.argmin(-1), x.amax(-1)), (2, 16500)),
     # Reductions over the rows, and over everything.
     "column sums": program(lambda x: x.sum(0), (390, 33)),

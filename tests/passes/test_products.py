@@ -13,6 +13,7 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
 from tilewright.passes.product.contractions import contract
+from tilewright.passes.product.few_terms import FEW, sum_few_terms
 
 H200 = target_named("h200")
 
@@ -200,3 +201,25 @@ def test_products_are_added_in_place_where_the_sum_is_a_result(
     in_place = [node for plan in plans for node in plan.graph.nodes if node.target is torch.ops.aten.addmm_.default]
     decisions = [decision for plan in plans for decision in plan.fusion.decisions if decision.passed_by == "products"]
     assert len(in_place) == len(decisions) == added
+
+
+FEW_TERMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "batches": (torch.bmm, [given(5, 7, 3).bfloat16(), given(5, 3, 9).bfloat16()]),
+    "one term and a bias": (lambda a, b, c: torch.addmm(c, a, b.t()), [given(7, 1), given(9, 1), given(9)]),
+    "transposed, a wide bias": (
+        lambda a, b, c: torch.addmm(c, a.t(), b),
+        [given(FEW, 7).half(), given(FEW, 9).half(), given(7, 9).half()],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_TERMS)
+def test_products_over_a_few_elements_are_sums(name: str) -> None:
+    function, inputs = FEW_TERMS[name]
+    graph = aten(function, *inputs)
+    want = run(graph, *inputs)
+    (decision,) = sum_few_terms(graph, H200)
+    assert decision.verdict == "taken" and not any("mm." in call for call in calls(graph))
+    found, truth = run(graph, *inputs), function(*(x.double() for x in inputs))
+    assert found.is_contiguous() and compare(found, want, truth).ok
+    assert stays(lambda g: sum_few_terms(g, H200), torch.mm, given(7, FEW + 1), given(FEW + 1, 9)) == []

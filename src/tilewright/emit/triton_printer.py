@@ -16,10 +16,10 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "outer", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part",
-     "part_ok", "count", "found", "draw", "piece", "tl", "tw", "libdevice", "float", "range"]
+     "part_ok", "count", "found", "draw", "piece", "block", "step", "down", "tl", "tw", "libdevice", "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
-NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip", "carry")
+NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip", "carry", "terms", "next", "shift")
 BYTES = ("bool", "int8", "uint8")
 GROUPS = (8, 4)
 """Elements that are drawn together, with two calls of Philox or one."""
@@ -33,6 +33,9 @@ LINE = 110
 
 class Printer:
     """Base of both kernels: names, indices, masks, and the text of a step."""
+
+    numbers_outer_columns = False
+    """Whether the outer columns are numbers, which are never out of bounds."""
 
     def __init__(self, schedule: TritonSchedule) -> None:
         self.schedule = schedule
@@ -162,6 +165,8 @@ class Printer:
     def mask(self, strides: tuple[int, ...]) -> str:
         """`, mask=…`, or nothing for a single element."""
         rows, cols = (any(part) for part in self.nest.split(strides))
+        if self.numbers_outer_columns:
+            cols = strides[-1] != 0
         if not rows and not cols:
             return ""
         return f", mask={self.bounds(rows, cols)}"
@@ -217,7 +222,7 @@ class Printer:
             if step.level is Level.COL and self.schedule.repeats_columns:
                 # Load it in the layout of the tiles that it is combined with.
                 place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
-            loaded = f"tl.load({place}{mask})"
+            loaded = f"tl.load({place}{mask}{self.eviction(i)})"
             return from_storage(buffer.dtype, step.dtype, loaded)
         if step.name == "index":
             assert step.strides is not None
@@ -279,7 +284,12 @@ class Printer:
         buffer = self.nest.buffers[store.access.buffer]
         strides = store.access.strides
         pointer = f"{self.names[store.access.buffer]}_ptr + {self.index(strides)}"
-        self.put(f"tl.store({pointer}, {to_storage(buffer.dtype, self.operand(store.value))}{self.mask(strides)})")
+        value = to_storage(buffer.dtype, self.operand(store.value))
+        self.put(f"tl.store({pointer}, {value}{self.mask(strides)}{self.eviction(None)})")
+
+    def eviction(self, i: int | None) -> str:
+        """The argument of load `i`, or of a store, that says how long the caches should hold it."""
+        return ""
 
     def accumulator(self, step: Step) -> str:
         """The dtype that this kernel accumulates a reduction in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import frexp, gcd, prod
@@ -39,6 +40,8 @@ NARROW = ("bfloat16", "float16", "int16", "uint8", "int8", "bool")
 """Dtypes of less than four bytes an element."""
 WIDEST_VECTOR = 16
 """Elements of the narrowest dtype in 16 bytes."""
+SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+"""Bytes of an element, 1 unless named."""
 
 Kind = Literal["flat", "tiles", "rows"]
 
@@ -116,9 +119,52 @@ class TritonSchedule:
     @cached_property
     def cuts_columns(self) -> bool:
         """Whether a block of columns ends with the innermost column axis, so that the outer ones are numbers of the
-        program: no division for each element, and 32-bit places beside them. The minimum over the middle axis of
-        [128, 4096, 4095] took 3,230 µs on an H200 in fp32 and 5,374 in bf16, so 2,216 and 1,587."""
-        return self.splits_columns and len(self.nest.cols) > 1 and self.nest.cols[-1] >= LEAST_CUT
+        program or of its loop: no division for each element, and 32-bit places beside them. The minimum over the middle
+        axis of [128, 4096, 4095] took 3,230 µs on an H200 in fp32 and 5,374 in bf16, so 2,216 and 1,587."""
+        if len(self.nest.cols) == 1:
+            return False
+        return self.nest.cols[-1] >= LEAST_CUT if self.splits_columns else bool(self.is_looped and self.loop_widths)
+
+    @cached_property
+    def is_looped(self) -> bool:
+        """Whether a program loops over the columns of its rows."""
+        return self.kind == "rows" and not self.whole_row and not self.scans
+
+    @cached_property
+    def loop_widths(self) -> list[int]:
+        """Widths of blocks, widest first, that leave at most a quarter of the lanes idle at the end of the innermost
+        column axis."""
+        inner = self.nest.cols[-1]
+        return [w for w in (WHOLE_ROW, WHOLE_ROW // 2) if 4 * inner >= 3 * -(-inner // w) * w]
+
+    @property
+    def column_blocks_text(self) -> str:
+        """The blocks of a row whose columns are cut."""
+        *outer, inner = self.nest.cols
+        return f"{prod(outer)} * tl.cdiv({inner}, BLOCK_COLS)"
+
+    @cached_property
+    def vector(self) -> int:
+        """Elements in 16 bytes of the widest that are loaded along the columns."""
+        loads = [s.access for s in self.nest.steps if s.name == "load" and s.access and s.access.strides[-1]]
+        sizes = [SIZES.get(self.nest.buffers[access.buffer].dtype, 1) for access in loads]
+        return WIDEST_VECTOR // max(sizes, default=4)
+
+    @cached_property
+    def online_sums(self) -> dict[int, int]:
+        """Sums of exponentials of differences from a row's maximum, with the position of the maximum, if both are found
+        in one loop over the row."""
+        steps = self.nest.steps
+        found: dict[int, int] = {}
+        for i, step in self.nest.reductions("reduce_cols"):
+            term = steps[step.args[0]]
+            difference = steps[term.args[0]] if term.name == "exp" else None
+            if self.is_looped and step.kind == "sum" and term.dtype == "float32" and difference is not None:
+                value, peak = (*difference.args, -1, -1)[:2]
+                of_peak = difference.name == "sub" and steps[peak].name == "reduce_cols" and steps[peak].kind == "max"
+                if of_peak and steps[peak].args[0] == value and peak not in found.values():
+                    found[i] = peak
+        return found
 
     def column_blocks(self, block: int) -> int:
         """Blocks of `block` columns."""
@@ -214,10 +260,21 @@ class TritonSchedule:
         return wide and not exact and step.args[0] not in self.late_scalars
 
     @cached_property
+    def registers_per_looped_column(self) -> int:
+        """Registers that a column of a block takes, with one for the terms of a sum in double."""
+        outer = [s for s in self.nest.steps if s.name == "load" and s.access and not s.access.strides[-1]]
+        wide = any(accumulator_dtype(step) == "float64" for _, step in self.nest.reductions("reduce_cols"))
+        return self.registers_per_column - self._registers_of(outer) * self.cuts_columns + wide
+
+    @cached_property
     def registers_per_column(self) -> int:
         """Registers that a column takes while a program computes a row."""
+        return self._registers_of(self.nest.steps)
+
+    @staticmethod
+    def _registers_of(steps: Iterable[Step]) -> int:
         count = 0
-        for step in self.nest.steps:
+        for step in steps:
             if step.name == "load" and step.level in (Level.FULL, Level.COL):
                 count += 2 if step.dtype in ("float64", "int64") else 1
             elif step.name == "reduce_rows" and step.level is Level.COL:
@@ -234,7 +291,7 @@ class TritonSchedule:
     @cached_property
     def wide_in_block(self) -> bool:
         """The same beside the indices that are numbers of the program."""
-        if not self.cuts_columns:
+        if not (self.cuts_columns and self.splits_columns):
             return self.wide_index
         *outer, inner = self.nest.cols
         extents = (*self.nest.rows, *[1] * len(outer), inner)

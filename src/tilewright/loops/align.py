@@ -39,5 +39,15 @@ def memory_order(
     return sorted(axes, key=lambda a: (a in reference, -reference.get(a, 0), -rest[a], a.extent, a.serial))
 
 
+def contiguous_end(order: Sequence[Axis], accesses: Sequence[Mapping[Axis, int]]) -> frozenset[Axis]:
+    """The innermost axis, with those outside it, but one, along which every tensor goes on where it ends."""
+    end = [order[-1]] if order else []
+    for axis in reversed(order[1:-1]):
+        if any(strides.get(axis, 0) != strides.get(end[0], 0) * end[0].extent for strides in accesses):
+            break
+        end.insert(0, axis)
+    return frozenset(end)
+
+
 def _span(strides: dict[Axis, int]) -> int:
     return prod(axis.extent for axis in strides)

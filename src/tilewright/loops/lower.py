@@ -12,7 +12,7 @@ from torch import fx
 
 from tilewright.graph.calls import dtype_name
 from tilewright.hardware.target import Language
-from tilewright.loops.align import align, memory_order
+from tilewright.loops.align import align, contiguous_end, memory_order
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where, refuse_mixed_sums
 from tilewright.loops.trace import trace_nodes
@@ -23,6 +23,7 @@ from tilewright.records.recipe import is_expanded
 
 APPROXIMABLE = frozenset({"exp", "expm1", "log1p", "sigmoid", "div"})
 """Functions whose accurate form takes several times the instructions of the hardware's own."""
+INDEXED = ("draw", "index")
 FEW_COLUMNS = 1024
 """A reduction over all axes is cut into rows of at least this many elements, if it has several axes left."""
 LEAST_COLUMNS = 64
@@ -151,7 +152,9 @@ class _Lowering:
             return self._along(order, scanned)
         over = {r.axes for r in self.reductions if r.axes}
         if not over:
-            return self._split_by(order, frozenset(order[-1:]))
+            places = [op.detail.axes if op.name == "draw" else op.detail for op in self.ops if op.name in INDEXED]
+            accesses = [*self.output_strides, *self._load_strides(), *(strides_of([place], [1]) for place in places)]
+            return self._split_by(order, contiguous_end(order, accesses))
         again = {r.axes for r in self.reductions if r.axes and self._used_again(r)}
         if len(again) > 1:
             raise Unfusable("the nest uses reductions over different axes again")

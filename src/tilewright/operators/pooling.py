@@ -189,7 +189,7 @@ def max_pool(
     """The first largest element of each window and its position in the plane; of several NaN the last."""
     axes = _axes(c, places, x.shape, c.shape, kernel, stride, padding, dilation)
     rank = len(x.dims)
-    best = x.trace.const(SMALLEST.get(x.dtype, -math.inf), x.dtype)
+    best = smallest = x.trace.const(SMALLEST.get(x.dtype, -math.inf), x.dtype)
     offset = _flat(axes, (axis.first(c, rank) for axis in axes))
     for place, value, inside in _elements(c, x, axes):
         larger = value > best
@@ -197,7 +197,9 @@ def max_pool(
             larger = larger | predicate("isnan", value)
         if inside is not None:
             larger = larger & inside
-        best = where(larger, value, best)
+        # A GPU takes the larger of two in one instruction; the comparisons are for the position, if it is wanted.
+        beside = value if inside is None else where(inside, value, smallest)
+        best = where(larger, value, best) if c.in_cpp else call("maximum", best, beside)
         here = _flat(axes, (k * axis.dilation for k, axis in zip(place, axes, strict=True)))
         offset = where(larger, here, offset)
     begin = _flat(axes, (positions(c.trace, axis.windows, axis.dim, rank) * axis.stride - axis.pad for axis in axes))

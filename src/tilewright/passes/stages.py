@@ -45,6 +45,7 @@ from tilewright.passes.norm.split import split_norms
 from tilewright.passes.product.accumulated import accumulate_products
 from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
 from tilewright.passes.product.contractions import contract
+from tilewright.passes.product.few_terms import sum_few_terms
 from tilewright.passes.product.padded import pad_products
 from tilewright.passes.product.skinny import skinny_products
 from tilewright.passes.random.dropout import split_dropout
@@ -90,6 +91,7 @@ JOINT = Stage(
         leaky_gradient_from_result,
         add_biases_in_products,
         add_biases_in_kernels,
+        sum_few_terms,
         gather_back,
         narrow_sorts,
         Pass("choose_kernels", choose_kernels, hand_written=True),

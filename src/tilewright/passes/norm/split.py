@@ -111,15 +111,14 @@ def _is_split(operand: Any, target: Target) -> bool:
 
 
 def _is_long(operand: Any, rows: int, target: Target) -> bool:
-    """Whether the rows of a GPU's programs are so few, or so long, that one program should not pass over each again."""
+    """Whether the rows of a GPU's programs are so few, or so long, that one pass over each should find both moments."""
     if _starves(operand, rows, target):
         return True
     x = operand.meta["val"]
     if not _is_generated_for_gpu(x, target) or not x.is_contiguous() or not rows:
         return False
-    row_bytes = x.numel() * x.itemsize // rows
-    held = x.numel() // rows <= WHOLE_ROW
-    return not held and min(rows, target.profile.sms) * row_bytes > target.profile.l2_bytes > 0
+    columns: int = x.numel() // rows
+    return columns > WHOLE_ROW
 
 
 def _starves(operand: Any, rows: int, target: Target) -> bool:
