@@ -64,6 +64,8 @@ def test_a_case(tilewright: Tilewright, models: str) -> None:
     run = Path(document["run"])
     assert query(run, "SELECT count(*) FROM operator WHERE target LIKE '%tanh%' AND floor_us > 0")[1][0][0] > 0
     assert run.with_suffix(".html").exists()
+    # The steps after those, without the profiler: 20, and as many as fit into two seconds.
+    assert query(run, "SELECT len(timed_us) >= 20 AND list_sum(timed_us) >= 2e6 FROM recording")[1] == [(True,)]
 
 
 def test_a_module_with_its_optimizer(tilewright: Tilewright, models: str) -> None:

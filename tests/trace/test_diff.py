@@ -165,3 +165,31 @@ def test_an_operator_that_only_one_side_has() -> None:
         ("aten::mm", 50, 0, 1, 0),
         ("aten::bmm", 0, 40, 0, 1),
     ]
+
+
+def test_steps_timed_without_the_profiler_decide_and_other_calls_are_said() -> None:
+    draw = Random(5)
+
+    def made(step_us: float, calls: float, count: int = 30) -> RunSteps:
+        def noise(us: float) -> tuple[float, ...]:
+            return tuple(us * draw.gauss(1, 0.01) for _ in range(count))
+
+        table: dict[tuple[Where, str], tuple[float, float]] = {
+            ("device", "aten::mm"): (70_000 * step_us / 100_000, 1.0),
+            ("host", "aten::copy_"): (1.0, calls),
+        }
+        command = "tilewright profile -- python train.py"
+        each: dict[tuple[Where, str], tuple[float, ...]] = {("device", "aten::mm"): noise(0.7 * step_us)}
+        return RunSteps(Path("x"), 0, noise(step_us), (), table, each, traced=3, command=command, bare=True)
+
+    found = diff([made(100_000, 3)], [made(106_000, 5)])
+    assert found.step.verdict == "slower" and found.decide == ""
+    by_name = {op.operator: op for op in found.operators}
+    slower, called = by_name["aten::mm"].change, by_name["aten::copy_"]
+    assert slower is not None and slower.verdict == "slower" and called.change is None
+    text = printed(show_diff(found))
+    assert "other calls" in text and "1 operator is called more or less often" in text
+
+    short = diff([made(100_000, 3, 6)], [made(106_000, 3, 6)])
+    assert short.step.verdict == "cannot tell"
+    assert "repeat `tilewright profile -- python train.py`" in short.decide

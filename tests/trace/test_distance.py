@@ -119,7 +119,7 @@ def test_a_kernel_that_fills_its_workspace_costs_more_than_the_fill(trace: Trace
 
 
 WINS = "SELECT how, operator, ms_per_step FROM what_you_would_win ORDER BY ms_per_step DESC"
-RECORDED = "INSERT INTO recording VALUES (0, NULL, 1, 1, 1, 0, 0, 0, false, 1, 1, {}, 1000, true, true, true)"
+RECORDED = "INSERT INTO recording VALUES (0, NULL, 1, 1, 1, 0, 0, 0, false, 1, 1, {}, 1000, [], true, true, true)"
 
 
 def test_a_kernel_that_the_device_waited_for_is_host_bound(trace: Trace) -> None:

@@ -50,6 +50,9 @@ def profile(
     light: Annotated[
         bool, typer.Option(help="On a GPU, record the kept steps without operators, which come from the warm-up.")
     ] = True,
+    timed: Annotated[
+        float, typer.Option(min=0, help="Seconds of steps timed at last without the profiler; `diff` compares them.")
+    ] = 2.0,
     whole: Annotated[bool, typer.Option("--whole", help="Record from the start, also without steps.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End the program when its steps are recorded.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges for Nsight Systems; record nothing here.")] = False,
@@ -63,7 +66,8 @@ def profile(
     from tilewright.profiling.steps import profile_case
     from tilewright.report.page import write_page
 
-    plan = RecordingPlan(wait, warmup, active, events, Detail(shapes, stacks, memory), layers, whole, nvtx, light)
+    detail = Detail(shapes, stacks, memory)
+    plan = RecordingPlan(wait, warmup, active, events, detail, layers, whole, nvtx, light, timed)
     command, output = command_line(), _Output(as_json)
 
     with stages(quiet or as_json) as tell:

@@ -59,7 +59,7 @@ def profile_case(
         with marked_regions(recorder):
             recorder.start()
             try:
-                while not recorder.done and recorder.recording.steps_seen < _most_steps(plan):
+                while not recorder.done and not (plan.whole and recorder.recording.steps_seen >= plan.active):
                     step()
                     recorder.step()
             finally:
@@ -78,10 +78,6 @@ def profile_case(
             ceilings=ceilings,
             tell=tell,
         )
-
-
-def _most_steps(plan: RecordingPlan) -> int:
-    return plan.active if plan.whole else plan.wait + plan.warmup + 2 * bool(plan.warmup) + plan.active
 
 
 def step_of(subject: Subject, impl: str, optimizer: str, recorder: Recorder) -> Callable[[], None]:

@@ -25,7 +25,14 @@ def show_diff(found: Difference) -> RenderableType:
     parts: list[RenderableType] = [_line("a step", found.before_us, found.after_us, found.step)]
     if found.device is not None:
         parts.append(_line("on the device", found.before_device_us, found.after_device_us, found.device))
-    changed = [op for op in found.operators if abs(op.difference_us) >= _LEAST_SHOWN * found.before_us]
+    if found.decide:
+        parts.append(Text(f"  {plain(found.decide)}", "dim"))
+    called = [op for op in found.operators if op.called_differently]
+    if called:
+        are = "operators are" if len(called) > 1 else "operator is"
+        parts.append(Text(f"  the program is another: {len(called)} {are} called more or less often"))
+    least = _LEAST_SHOWN * found.before_us
+    changed = [op for op in found.operators if abs(op.difference_us) >= least or op.called_differently]
     if changed:
         parts += [Text("\nwhat changed, a step", "bold"), _operators(changed[:_OPERATORS_SHOWN], found)]
         if len(changed) > _OPERATORS_SHOWN:
@@ -51,7 +58,7 @@ def _percent(ratio: float) -> str:
 
 
 def _operators(changed: list[OperatorChange], found: Difference) -> Table:
-    table = open_table("where", "operator", "before>", "after>", "difference>", "of device's>", "calls>")
+    table = open_table("where", "operator", "before>", "after>", "difference>", "of device's>", "calls>", "verdict")
     table.columns[1].overflow = "fold"
     for op in changed:
         share = found.of_device(op)
@@ -66,5 +73,13 @@ def _operators(changed: list[OperatorChange], found: Difference) -> Table:
             Text(f"{'+' if op.difference_us > 0 else '−'}{duration(abs(op.difference_us))}"),
             "-" if share is None else f"{share:.0%}",
             calls,
+            _verdict(op),
         )
     return table
+
+
+def _verdict(op: OperatorChange) -> str:
+    """Of an operator: slower, faster, the same, or nothing where its steps are too few to tell."""
+    if op.called_differently:
+        return "new" if not op.before_calls else "gone" if not op.after_calls else "other calls"
+    return "" if op.change is None or op.change.verdict == "cannot tell" else op.change.verdict

@@ -71,7 +71,8 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: Pat
         "host": host,
         "causes": causes,
         "run": str(run),
-        "recordings": [asdict(recording) for recording in recordings],
+        # The single steps are in the table `recording`: there may be thousands.
+        "recordings": [{name: value for name, value in asdict(it).items() if name != "timed_us"} for it in recordings],
         "operators": [asdict(row) for row in table.rows],
         "cpu_ns": table.cpu_ns,
         "device_ns": table.device_ns,

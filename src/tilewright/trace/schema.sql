@@ -120,6 +120,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     seconds     DOUBLE NOT NULL,
     bare_us     DOUBLE,                     -- a step without the profiler, on the wall clock
     recorded_us DOUBLE,                     -- and with it
+    timed_us    DOUBLE[] NOT NULL,          -- of each step after those in the trace, without it
     shapes      BOOLEAN NOT NULL,
     stacks      BOOLEAN NOT NULL,
     memory      BOOLEAN NOT NULL

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+FEW_STEPS = 20
+"""Fewer of one run give no verdict on another's."""
+
 
 @dataclass(frozen=True)
 class Detail:
@@ -20,9 +23,10 @@ class RecordingPlan:
     """The steps of a recording, in this order, and what is recorded of them.
 
     `wait` steps run without a profiler, and all but the first are timed; `warmup` steps are recorded to count
-    their events; one more runs without a profiler; up to `active` steps are kept. `events` bounds the events
-    recorded in one process: if the steps exceed it fewer are kept, and if one step exceeds it only its
-    beginning. With `whole` there are no steps: recording starts at once and ends at the bound.
+    their events; one more runs without a profiler; up to `active` steps are kept; then `FEW_STEPS`, and `timed`
+    seconds of them, are timed one by one without a profiler, for `tilewright diff`. `events` bounds the events recorded
+    in one process: if the steps exceed it fewer are kept, and if one step exceeds it only its beginning.
+    With `whole` there are no steps: recording starts at once and ends at the bound.
 
     Recording every operator of the host can double the time of a step that launches many kernels. If the process
     uses a GPU, `light` therefore records only the device, the CUDA calls and the ranges of the kept steps,
@@ -39,6 +43,7 @@ class RecordingPlan:
     whole: bool = False
     nvtx: bool = False
     light: bool = True
+    timed: float = 2.0
 
 
 @dataclass
@@ -62,6 +67,8 @@ class Recording:
     """From the recorder's start to its stop."""
     bare_us: float | None = None
     recorded_us: float | None = None
+    timed_us: list[float] = field(default_factory=list)
+    """Each step after those that were kept."""
     cut: bool = False
     """The bound was reached before the end of a step, or of a program recorded as a whole."""
     compiling_seconds: float = 0.0

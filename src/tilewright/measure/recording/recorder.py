@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from statistics import fmean
+from typing import Concatenate, ParamSpec
 from uuid import uuid4
 
+from tilewright.measure.recording.bare_steps import bare_steps, enough_to_compare
 from tilewright.measure.recording.compilation import COMPILING, Replacements, marked_reasons, noticed_compilations
 from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
@@ -26,12 +28,8 @@ from tilewright.measure.recording.windows import (
     Window,
     gpu_in_use,
     has_gpu,
-    synchronize,
 )
 from tilewright.records.errors import UsageError, warn_once
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Kineto holds about 350 bytes per event while it records (640 with shapes and without stacks), and up to
 # 5.6 kB while it writes the trace: at most 1.1 GB for 200,000 events.
@@ -237,17 +235,11 @@ class Recorder:
     def _wait(self) -> Iterator[None]:
         self._guard.learn()
         yield
-        # The guard's polling would be timed too. Synchronise only before and after the timed steps: between two steps
-        # the host may run ahead.
+        # The guard's polling would be timed too.
         self._guard.rest()
-        synchronize()
-        began, timed = time.perf_counter() - self._compiled_seconds, self._plan.wait - 1
-        for _ in range(timed):
-            yield
-        if timed:
-            synchronize()
-            # Without the compilations among them.
-            self.recording.bare_us = (time.perf_counter() - self._compiled_seconds - began) / timed * 1e6
+        timed: list[float] = []
+        yield from bare_steps(timed, lambda steps, _: steps == self._plan.wait - 1, lambda: self._compiled_seconds)
+        self.recording.bare_us = fmean(timed) if timed else None
 
     def _warm_up(self) -> Iterator[None]:
         began, steps = time.perf_counter(), self._plan.warmup
@@ -298,6 +290,10 @@ class Recorder:
             if not self._plan.whole and self.recording.steps_kept >= wanted:
                 break
             self._next_step_range()
+        self._close_kept()
+        if not self._plan.nvtx and not self._plan.whole:
+            enough = enough_to_compare(self._plan.timed)
+            yield from bare_steps(self.recording.timed_us, enough, lambda: self._compiled_seconds)
         self._finish()
 
     @_contained
@@ -305,6 +301,9 @@ class Recorder:
         """End the recording, because the program starts a profiler of its own."""
         if self.done:
             return
+        if self.recording.trace and self._window is None:
+            # Steps were being timed.
+            return self._finish()
         with self._guard_paused():
             self.recording.gave_way = True
             warn_once("the program starts a profiler of its own; this recording gives way to it and ends here")
@@ -370,14 +369,17 @@ class Recorder:
             self._close_step = None
             self._ends_in_step = True
 
-    def _finish(self) -> None:
+    def _close_kept(self) -> None:
         self._close()
-        if self._keeps:
+        if self._keeps and self.recording.trace is None:
             self.recording.trace = self._path if self._path.exists() else None
             if self.recording.steps_kept and not self.recording.cut:
                 seconds = self._whole_seconds if self._ends_in_step else self.recording.seconds_kept
                 seconds = max(0.0, seconds - self.recording.compiling_seconds)
                 self.recording.recorded_us = seconds / self.recording.steps_kept * 1e6
+
+    def _finish(self) -> None:
+        self._close_kept()
         if not self.recording.trace:
             self.recording.description = None
             for path in (self._path, self._described):

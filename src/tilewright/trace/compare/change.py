@@ -21,12 +21,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from tilewright.measure.recording.plan import FEW_STEPS
+
 LEAST = 0.01
 """Differences below 1 % count as the same: restarting a program may change its time as much."""
 LEVEL = 0.01
 """The probability that an interval misses the true ratio, under the noise model."""
 MANY_RUNS = 5
-FEW_STEPS = 20
 SHORT_US = 2e6
 """A single run shorter than two seconds does not show the slow noise of a shared machine."""
 _TRIMMED = 0.2
@@ -102,15 +103,16 @@ def _trimmed(values: Floats) -> tuple[float, float, int]:
 
 
 def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
+    length_us = min(float(np.exp(run).sum()) for run in (first, second))
     first, second = _winsorised(first), _winsorised(second)
     shift = float(second.mean() - first.mean())
     fewest = min(len(first), len(second))
-    length_us = min(float(np.exp(run).sum()) for run in (first, second))
     problem = ""
     if fewest < FEW_STEPS:
-        problem = f"{fewest} steps are too few, {FEW_STEPS} are needed (`tilewright profile --active {FEW_STEPS}`)"
+        problem = f"{fewest} steps are too few, {FEW_STEPS} are needed (`tilewright profile` times them at last)"
     elif shared_machine and length_us < SHORT_US:
-        problem = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {SHORT_US / 1e6:.0f} s are needed"
+        needed = f"{SHORT_US / 1e6:.0f}"
+        problem = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {needed} s do (--timed {needed})"
     if problem:
         ratio = math.exp(shift)
         return Change(ratio, 0.0, math.inf, "cannot tell", f"{problem}, or {MANY_RUNS} runs per side")

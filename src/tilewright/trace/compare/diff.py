@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tilewright.records.errors import StoreError
 from tilewright.store.query import reading
-from tilewright.trace.compare.change import Change, compare
+from tilewright.trace.compare.change import MANY_RUNS, Change, compare
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 Where = Literal["device", "host"]
 
-_CREATED = "SELECT epoch_us(created) FROM run"
+_RUN = "SELECT epoch_us(created), command FROM run"
+_TIMED = "SELECT timed_us FROM recording WHERE file_id = (SELECT min(file_id) FROM step)"
 _HAS_DEVICE = "SELECT count(*) > 0 FROM device_slice WHERE file_id = (SELECT min(file_id) FROM step)"
 # With several ranks, the first is compared. A step's device time is that of the work that it launched.
 _WORK = """
@@ -38,6 +42,16 @@ FROM operator_time, (SELECT count(*) AS steps FROM operator_step) AS host
 WHERE kind IN ('operator', 'call') AND NOT one_off
 ORDER BY ALL"""
 
+# The same, in each step; an operator that a step lacks took no time there.
+_OF_STEPS = f"""
+WITH held AS (
+    SELECT 'device' AS place, coalesce(operator, work.name) AS name, step.ts::VARCHAR AS step, sum(work.dur) / 1e3 AS us
+    FROM {_WORK} AND work.slice_id IS NOT NULL GROUP BY 2, 3
+    UNION ALL
+    SELECT 'host', name, step, self_ns / 1e3 FROM operator_step_time WHERE kind IN ('operator', 'call')
+)
+SELECT place, name, list(us) FROM held GROUP BY place, name HAVING count(*) = $steps"""
+
 
 @dataclass(frozen=True)
 class RunSteps:
@@ -46,10 +60,17 @@ class RunSteps:
     path: Path
     created_us: int
     steps: tuple[float, ...]
+    """Those that were timed without the profiler, if there are any; else those in the trace."""
     device: tuple[float, ...]
     """The time of all kernels in every step; empty if the run has no device."""
     operators: Mapping[tuple[Where, str], tuple[float, float]]
     """Time and calls of the mean step, by place and operator."""
+    of_steps: Mapping[tuple[Where, str], tuple[float, ...]] = field(default_factory=dict)
+    """The time of those that every step has, in each step."""
+    traced: int = 1
+    """How many steps are in the trace."""
+    command: str = ""
+    bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,13 @@ class OperatorChange:
     after_us: float
     before_calls: float
     after_calls: float
+    change: Change | None = None
+    """Of its time, if it is in every step of both sides."""
+
+    @property
+    def called_differently(self) -> bool:
+        """Whether the mean step calls it more or less often: no noise does that."""
+        return abs(self.after_calls - self.before_calls) > 1e-9
 
     @property
     def difference_us(self) -> float:
@@ -83,6 +111,8 @@ class Difference:
     after_device_us: float
     operators: tuple[OperatorChange, ...]
     """The largest difference first."""
+    decide: str = ""
+    """What will tell, where the verdict on the step is that nobody can."""
 
     def of_device(self, operator: OperatorChange) -> float | None:
         """The operator's share of the device's difference; None if that is close to zero."""
@@ -113,14 +143,27 @@ def read_run(path: Path) -> RunSteps:
         steps = connection.execute(_STEPS).fetchall()
         ((has_device,),) = connection.execute(_HAS_DEVICE).fetchall()
         rows = connection.execute(_OPERATORS, {"steps": max(len(steps), 1)}).fetchall()
-        created = connection.execute(_CREATED).fetchone()
+        each = connection.execute(_OF_STEPS, {"steps": len(steps)}).fetchall() if "operator_step_time" in tables else []
+        timed = connection.execute(_TIMED).fetchone() if _has_timed(connection) else None
+        created, command = connection.execute(_RUN).fetchone() or (0, "")
+    bare = tuple(timed[0]) if timed else ()
     return RunSteps(
         path,
-        created[0] if created else 0,
-        steps=tuple(us for us, _ in steps),
+        created,
+        steps=bare or tuple(us for us, _ in steps),
         device=tuple(us for _, us in steps) if has_device else (),
         operators={(where, operator): (us, calls) for where, operator, us, calls in rows},
+        of_steps={(where, operator): tuple(us) for where, operator, us in each},
+        traced=len(steps),
+        command=command,
+        bare=bool(bare),
     )
+
+
+def _has_timed(connection: DuckDBPyConnection) -> bool:
+    """Runs of earlier versions, and those of `tilewright trace`, have no such steps."""
+    known = "FROM duckdb_columns() WHERE table_name = 'recording' AND column_name = 'timed_us'"
+    return bool(connection.execute(known).fetchall())
 
 
 def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
@@ -148,7 +191,20 @@ def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
         device=device,
         before_device_us=_mean(us for run in busy[0] for us in run),
         after_device_us=_mean(us for run in busy[1] for us in run),
-        operators=tuple(_operators(first, second)),
+        operators=tuple(_operators(first, second, turns)),
+        decide=_what_decides(first, second) if step.verdict == "cannot tell" else "",
+    )
+
+
+def _what_decides(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> str:
+    """How to record what tells two sides apart."""
+    commands = dict.fromkeys(run.command for side in (first, second) for run in side)
+    profiled = [command for command in commands if command.startswith("tilewright profile")]
+    if not profiled:
+        return f"record {MANY_RUNS} traces a side, before and after in turns, and compare the two folders of runs"
+    return (
+        f"{MANY_RUNS} runs a side, made in turns, decide: repeat {' and '.join(f'`{one}`' for one in profiled[:2])}, "
+        "put each side's runs into a folder, and `tilewright diff FOLDER FOLDER`"
     )
 
 
@@ -165,21 +221,25 @@ def in_turns(first: Sequence[int], second: Sequence[int]) -> bool:
     return all(low[1] != high[1] for low, high in list(pairwise(order))[::2])
 
 
-def _operators(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> list[OperatorChange]:
+def _operators(first: Sequence[RunSteps], second: Sequence[RunSteps], turns: bool) -> list[OperatorChange]:
     keys = dict.fromkeys(key for run in (*first, *second) for key in run.operators)
     found = []
     for where, operator in keys:
         (before_us, before_calls), (after_us, after_calls) = (
             _each_step(side, (where, operator)) for side in (first, second)
         )
-        found.append(OperatorChange(where, operator, before_us, after_us, before_calls, after_calls))
+        times = [[run.of_steps.get((where, operator), ()) for run in side] for side in (first, second)]
+        change = None
+        if all(run and min(run) > 0 for side in times for run in side):
+            change = compare(times[0], times[1], in_turns=turns, shared_machine=where == "host")
+        found.append(OperatorChange(where, operator, before_us, after_us, before_calls, after_calls, change))
     return sorted(found, key=lambda change: -abs(change.difference_us))
 
 
 def _each_step(side: Sequence[RunSteps], key: tuple[Where, str]) -> tuple[float, float]:
     """Time and calls in the mean step of all runs of a side."""
-    steps = sum(len(run.steps) for run in side)
-    us, calls = (sum(len(run.steps) * run.operators.get(key, (0.0, 0.0))[place] for run in side) for place in (0, 1))
+    steps = sum(run.traced for run in side)
+    us, calls = (sum(run.traced * run.operators.get(key, (0.0, 0.0))[place] for run in side) for place in (0, 1))
     return us / steps, calls / steps
 
 

@@ -44,7 +44,7 @@ def append(connection: DuckDBPyConnection, table: str, rows: Sequence[tuple[obje
     """
     if not rows:
         return
-    columns = {f"c{at}": np.array(column, dtype=object) for at, column in enumerate(zip(*rows, strict=True))}
+    columns = {f"c{at}": np.fromiter(column, object, len(rows)) for at, column in enumerate(zip(*rows, strict=True))}
     types = [row[1] for row in connection.execute(f"DESCRIBE {table}").fetchall()]
     cast = ", ".join(f"CAST({name} AS {kind})" for name, kind in zip(columns, types, strict=True))
     connection.execute(f"INSERT INTO {table} SELECT {cast} FROM columns")
