@@ -124,15 +124,19 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
     "two means": (
         lambda x: x - x.mean(0) - x.mean(1, keepdim=True),
         [given(4, 6)],
-        "the nest uses reductions over different axes again",
+        "its elements use two reductions over different axes, and one loop cannot wait for both",
     ),
     "sums over other axes": (
         lambda x: (x.exp().sum(1), x.exp().sum((0, 1))),
         [given(3, 4, 5)],
-        "reductions run over different axes",
+        "its reductions run over different axes, which one loop cannot do",
     ),
-    "sum of a sum": (lambda x: x.sum(0).exp().sum(), [given(4, 6)], "does not vary with all rows of the nest"),
-    "no body": (lambda x: x.exp().cummax(0)[0], [given(4, 6)], r"aten.cummax.default has no body"),
+    "sum of a sum": (
+        lambda x: x.sum(0).exp().sum(),
+        [given(4, 6)],
+        "has fewer rows than the rest of the kernel, so they cannot share a loop",
+    ),
+    "no body": (lambda x: x.exp().cummax(0)[0], [given(4, 6)], r"no kernel is generated for aten.cummax.default"),
     "scan": (lambda x: x.exp().cumsum(1), [given(4, 6)], "a scan is PyTorch's on a CPU"),
     "diagonal": (lambda x: x.exp().diagonal() * 2, [given(4, 4)], "diagonal.default of a computed value needs"),
     "many parts": (lambda x: torch.cat([x * n for n in range(17)]), [given(4, 6)], "more than 16 parts"),
@@ -165,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
     "expanded operand": (
         lambda x: x.expand(4, 6).sum(0),
         [given(6)],
-        "a sum runs over an axis its operand does not vary with",
+        "it adds up equal values: its operand is the same along the summed axis",
     ),
 }
 

@@ -34,7 +34,7 @@ WITH_BODY = [
     if row.body is not None and name.startswith("aten.") and name.removeprefix("aten.") not in ONLY_ON_GPUS
 ]
 BY_PYTORCH = (
-    "a sum runs over an axis its operand does not vary with|a scatter of several elements along an axis"
+    "it adds up equal values|a scatter of several elements along an axis"
     "|a loss of integers|PyTorch's sixth|whole numbers between two ends|a tensor that is rolled as if it were flat"
     "|a division that is rounded, but for integers by a positive number|an average of integers"
     "|windows of different sizes|an upsampling of integers|norms of a weight's columns"

@@ -137,7 +137,7 @@ def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_
     lines = {name: line for line in text.splitlines() for name in ("mm", "forward0_gelu", "softmax") if name in line}
     assert "2 × mm" in lines["mm"] and "32.6 %" in lines["mm"] and "odd" not in text
     # Softmax loses more than 1 % without a reason, the prediction of the region is off, and mm has a reason.
-    assert "no decision says why" in lines["softmax"] and "3.00×" in lines["forward0_gelu"]
+    assert "takes 1.7 ×" in lines["softmax"] and "3.00×" in lines["forward0_gelu"]
     assert ["\x1b[1;31m" in lines[name] for name in ("softmax", "forward0_gelu", "mm")] == [True, True, False]
 
 

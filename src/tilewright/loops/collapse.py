@@ -37,7 +37,7 @@ class AxisCollapser:
         in_order = tuple(prod(extents[at + 1 :]) for at in range(len(extents)))
         for step in self.steps:
             if step.name == "draw" and step.philox is None and step.strides != in_order:
-                raise Unfusable("the nest does not visit each element once in the order of its random numbers")
+                raise Unfusable("random numbers are drawn in the order of memory, which this loop does not follow")
 
     def _collapse_part(self, start: int, extents: list[int]) -> None:
         everything = self.rows + self.cols

@@ -126,7 +126,7 @@ class _Lowering:
                 kind, axes = op.detail
                 axes = frozenset(leaves(axes))
                 if axes - deps and kind in ("sum", "prod"):
-                    raise Unfusable("a sum runs over an axis its operand does not vary with")
+                    raise Unfusable("it adds up equal values: its operand is the same along the summed axis")
                 self.reductions.append(_Reduction(position, kind, axes & deps))
                 deps = deps - axes
             self.deps.append(deps)
@@ -157,7 +157,7 @@ class _Lowering:
             return self._split_by(order, contiguous_end(order, accesses))
         again = {r.axes for r in self.reductions if r.axes and self._used_again(r)}
         if len(again) > 1:
-            raise Unfusable("the nest uses reductions over different axes again")
+            raise Unfusable("its elements use two reductions over different axes, and one loop cannot wait for both")
         if again:
             return self._split_by(order, next(iter(again)))
         if over == {self.domain}:
@@ -170,16 +170,16 @@ class _Lowering:
         for cols in candidates:
             if all(r in (cols, self.domain - cols, self.domain) for r in over):
                 return self._split_by(order, cols)
-        raise Unfusable("reductions run over different axes")
+        raise Unfusable("its reductions run over different axes, which one loop cannot do")
 
     def _along(self, order: list[Axis], scanned: set[tuple[Axis, ...]]) -> tuple[list[Axis], list[Axis]]:
         """The scanned axes as columns: in their own order, the last one contiguous."""
         cols, *others = scanned
         if others:
-            raise Unfusable("scans run over different axes")
+            raise Unfusable("its running sums go along different axes, which one loop cannot do")
         rows, found = self._split_by(order, frozenset(cols))
         if tuple(found) != cols or order[-1] is not cols[-1]:
-            raise Unfusable("a scan runs across the rows of a tensor")
+            raise Unfusable("its running sum does not go in the order of memory")
         return rows, found
 
     def _starves(self, cols: frozenset[Axis]) -> bool:
@@ -310,7 +310,7 @@ class _Lowering:
             deps = deps - axes
             source = steps[value]
             if source.is_late:
-                raise Unfusable("a column sum is reduced again")
+                raise Unfusable("a sum over all rows is reduced again, which takes a second kernel")
             stage = source.stage + (source.name == "reduce_cols")
             level, approximate = _level(deps, rows, cols), op.approximate
             steps.append(Step(name, (value,), op.dtype, level, "body", stage, kind=r.kind, approximate=approximate))
@@ -326,29 +326,39 @@ class _Lowering:
                 if self.divisible:
                     self._refuse_repeats(r, op, rows, cols)
                 if r.axes & rows and r.axes & rows != rows & self.deps[op.args[0]] | (r.axes & rows):
-                    raise Unfusable("a reduction covers only some of the rows")
+                    raise Unfusable(
+                        "a reduction adds up some of the rows and keeps the others apart, which one loop cannot do"
+                    )
                 if r.axes & rows and rows - r.axes:
-                    raise Unfusable("a reduction covers only some of the rows")
+                    raise Unfusable(
+                        "a reduction adds up some of the rows and keeps the others apart, which one loop cannot do"
+                    )
                 if r.axes & cols and cols - r.axes:
-                    raise Unfusable("a reduction covers only some of the columns")
+                    raise Unfusable(
+                        "a reduction adds up some of the columns and keeps the others apart, which one loop cannot do"
+                    )
                 if r.axes & rows:
                     late.add(position)
             elif late & set(op.args):
                 late.add(position)
                 if self.deps[position] & rows:
-                    raise Unfusable("each row uses a sum over all rows")
+                    raise Unfusable("every row needs the sum over all rows, which is known only after the last row")
         for (node, value), strides in zip(self.outputs, self.output_strides, strict=True):
             axes = frozenset(strides)
             position = self.ids[value.id]
             if position in late:
                 if axes & rows:
-                    raise Unfusable("a sum over all rows is broadcast over the rows")
+                    raise Unfusable(
+                        "a sum over all rows goes back to each of them, and is known only after the last row"
+                    )
             elif rows - axes:
-                raise Unfusable(f"{node.name} does not vary with all rows of the nest")
+                raise Unfusable(f"{node.name} has fewer rows than the rest of the kernel, so they cannot share a loop")
             if axes & cols and cols - axes:
-                raise Unfusable(f"{node.name} varies with only some of the columns")
+                raise Unfusable(
+                    f"{node.name} has fewer columns than the rest of the kernel, so they cannot share a loop"
+                )
             if self.deps[position] - axes:
-                raise Unfusable(f"{node.name} varies with more than its own axes")
+                raise Unfusable(f"{node.name} would get several values for one element")
 
     def _refuse_repeats(self, r: _Reduction, op: Op, rows: frozenset[Axis], cols: frozenset[Axis]) -> None:
         """Refuse a reduction that many rows (or columns) would each repeat, since its operand does not vary there."""

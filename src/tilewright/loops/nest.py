@@ -270,5 +270,5 @@ def refuse_mixed_sums(steps: Sequence[Step]) -> None:
     for position, step in enumerate(steps):
         if step.name == "reduce_cols" or (step.name != "reduce_rows" and of_columns & set(step.args)):
             if step.where == "after":
-                raise Unfusable("a sum over all rows is combined with a sum over the columns")
+                raise Unfusable("a sum over all rows meets a sum along one row, which is gone by then")
             of_columns.add(position)

@@ -110,7 +110,7 @@ class _Tracer:
     def _run(self, node: fx.Node) -> Any:
         row = row_of(node.target)
         if row is None or row.body is None:
-            raise Unfusable(f"{node.target} has no body in the loop language")
+            raise Unfusable(f"no kernel is generated for {node.target}")
         if row.name == "getitem":
             source, position = node.args
             assert isinstance(source, fx.Node) and isinstance(position, int)

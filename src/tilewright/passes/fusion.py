@@ -221,7 +221,7 @@ class _Fuser:
         """Why the merged kernel would be slower than two; None if it is not known to be."""
         parts = [part.lowered for part in (first, second) if isinstance(part, Region)]
         if _strides(merged) and not any(map(_strides, parts)):
-            return "one kernel would read or write each row with a stride, two kernels do not"
+            return "one kernel would jump through memory from element to element; two read and write it in order"
         if _starves(merged) and not any(map(_starves, parts)):
             return "few programs would each reread a long row; two kernels divide each row among many programs"
         if self._computes_again(merged, first, second):
@@ -232,7 +232,7 @@ class _Fuser:
         self, members: list[fx.Node], first: Region | _Elementwise, second: Region | _Elementwise
     ) -> Region | _Elementwise | tuple[Verdict, str]:
         if self.reach.makes_cycle(members):
-            return "impossible", "the kernel would depend on its own result"
+            return "impossible", "another kernel stands between them: it reads the one and feeds the other"
         parts = self._elementwise(first), self._elementwise(second)
         if parts[0] and parts[1] and (joined := _joined(members, parts[0], parts[1])):
             return joined
@@ -242,7 +242,10 @@ class _Fuser:
             return "impossible", str(error)
         if len(lowered.nest.buffers) > MOST_BUFFERS:
             self.too_wide.append(Region(members, lowered))
-            return "refused", f"the kernel would stream from {len(lowered.nest.buffers)} tensors at once"
+            return (
+                "refused",
+                f"one kernel would read and write {len(lowered.nest.buffers)} tensors at once, which is slower than two",
+            )
         return Region(members, lowered)
 
     def _computes_again(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> bool:
@@ -312,7 +315,7 @@ class _Fuser:
             verdict, reason = "impossible", blocked
         else:
             verdict, reason = self.reasons.get(
-                (producer, consumer), ("impossible", "an earlier merge put another kernel between them")
+                (producer, consumer), ("impossible", "after an earlier fusion, another kernel stands between them")
             )
         return Decision(
             self.graph_name, producer.name, consumer.name, verdict, reason, saved, source=source_line(consumer)

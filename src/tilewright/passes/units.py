@@ -45,16 +45,16 @@ def is_fusible(node: fx.Node) -> str | None:
     if row is None:
         return f"{node.target} has no row in the operator table"
     if row.own and row.body is None:
-        return f"{node.target} is tilewright's own"
+        return f"{node.target} is a kernel of tilewright's own, which nothing can join"
     if row.operator_class in ("compute", "library", "random"):
-        return f"{node.target} is a library call"
+        return f"{node.target} is a call of PyTorch's library, which nothing can join"
     if row.body is None:
-        return f"{node.target} has no body in the loop language"
+        return f"no kernel is generated for {node.target}"
     # Results without a reader do not count.
     tensors = [t for value in (*values_of(node), *node.all_input_nodes) for t in results(value)]
     for tensor in tensors:
         if dtype_name(tensor.dtype) not in SUPPORTED:
-            return f"{dtype_name(tensor.dtype)} has no loop form"
+            return f"{dtype_name(tensor.dtype)} is a dtype for which no kernel is generated"
         # To compare a symbol would bind the program to its value.
         if has_symbols(tensor):
             return "its sizes are not known yet"

@@ -25,7 +25,11 @@ LOST = View(
     """\
 SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS launch, shape::VARCHAR AS shape,
        measured_us, floor_us, lost_us, 100 * share AS of_all_percent, predicted_us,
-       CASE WHEN off > 2 THEN off END AS times_off, bound, coalesce(why, 'no decision says why') AS why, graph, source,
+       CASE WHEN off > 2 THEN off END AS times_off, bound, coalesce(
+           why,
+           'takes ' || round(measured_us / predicted_us, 1) || ' × what kernels of its kind take here: its sizes suit '
+           || 'it less, or the machine was busy',
+           'its time was not predicted') AS why, graph, source,
        coalesce(off > 2, false) OR (share > 0.01 AND why IS NULL) AS marked
 FROM lost_time WHERE lost_us > 0""",
 )
