@@ -242,10 +242,7 @@ class _Fuser:
             return "impossible", str(error)
         if len(lowered.nest.buffers) > MOST_BUFFERS:
             self.too_wide.append(Region(members, lowered))
-            return (
-                "refused",
-                f"one kernel would read and write {len(lowered.nest.buffers)} tensors at once, which is slower than two",
-            )
+            return "refused", f"one kernel would stream {len(lowered.nest.buffers)} tensors at once, two fewer each"
         return Region(members, lowered)
 
     def _computes_again(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> bool:

@@ -191,8 +191,8 @@ def _residence(view: KernelView, found: Occupancy) -> Text:
     lines = [
         f"{launch.registers} registers a thread, {launch.stack_bytes} B of stack, "
         f"{nbytes(launch.shared_bytes)} of shared memory a program",
-        f"a multiprocessor holds {found.blocks} program{'' if found.blocks == 1 else 's'} ({found.warps} warps, {found.share:.0%}), "
-        f"limited by {' and '.join(found.limited_by)}; allowed by {limits}",
+        f"a multiprocessor holds {found.blocks} program{'' if found.blocks == 1 else 's'} "
+        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; allowed by {limits}",
     ]
     if view.waves is not None:
         lines += _wave_lines(view.waves)
