@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +18,22 @@ from torch.utils._pytree import tree_leaves
 from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
+from tilewright.compile.symbolic import SymbolicGraph, SymbolicProgram, symbolic_program
 from tilewright.emit.cpp import translation_unit
 from tilewright.graph import program_cache
 from tilewright.graph.capture import Boxed, CallableGraph, Compiler, first_line, through_aot
 from tilewright.graph.graph_breaks import graph_break
+from tilewright.graph.size_symbols import Sizes, SizeSymbols, size_symbols
 from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
-from tilewright.graph.specialise import counted_inputs, has_symbols, size_key, sizes_are_given, specialise
+from tilewright.graph.specialise import counted_inputs, size_key, sizes_are_given, specialise
 from tilewright.graph.undefined import left_out
 from tilewright.graph.writes import written
 from tilewright.hardware.target import Target, target_of
 from tilewright.launch.executor import EXTENSION
 from tilewright.launch.generated import compile_together, kernel_of
 from tilewright.launch.triton import hash_ahead
+from tilewright.loops.sizes import NotAlike
 from tilewright.operators.table import row_of
 from tilewright.pytorch.state import compilations
 from tilewright.records import outcomes
@@ -39,7 +42,7 @@ from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
 from tilewright.runtime.assemble import Scheduled, assemble, interpreted
-from tilewright.runtime.by_size import MOST_SIZES, CompiledBySize, ExecutableBySize
+from tilewright.runtime.by_size import MOST_SIZES, ExecutableBySize
 from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable, PlanMismatch
@@ -48,6 +51,10 @@ from tilewright.runtime.replay import Replay, asks_for_replay, obstacle
 
 if TYPE_CHECKING:
     from tilewright.graph.plain_call import Called
+
+
+BySize = dict[GraphName, tuple[fx.Graph, SizeSymbols | None]]
+"""Graphs with symbolic sizes, and what is known of their symbols."""
 
 
 @dataclass
@@ -103,12 +110,7 @@ def backend(
     compiler.note_limits(module)
     try:
         with progress_of(f"tilewright compiles the graph at {_place(untouched)}"):
-            compiled = _once_built(through_aot(compiler, module, list(inputs)), eager, planner.target)
-        places = [place for place, x in enumerate(inputs) if has_symbols(x)]
-        if not places:
-            return compiled
-        past_limit = cache(partial(compiler.past_limit, _place(untouched)))
-        return CompiledBySize(compiled, eager().forward, places, past_limit)
+            return _once_built(through_aot(compiler, module, list(inputs)), eager, planner.target)
     except CaptureError as error:
         compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
         return eager()
@@ -159,7 +161,7 @@ class _Compiler(Compiler):
         self.replayed_forward: Replay | None = None
         self.graphs: list[GraphPlan] = []
         """As they were compiled last; none where PyTorch runs them, or their sizes are symbolic."""
-        self.by_size: dict[GraphName, fx.GraphModule] = {}
+        self.by_size: BySize = {}
         """The graphs with symbolic sizes, as they were traced."""
         self.sizes_kept_for: str | None = None
         """The key of the program whose plans are kept for each size of its calls."""
@@ -171,17 +173,15 @@ class _Compiler(Compiler):
         planner = self.planner
         return [*versions(), repr(planner.target), str(planner.hand_written), str(self.replays)]
 
-    def plan_to_keep(self) -> tuple[list[GraphPlan] | dict[GraphName, fx.Graph], list[fx.Graph]] | None:
+    def plan_to_keep(self) -> tuple[list[GraphPlan] | BySize, list[fx.Graph]] | None:
         # A replay reads what symbolic values are, and so does a backward whose sizes depend on data.
-        if self.by_size and not self.replays and not any(map(counted_inputs, self.by_size.values())):
-            graphs = {name: module.graph for name, module in self.by_size.items()}
-            return graphs, list(graphs.values())
+        graphs = [graph for graph, _ in self.by_size.values()]
+        if graphs and not self.replays and not any(map(counted_inputs, graphs)):
+            return self.by_size, graphs
         return _bare(self.graphs)
 
-    def compile_planned(self, plan: list[GraphPlan] | dict[GraphName, fx.Graph]) -> list[Boxed]:
-        if isinstance(plan, list):
-            return self._compile_graphs(plan)
-        return [self._compile_by_size(name, owner) for name, graph in plan.items() if (owner := graph.owning_module)]
+    def compile_planned(self, plan: list[GraphPlan] | BySize) -> list[Boxed]:
+        return self._compile_graphs(plan) if isinstance(plan, list) else self._compile_by_size(plan)
 
     def wrap_entry(self, called: Called) -> Callable[..., Any]:
         return compiled_call(called)
@@ -254,10 +254,17 @@ class _Compiler(Compiler):
         if not any(map(sizes_are_given, modules.values())):
             compiled, self.graphs = self._try(modules)
             return compiled
-        self.by_size = modules
-        return [self._compile_by_size(name, module) for name, module in modules.items()]
+        self.by_size = {name: (module.graph, size_symbols(module.graph)) for name, module in modules.items()}
+        return self._compile_by_size(self.by_size)
 
-    def _compile_by_size(self, name: GraphName, module: fx.GraphModule) -> Boxed:
+    def _compile_by_size(self, graphs: BySize) -> list[Boxed]:
+        return [
+            self._sized(name, module, symbols)
+            for name, (graph, symbols) in graphs.items()
+            if (module := graph.owning_module) is not None
+        ]
+
+    def _sized(self, name: GraphName, module: fx.GraphModule, symbols: SizeSymbols | None) -> Boxed:
         def for_sizes_of(args: list[Any]) -> Boxed:
             key = None
             if self.sizes_kept_for is not None:
@@ -277,13 +284,23 @@ class _Compiler(Compiler):
                 program_cache.keep_plan(key, *planned, looked_up)
             return run
 
-        past_limit, run_eagerly = cache(partial(self.past_limit, _place(module.graph))), interpreted(module.graph)
+        def for_all_sizes(sizes: Sizes, args: list[Any]) -> SymbolicProgram | None:
+            assert symbols is not None
+            graph = SymbolicGraph(name, module, symbols, self.planner, self.sizes_kept_for)
+            give_up = partial(self._run_by_pytorch, _place(module.graph))
+            try:
+                program = symbolic_program(graph, sizes, args, give_up, self.compile_lost)
+            except NotAlike as error:
+                reason = f"it is compiled for each of its sizes: {error}"
+                decision = Decision(name, "sizes", "one program", "impossible", reason, source=_place(module.graph))
+                self.record.decisions.append(decision)
+                return None
+            self._note_unknown(program.plan.graph)
+            self.record.graphs.append(CompiledGraph(program.plan, program.example))
+            return program
 
-        def otherwise(args: list[Any]) -> Sequence[Any]:
-            past_limit()
-            return run_eagerly(args)
-
-        return ExecutableBySize(module, for_sizes_of, otherwise)
+        limit = cache(partial(self.past_limit, _place(module.graph)))
+        return ExecutableBySize(module.graph, symbols, for_all_sizes, for_sizes_of, interpreted(module.graph), limit)
 
     def _loaded_for_sizes(self, key: str) -> Boxed | None:
         """Compiles the kept plan for the sizes of a call; None if there is no usable one."""
@@ -362,9 +379,7 @@ class _Compiler(Compiler):
 
 
 def _bare(graphs: Sequence[GraphPlan]) -> tuple[list[GraphPlan], list[fx.Graph]] | None:
-    """Plans without what only a recording reads, and their graphs; None where there are none."""
-    bare = [replace(graph, proposed=[], fusion=replace(graph.fusion, decisions=[], refused=[])) for graph in graphs]
-    return (bare, [graph.graph for graph in bare]) if bare else None
+    return ([graph.bare() for graph in graphs], [graph.graph for graph in graphs]) if graphs else None
 
 
 def _fallback(modules: dict[GraphName, fx.GraphModule], error: Exception) -> Fallback:

@@ -38,7 +38,7 @@ def traces() -> int:
 def test_a_second_size_is_traced_once_more_and_a_third_not_at_all() -> None:
     record = run_at(chain, [(33, 20), (34, 20), (35, 20), (34, 20), (7, 20)])
     assert traces() == 2
-    assert [graph.plan.name for graph in record.graphs] == ["forward", "backward"] * 4
+    assert [graph.plan.name for graph in record.graphs] == ["forward", "backward"] * 2
 
 
 def test_several_sizes_at_once_and_sizes_of_one() -> None:
@@ -103,8 +103,14 @@ def test_numbers_that_change() -> None:
             assert_same(run(x, 3.0, count), function(x, 3.0, count))
 
 
+@pytest.fixture
+def by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs as if none could be one program for all sizes."""
+    monkeypatch.setattr("tilewright.backend.size_symbols", lambda graph: None)
+
+
 def test_past_sixteen_sizes_one_line_and_pytorch(
-    lenient: None, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    lenient: None, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, by_size: None
 ) -> None:
     run = compiled(lambda x: F.gelu(x) * 2, dynamic=True)
     with torch.no_grad(), recording() as record:
@@ -124,7 +130,7 @@ def test_past_sixteen_sizes_one_line_and_pytorch(
                 run(torch.randn(MOST_SIZES + 2, 20))
 
 
-def test_a_growing_sequence_is_not_compiled_for_each_length() -> None:
+def test_without_such_a_program_a_growing_sequence_is_not_compiled_for_each_length(by_size: None) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 3))
     run = compiled(model, dynamic=True)
     with recording() as record:
@@ -139,11 +145,41 @@ def test_a_growing_sequence_is_not_compiled_for_each_length() -> None:
             assert_same(x.grad, y.grad)
         lengths = len({graph.plan.graph for graph in record.graphs}) // 2
         assert lengths == AT_ONCE and not record.fallbacks
-        run(torch.randn(39, 8))
         # A length that comes again is one to compile for.
-        assert len(record.graphs) // 2 == AT_ONCE
         run(with_grad(39, 8)).sum().backward()
         assert len(record.graphs) // 2 == AT_ONCE + 1
+
+
+def step_of_cache(cache: torch.Tensor, new: torch.Tensor, place: int) -> torch.Tensor:
+    cache[:, place : place + 1] = new
+    return F.softmax((cache[:, : place + 1] * new).sum(-1), -1) * place
+
+
+SIZES = [(batch, length, 4) for batch, length in ((2, 13), (3, 6), (5, 4), (7, 200), (16, 16), (4, 2), (4, 4))]
+ONE_PROGRAM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: F.softmax(x / math.sqrt(x.shape[1]), 1) * x.mean(),
+    "norm": lambda x: F.layer_norm(x, x.shape[1:]) + x.var(1, keepdim=True),
+    "transposed": lambda x: F.gelu(x.mT).contiguous() + 1,
+    "last": lambda x: F.gelu(x) * x[:, -1:],
+}
+
+
+@pytest.mark.parametrize("function", ONE_PROGRAM.values(), ids=ONE_PROGRAM)
+def test_one_program_serves_all_sizes(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    record = run_at(function, SIZES, dynamic=True)
+    assert [graph.plan.name for graph in record.graphs] == ["forward", "backward"]
+    assert all(graph.executable.kernels for graph in record.graphs)
+
+
+def test_one_program_serves_all_places_of_a_cache() -> None:
+    run = compiled(step_of_cache, dynamic=True)
+    mine, theirs = torch.zeros(2, 64, 8), torch.zeros(2, 64, 8)
+    with torch.no_grad(), recording() as record:
+        for place in (2, 3, 4, 10, 20, 33, 62):
+            new = torch.randn(2, 1, 8)
+            assert_same(run(mine, new, place), step_of_cache(theirs, new, place))
+            assert_same(mine, theirs)
+    assert len(record.graphs) == 1 and record.graphs[0].executable.kernels
 
 
 def picking(x: torch.Tensor) -> torch.Tensor:

@@ -412,20 +412,22 @@ def enlarged(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_training_finds_the_program_and_the_plans_of_its_sizes(function: Callable[..., Any]) -> None:
     w = with_grad(12, 12)
     first = run_sizes(function, [5, 8], w, backward=True)
-    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 4, "sizes kept": 4}
+    # Without one program for all sizes there are two plans for each graph.
+    plans = 4 if function is enlarged else 2
+    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": plans, "sizes kept": plans}
     again()
     second = run_sizes(function, [5, 8], w, backward=True)
-    assert program_cache.counts == {"loaded": 1, "sizes loaded": 4}
+    assert program_cache.counts == {"loaded": 1, "sizes loaded": plans}
     torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("function", [mixes, shows_product, writes_shifted])
-def test_inference_finds_the_program_and_plans_only_sizes_that_are_new(function: Callable[..., Any]) -> None:
+def test_inference_finds_the_program_and_its_plan_for_new_sizes_too(function: Callable[..., Any]) -> None:
     w = torch.randn(12, 12)
     run_sizes(function, [5, 8], w)
-    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 2, "sizes kept": 2}
+    assert program_cache.counts == {"compiled": 1, "kept": 1, "sizes planned": 1, "sizes kept": 1}
     again()
-    run_sizes(function, [9, 5], w)  # traced for 5 at first
+    run_sizes(function, [9, 5, 31, 1000], w)  # traced for 5 at first; 1000 is far from it
     assert program_cache.counts == {"loaded": 1, "sizes planned": 1, "sizes kept": 1, "sizes loaded": 1}
 
 
@@ -443,7 +445,7 @@ def test_a_program_of_two_symbols_is_found() -> None:
     for sizes in ((9, 4), (6, 6)):
         again()
         call(*sizes)
-        assert program_cache.counts == {"loaded": 1, "sizes planned": 1, "sizes kept": 1}
+        assert program_cache.counts == {"loaded": 1, "sizes loaded": 1}
 
 
 def test_other_ranges_are_other_programs() -> None:

@@ -31,6 +31,10 @@ class GraphPlan:
     sources: dict[str, str]
     """By name of the region: the kernel's source in the language of its device."""
 
+    def bare(self) -> GraphPlan:
+        """The plan without what only a recording reads."""
+        return replace(self, proposed=[], fusion=replace(self.fusion, decisions=[], refused=[]))
+
     def without(self, kernel: str, why: str) -> GraphPlan:
         """The plan with the operators of one region as calls, since its kernel does not compile; a decision says so."""
         lost = next(region for region in self.fusion.regions if region.name == kernel)

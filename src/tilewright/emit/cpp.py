@@ -17,8 +17,10 @@ from tilewright.emit.cpp_text import (
     combine,
     identity,
     prelude,
+    wide,
 )
 from tilewright.loops.nest import Level, Nest, Step, Store
+from tilewright.loops.sizes import Size, may_exceed
 
 BLOCK = 512
 """Nonnegative elements summed in fp32 before the partial sum is added to a double."""
@@ -39,7 +41,8 @@ def translation_unit(kernels: list[str]) -> str:
 
 
 def emit_cpp(nest: Nest) -> str:
-    """`extern "C" int NAME(void** buffers, int threads)`; buffers in the nest's order."""
+    """`extern "C" int NAME(void** buffers, int threads)`; buffers in the nest's order, then the integers that are
+    arguments (`loops/sizes.py`)."""
     return _Kernel(nest).text()
 
 
@@ -59,8 +62,14 @@ class _Kernel(Printer):
             self.put(
                 f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
             )
+        if nest.arguments:
+            self.put(f"const int64_t* const sizes = (const int64_t*)buffers[{len(nest.buffers)}];")
+            self.put(f"const int64_t {', '.join(f'n{number} = sizes[{number}]' for number in range(nest.arguments))};")
         # Without rows threads have nothing to share, and a result may alias an operand that is still to be read.
-        if nest.row_count * nest.col_count < SERIAL or not (nest.rows or self.schedule.elementwise()):
+        count = nest.row_count * nest.col_count
+        if isinstance(count, Size):
+            self.put(f"if ({count} < {SERIAL}) threads = 1;")
+        if (count < SERIAL and not isinstance(count, Size)) or not (nest.rows or self.schedule.elementwise()):
             self.put("threads = 1;")
         if nest.checks:
             self.put("int failed = 0;")
@@ -78,12 +87,12 @@ class _Kernel(Printer):
         extent = self.nest.cols[0] if self.nest.cols else 1
         tiled = self.schedule.tiled()
         size = TILE_COLUMNS if tiled else FLAT_BLOCK
-        blocks = -(-extent // size)
-        loops = len(self.nest.rows) + (blocks > 1)
+        is_cut = may_exceed(extent, size)
+        loops = len(self.nest.rows) + is_cut
         team = "num_threads(threads) if(threads > 1)"
         if self.draws:
             self.open(f"\n  #pragma omp parallel {team}\n  " if loops else "")
-            self._open_streams(min(extent, FLAT_BLOCK))
+            self._open_streams(FLAT_BLOCK if is_cut else extent)
             if loops:
                 self.put(f"#pragma omp for collapse({loops}) schedule(static)")
         elif loops:
@@ -92,7 +101,7 @@ class _Kernel(Printer):
             self.put(f"for (int64_t r{axis} = 0; r{axis} < {count}; ++r{axis})")
         if tiled:
             self.put(f"for (int64_t tile = 0; tile < {self.nest.rows[-1]}; tile += {TILE_ROWS})")
-        if blocks > 1:
+        if is_cut:
             self.open(f"for (int64_t block = 0; block < {extent}; block += {size})")
             self.put(f"const int64_t end = block + {size} < {extent} ? block + {size} : {extent};")
         else:
@@ -134,15 +143,14 @@ class _Kernel(Printer):
             kind = self.schedule.sum_type(step)
             count = width if step.level is Level.COL else 1
             self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
-            self.put(
-                f"for (int64_t i = 0; i < {count}L * threads; ++i) all{i}[i] = {identity(step.kind or '', step.dtype)};"
-            )
+            start = identity(step.kind or "", step.dtype)
+            self.put(f"for (int64_t i = 0; i < {wide(count)} * threads; ++i) all{i}[i] = {start};")
         self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
         self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
         for i, step in self.column_sums:
             kind = self.schedule.sum_type(step)
             count = width if step.level is Level.COL else 1
-            self.put(f"{kind}* const total{i} = all{i} + {count}L * thread;")
+            self.put(f"{kind}* const total{i} = all{i} + {wide(count)} * thread;")
             if self.schedule.sums_in_row_blocks(step):
                 self.put(f"float* const part{i} = (float*)__builtin_malloc(sizeof(float) * {width});")
                 self.put(f"for (int64_t c = 0; c < {width}; ++c) part{i}[c] = 0;")
@@ -219,7 +227,7 @@ class _Kernel(Printer):
         for axis, size in enumerate(nest.cols[:-1]):
             self.open(f"for (int64_t c{axis} = 0; c{axis} < {size}; ++c{axis})")
         last, extent = len(nest.cols) - 1, nest.cols[-1]
-        blocked = extent > BLOCK and any(
+        blocked = may_exceed(extent, BLOCK) and any(
             s.kind == "sum" and self.schedule.accumulator_type(s) == "float" for _, s in col_reductions
         )
         if blocked:
@@ -323,7 +331,7 @@ class _Kernel(Printer):
                 continue
             count, at = (nest.col_count, self.column()) if step.level is Level.COL else (1, "0")
             self.put(f"{self.schedule.sum_type(step)} w{i} = all{i}[{at}];")
-            gathered = combine(step.kind or "", f"w{i}", f"all{i}[{count}L * t + {at}]")
+            gathered = combine(step.kind or "", f"w{i}", f"all{i}[{wide(count)} * t + {at}]")
             self.put(f"for (int t = 1; t < threads; ++t) w{i} = {gathered};")
             self.put(f"const {COMPUTED[step.dtype]} v{i} = ({COMPUTED[step.dtype]})w{i};")
         for store in late:

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from tilewright.emit.float8 import with_beyond
 from tilewright.loops.nest import Nest, Step
+from tilewright.loops.sizes import Factor, Size
 from tilewright.operators.language import COMPUTE_DTYPE, FLOAT8
 
 STORED = {
@@ -34,7 +35,14 @@ def prelude(name: str = "prelude.h") -> str:
     return (files("tilewright.emit") / name).read_text()
 
 
+def wide(value: int) -> str:
+    """An integer of 64 bits."""
+    return str(value) if isinstance(value, Size) else f"{value}L"
+
+
 def constant(value: bool | int | float, dtype: str) -> str:
+    if isinstance(value, (Size, Factor)):
+        return f"(({COMPUTED[dtype]}){value})"
     if dtype == "bool":
         return "true" if value else "false"
     if dtype not in ("float32", "float64"):

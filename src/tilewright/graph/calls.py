@@ -11,7 +11,7 @@ from tilewright.operators.table import row_of
 from tilewright.records.errors import CaptureError
 
 if TYPE_CHECKING:
-    from torch import SymInt, Tensor, dtype
+    from torch import SymFloat, SymInt, Tensor, dtype
     from torch.fx import Node
     from torch.fx.node import Argument
 
@@ -160,12 +160,12 @@ def number(size: Any) -> int:
     return int(hint)
 
 
-def is_known(size: int | SymInt) -> bool:
+def is_known(size: int | SymInt | SymFloat) -> bool:
     """Whether `number` returns a value for this size."""
     return isinstance(size, int) or _hint(size) is not None
 
 
-def _hint(size: SymInt) -> int | None:
+def _hint(size: SymInt | SymFloat) -> int | None:
     known: int | None = size.node.maybe_as_int()
     return size.node.hint if known is None else known
 

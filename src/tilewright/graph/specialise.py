@@ -13,6 +13,7 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.capture import first_line
 from tilewright.records.errors import CaptureError
+from tilewright.records.recipe import Layout
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ def size_key(
     )  # fmt: skip
 
 
-def counted_inputs(module: fx.GraphModule) -> dict[int, torch.Tensor | None]:
+def counted_inputs(graph: fx.Graph) -> dict[int, torch.Tensor | None]:
     """Inputs whose sizes depend on data, by place: the traced tensor, or None where the input is itself such a size."""
-    values = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+    values = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
     found = {place: value for place, value in enumerate(values) if not all(map(calls.is_known, _symbols(value)))}
     return {place: value if isinstance(value, torch.Tensor) else None for place, value in found.items()}
 
@@ -79,8 +80,8 @@ def _without_counts(argument: Any, traced: torch.Tensor | None) -> tuple[int, ..
     return tuple(size if calls.is_known(known) else -1 for size, known in sizes)
 
 
-def reads_offsets(module: fx.GraphModule) -> bool:
-    return any(node.target is torch.ops.aten.sym_storage_offset.default for node in module.graph.nodes)
+def reads_offsets(graph: fx.Graph) -> bool:
+    return any(node.target is torch.ops.aten.sym_storage_offset.default for node in graph.nodes)
 
 
 def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
@@ -88,9 +89,10 @@ def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
 
         n = sym_size(x, 0); m = n * 4; y = view(x, [m])      →   y = view(x, [32])
 
-    Numbers computed from sizes become constants, and metadata are those of `args`. Other numbers
-    (a learning rate) stay values of the graph; so do sizes that depend on data (of a `nonzero`), which are symbols in
-    the metadata. Runs on fake tensors. Raises CaptureError where such a size would have to be known.
+    Numbers computed from sizes become constants, and metadata are those of `args`, where a `Layout` stands for a tensor
+    that is not made. Other numbers (a learning rate) stay values of the graph; so do sizes that depend on data (of a
+    `nonzero`), which are symbols in the metadata. Runs on fake tensors. Raises CaptureError where such a size would
+    have to be known.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -139,7 +141,7 @@ class _Specialiser:
         self.module = module
         self.mode = mode
         self.sizes = sizes
-        self.counted = counted_inputs(module)
+        self.counted = counted_inputs(module.graph)
         self.graph = fx.Graph()
         self.known: dict[fx.Node, Any] = {}
         """A node's counterpart in the new graph, or its constant value."""
@@ -193,6 +195,8 @@ class _Specialiser:
         return torch.empty_strided(list(shape), list(strides), dtype=value.dtype, device=value.device)
 
     def _without_data(self, value: Any) -> Any:
+        if isinstance(value, Layout):
+            return torch.empty_strided(value.shape, value.strides, dtype=value.dtype, device=value.device)
         return self.mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
 
     def _copy(self, node: fx.Node, value: Any) -> fx.Node:

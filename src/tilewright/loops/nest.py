@@ -127,6 +127,8 @@ class Nest:
     outputs: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     stores: tuple[Store, ...]
+    arguments: int = 0
+    """How many of its integers are arguments of its kernel (`loops/sizes.py`)."""
 
     @property
     def row_count(self) -> int:

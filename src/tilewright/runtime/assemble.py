@@ -69,16 +69,20 @@ class Scheduled:
 
 
 def assemble(
-    scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None, give_up: GiveUp = warn_of
+    scheduled: Scheduled,
+    sources: Mapping[str, str],
+    library: ctypes.CDLL | None,
+    give_up: GiveUp = warn_of,
+    sizes: Mapping[str, tuple[int | float, ...]] | None = None,
 ) -> Executable:
     """The executable of one graph. `sources` has each region's kernel source by name; `library` has the compiled C++
-    kernels. `give_up` is called when PyTorch must run the graph after all."""
-    return _Assembler(scheduled, sources, library).build(give_up)
+    kernels, `sizes` their arguments by region. `give_up` is called when PyTorch must run the graph after all."""
+    return _Assembler(scheduled, sources, library, sizes or {}).build(give_up)
 
 
 def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
     """The kernel results that overwrite an operand's storage, each with that operand."""
-    assembler = _Assembler(scheduled, {}, None)
+    assembler = _Assembler(scheduled, {}, None, {})
     return {
         node: over
         for position, unit in enumerate(assembler.units)
@@ -110,10 +114,17 @@ def kernel_step(
 
 
 class _Assembler:
-    def __init__(self, scheduled: Scheduled, sources: Mapping[str, str], library: ctypes.CDLL | None) -> None:
+    def __init__(
+        self,
+        scheduled: Scheduled,
+        sources: Mapping[str, str],
+        library: ctypes.CDLL | None,
+        sizes: Mapping[str, tuple[int | float, ...]],
+    ) -> None:
         self.graph = scheduled.graph
         self.sources = sources
         self.library = library
+        self.sizes = sizes
         self.slots: dict[fx.Node, int] = {}
         self.output = self.graph.output_node()
         self.results = set(self.output.all_input_nodes)
@@ -265,6 +276,8 @@ class _Assembler:
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
         step = kernel_step(region, self.sources[region.name], self.library, inputs, tuple(outputs))
+        if isinstance(step, KernelStep):
+            step.sizes = self.sizes.get(region.name, ())
         step.given = frozenset(map(self._slot, self.graph.find_nodes(op="placeholder")))
         return step
 

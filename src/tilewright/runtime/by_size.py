@@ -1,81 +1,106 @@
-"""Compiles programs of changing sizes for the sizes that recur; runs others eagerly."""
+"""Runs graphs with symbolic sizes: by one program for all sizes, or by one compiled for each size that recurs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx
 
 from tilewright.graph.capture import Boxed
+from tilewright.graph.size_symbols import Sizes, SizeSymbols
 from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 
+MOST_PROGRAMS = 4
+"""The most programs for all sizes of one graph; the last one then serves also sizes far from its own."""
+MOST_READY = 256
+"""The most sizes for which a program's integers are kept."""
 AT_ONCE = 4
-"""A program is compiled for its first this many sizes at the first call, for later sizes at the second call."""
+"""Without such a program, a graph is compiled for its first this many sizes at the first call, for later sizes at the
+second call."""
 MOST_SIZES = 16
-"""The most sizes for which a program is compiled; PyTorch runs it for others."""
+"""The most sizes for which it is compiled then; PyTorch runs it for others."""
 MOST_SEEN = 4096
 """The most sizes that are remembered after their first call."""
 
 
-class CompiledBySize:
-    """A captured function whose arguments at `places` change their sizes.
+class Program(Protocol):
+    """Serves all sizes of a graph."""
 
-    A growing sequence has each size once, and compiling for it would cost more than it saves: such a call runs `eager`,
-    the captured operators under autograd. `past_limit` is called before a call with a size beyond `MOST_SIZES`.
-    """
+    def is_near(self, sizes: Sizes) -> bool:
+        """Whether its kernels are good for these sizes."""
 
-    def __init__(
-        self,
-        compiled: Callable[..., Any],
-        eager: Callable[..., Any],
-        places: Sequence[int],
-        past_limit: Callable[[], None],
-    ) -> None:
-        self.compiled = compiled
-        self.eager = eager
-        self.places = places
-        self.past_limit = past_limit
-        self.known: set[Hashable] = set()
-        self.seen: set[Hashable] = set()
-
-    def __call__(self, *args: Any) -> Any:
-        sizes = size_key([args[place] for place in self.places], offsets=False)
-        if sizes in self.known:
-            return self.compiled(*args)
-        if len(self.known) >= AT_ONCE and sizes not in self.seen:
-            if len(self.seen) < MOST_SEEN:
-                self.seen.add(sizes)
-            return self.eager(*args)
-        if len(self.known) >= MOST_SIZES:
-            self.past_limit()
-            return self.eager(*args)
-        self.known.add(sizes)
-        return self.compiled(*args)
+    def executable(self, sizes: Sizes) -> Boxed:
+        """Runs the graph at these sizes."""
 
 
 class ExecutableBySize:
-    """A graph with symbolic sizes, compiled for each set of sizes at the first call with it.
+    """A graph with symbolic sizes.
 
-    Sizes that depend on data stay symbolic. `compile` returns the executable for the sizes of these arguments;
-    `otherwise` runs any sizes.
+    `program` makes a program for sizes near those of a call, or returns None if that is impossible; a size of 0 or 1 is
+    compiled for itself. `compile` returns the executable for the sizes of a call, `otherwise` runs any sizes. Sizes
+    that depend on data stay symbolic.
     """
 
     _boxed_call = True
 
-    def __init__(self, module: fx.GraphModule, compile: Callable[[list[Any]], Boxed], otherwise: Boxed) -> None:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        symbols: SizeSymbols | None,
+        program: Callable[[Sizes, list[Any]], Program | None],
+        compile: Callable[[list[Any]], Boxed],
+        otherwise: Boxed,
+        past_limit: Callable[[], None],
+    ) -> None:
+        self.symbols = symbols
+        self.program = program
         self.compile = compile
         self.otherwise = otherwise
-        self.offsets = reads_offsets(module)
-        self.counted = counted_inputs(module)
-        self.known: dict[Hashable, Boxed] = {}
+        self.past_limit = past_limit
+        self.offsets = reads_offsets(graph)
+        self.counted = counted_inputs(graph)
+        self.programs: list[Program] = []
+        self.ready: dict[Sizes, Boxed] = {}
+        self.fixed: dict[Hashable, Boxed] = {}
+        self.seen: set[Hashable] = set()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self.symbols is not None:
+            sizes = self.symbols.read(args)
+            run = self.ready.get(sizes) or self._made(sizes, args)
+            if run is not None:
+                return run(args)
+        return self._of_these_sizes(args)(args)
+
+    def _made(self, sizes: Sizes, args: list[Any]) -> Boxed | None:
+        if self.symbols is None or not self.symbols.are_general(sizes):
+            return None
+        near = next((known for known in self.programs if known.is_near(sizes)), None)
+        if near is None and len(self.programs) < MOST_PROGRAMS:
+            near = self.program(sizes, args)
+            if near is None:
+                self.symbols = None
+                return None
+            self.programs.append(near)
+        if len(self.ready) >= MOST_READY:
+            # Another thread may have removed it.
+            self.ready.pop(next(iter(self.ready)), None)
+        self.ready[sizes] = run = (near or self.programs[-1]).executable(sizes)
+        return run
+
+    def _of_these_sizes(self, args: list[Any]) -> Boxed:
         sizes = size_key(args, offsets=self.offsets, counted=self.counted)
-        run = self.known.get(sizes)
-        if run is None:
-            # Two threads may compile for the same sizes; they load the same library.
-            run = self.compile(args) if len(self.known) < MOST_SIZES else self.otherwise
-            if run is not self.otherwise:
-                self.known[sizes] = run
-        return run(args)
+        if (run := self.fixed.get(sizes)) is not None:
+            return run
+        # A growing sequence has each size once, and compiling for it would cost more than it saves.
+        if len(self.fixed) >= AT_ONCE and sizes not in self.seen:
+            if len(self.seen) < MOST_SEEN:
+                self.seen.add(sizes)
+            return self.otherwise
+        if len(self.fixed) >= MOST_SIZES:
+            self.past_limit()
+            return self.otherwise
+        # Two threads may compile for the same sizes; they load the same library.
+        self.fixed[sizes] = run = self.compile(args)
+        return run

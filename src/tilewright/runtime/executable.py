@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -178,10 +179,20 @@ class KernelStep(GeneratedStep):
     """Returns 0, or 1 if an index was out of bounds."""
     checks: tuple[int, ...] = ()
     """The extents that bound its indices."""
+    sizes: tuple[int | float, ...] = ()
+    """Its arguments, if it serves several sizes."""
+
+    @property
+    def arguments(self) -> list[int]:
+        """`sizes` in 64 bits each."""
+        bits = (struct.pack("d" if isinstance(size, float) else "q", size) for size in self.sizes)
+        return [struct.unpack("q", each)[0] for each in bits]
 
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs] + self.results(slots)
-        pointers = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+        sizes = (ctypes.c_int64 * len(self.sizes))(*self.arguments)
+        addresses = [*(t.data_ptr() for t in tensors), ctypes.addressof(sizes)]
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         if self.function(pointers, threads()):
             raise IndexOutOfBounds(self.outside)
 

@@ -139,7 +139,7 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
         outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
         results = [_fresh(spec) for _, spec, _ in step.outputs]
         address = ctypes.cast(step.function, ctypes.c_void_p).value  # type: ignore[arg-type]
-        return KERNEL, (address, step.inputs, outputs, results, step.outside)
+        return KERNEL, (address, step.inputs, outputs, results, step.outside, step.arguments)
     outputs = [(slot, -1) for slot in step.writes]
     if isinstance(step, ViewStep):
         return VIEW, (step.base, outputs, native_layout(step.spec), step.offset)

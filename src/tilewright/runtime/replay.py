@@ -103,7 +103,7 @@ class Replay:
         self.is_recorded = False
         self.is_refused = is_refused
         self._symbolic = is_symbolic(graph.module)
-        self._offsets = reads_offsets(graph.module)
+        self._offsets = reads_offsets(graph.module.graph)
         self._here = threading.local()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:

@@ -172,6 +172,7 @@ Step step_from(const py::tuple& told) {
             outputs(detail[2]);
             for (py::handle x : detail[3]) step.results_of_kernel.push_back(fresh_from(x));
             step.outside = detail[4].cast<std::string>();
+            step.sizes = detail[5].cast<std::vector<int64_t>>();
             break;
         default:
             step.function = detail[0];

@@ -75,6 +75,7 @@ struct Step {
     Tensor constant;
     Kernel kernel = nullptr;
     std::vector<Fresh> results_of_kernel;
+    std::vector<int64_t> sizes;  // KERNEL: its arguments, if it serves several sizes
     std::string outside;  // KERNEL: the error message for an index out of bounds
 };
 
@@ -179,6 +180,7 @@ inline void run_kernel(const Step& step, Slots& slots) {
         buffers.push_back(made.data_ptr());
         slots[step.outputs[i].slot] = std::move(made);
     }
+    buffers.push_back((void*)step.sizes.data());
     RECORD_USER_SCOPE(step.name);
     if (step.kernel(buffers.data(), is_forked ? 1 : at::get_num_threads())) throw IndexOutOfBounds(step.outside);
 }

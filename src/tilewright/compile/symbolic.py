@@ -1,0 +1,209 @@
+"""One program for all sizes of a graph: planned for three, with each integer that differs as a function of the symbols.
+
+    rows 11, 17, 29 and 88, 136, 232 elements for s0 = 11, 17, 29   →   rows s0, s0 * 8 elements
+
+Kernels take such integers as arguments. The three sizes are prime where the graph's conditions allow it, so what the
+plans have in common is no coincidence of one size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilewright.compile.plan import GraphPlan
+from tilewright.compile.planner import Planner
+from tilewright.emit.cpp import translation_unit
+from tilewright.emit.source import source_of
+from tilewright.graph import program_cache
+from tilewright.graph.size_symbols import POINTS, Expressions, Sizes, SizeSymbols
+from tilewright.graph.specialise import specialise
+from tilewright.graph.undefined import left_out
+from tilewright.loops.nest import Nest, nameless
+from tilewright.loops.sizes import Arguments, NotAlike, Number, alike, filled, of_all_sizes
+from tilewright.passes.fusion import Region
+from tilewright.records import outcomes
+from tilewright.records.errors import CaptureError
+from tilewright.records.program import GraphName
+from tilewright.records.recipe import Layout
+from tilewright.runtime.assemble import Scheduled, assemble, interpreted
+from tilewright.runtime.compiler import load
+from tilewright.runtime.executable import Executable, GiveUp, Resume
+from tilewright.runtime.native import Native
+
+FAR = 16
+"""A size this many times those planned for, or this part of them, gets a program of its own: other kernels are faster.
+"""
+
+
+@dataclass(frozen=True)
+class SymbolicGraph:
+    """A graph with symbolic sizes, and how it is planned for some."""
+
+    name: GraphName
+    module: fx.GraphModule
+    symbols: SizeSymbols
+    planner: Planner
+    kept_for: str | None = None
+    """The key of the program whose plans are kept on disk."""
+
+    def key(self, sizes: Sizes) -> str | None:
+        """The key of the plans that serve these sizes: those of others with about as many bits."""
+        if self.kept_for is None:
+            return None
+        bits = [size.bit_length() // FAR.bit_length() for size in sizes]
+        return program_cache.key_for_sizes(self.kept_for, self.name, ("all", left_out(self.module.graph), *bits))
+
+    def plans(self, sizes: Sizes, args: Sequence[Any]) -> dict[Sizes, GraphPlan]:
+        """The plans for three sizes near those of a call with these arguments. Raises NotAlike."""
+        points = self.symbols.points(sizes)
+        if len(points) < POINTS:
+            raise NotAlike("too few sizes meet its conditions")
+        return {point: self.plan(point, args) for point in points}
+
+    def plan(self, sizes: Sizes, args: Sequence[Any]) -> GraphPlan:
+        try:
+            fixed = specialise(self.module, self.symbols.inputs_at(sizes, args))
+        except CaptureError as error:
+            raise NotAlike(str(error)) from error
+        (plan,) = self.planner.plan({self.name: fixed.graph}).graphs
+        return plan
+
+
+def symbolic_program(
+    graph: SymbolicGraph, sizes: Sizes, args: Sequence[Any], give_up: GiveUp, lost: Callable[[Exception], None]
+) -> SymbolicProgram:
+    """The program for sizes near those of a call with these arguments, from plans on disk if they are there. Raises
+    NotAlike. `lost` hears of plans that cannot be used."""
+    key = graph.key(sizes)
+    try:
+        kept = None if key is None else program_cache.load_plan(key)
+        if isinstance(kept, dict):
+            return SymbolicProgram(graph, kept, args, give_up)
+    # After any error the sizes can be planned as if nothing had been kept.
+    except Exception as error:
+        program_cache.discard(key or "")
+        lost(error)
+        kept = None
+    if isinstance(kept, str):
+        raise NotAlike(kept)
+    with outcomes.recording() as looked_up:
+        try:
+            plans = graph.plans(sizes, args)
+            program = SymbolicProgram(graph, plans, args, give_up)
+        except NotAlike as error:
+            if key is not None:
+                program_cache.keep_plan(key, str(error), [], looked_up)
+            raise
+    if key is not None:
+        bare = {point: plan.bare() for point, plan in plans.items()}
+        program_cache.keep_plan(key, bare, [plan.graph for plan in bare.values()], looked_up)
+    return program
+
+
+class SymbolicProgram:
+    """Makes the executable of one graph for any sizes: only integers are computed. Raises NotAlike if the plans differ
+    in more than integers."""
+
+    def __init__(
+        self, graph: SymbolicGraph, plans: Mapping[Sizes, GraphPlan], args: Sequence[Any], give_up: GiveUp
+    ) -> None:
+        self.graph = graph
+        self.points = list(plans)
+        self.give_up = give_up
+        self.inputs = [_layout(x) if isinstance(x, torch.Tensor) else x for x in args]
+        self.otherwise = interpreted(graph.module.graph)
+        self.plan = list(plans.values())[len(plans) // 2]
+        """The plan for the second of the sizes."""
+        self.order = [unit.name for unit in self.plan.units]
+        kernels = _Kernels(list(plans.values()))
+        self.library = load(translation_unit(kernels.sources)) if kernels.sources else None
+        made = [self._assembled(plan, kernels.arguments_at(number)) for number, plan in enumerate(plans.values())]
+        self.example = made[len(made) // 2]
+        """The executable of `plan`."""
+        found = Arguments()
+        self.steps = alike([list(each.steps) for each in made], found.argument, "a step")
+        self.layouts = alike([list(each.inputs) for each in made], found.argument, "an input")
+        self.outputs = alike([list(each.outputs) for each in made], found.argument, "a result")
+        known = graph.symbols.expressions(self.points)
+        self.integers = graph.symbols.evaluator([_expression(known, values) for values in found.values])
+
+    def _assembled(self, plan: GraphPlan, arguments: Mapping[str, tuple[Number, ...]]) -> Executable:
+        units = {unit.name: unit for unit in plan.units}
+        if units.keys() != set(self.order):
+            raise NotAlike("their kernels and calls are other ones")
+        # The order of least memory depends on the sizes.
+        ordered = Scheduled(plan.graph, [units[name] for name in self.order])
+        return assemble(ordered, plan.sources, self.library, self.give_up, arguments)
+
+    def is_near(self, sizes: Sizes) -> bool:
+        middle = self.points[len(self.points) // 2]
+        return all(size <= FAR * known and known <= FAR * size for size, known in zip(sizes, middle, strict=True))
+
+    def executable(self, sizes: Sizes) -> Executable:
+        integers = self.integers(*sizes)
+        example = self.example
+        native = None if example.native is None else Native(example.native.device)
+        return Executable(
+            [filled(step, integers) for step in self.steps],
+            example.slots,
+            filled(self.layouts, integers),
+            filled(self.outputs, integers),
+            self.otherwise,
+            self._resume(sizes),
+            native,
+            self.give_up,
+        )
+
+    def _resume(self, sizes: Sizes) -> Resume:
+        def resume(position: int, slots: list[Any]) -> Sequence[Any]:
+            planned = self._assembled(self.graph.plan(sizes, self.inputs), {})
+            return planned.resume(position, slots)
+
+        return resume
+
+
+class _Kernels:
+    """The kernels of plans for several sizes, each once with its integers as arguments. Raises NotAlike."""
+
+    def __init__(self, plans: Sequence[GraphPlan]) -> None:
+        self.arguments: dict[str, list[tuple[Number, ...]]] = {}
+        """By region: the values of its kernel's arguments, for each argument one for each plan."""
+        known: dict[str, tuple[str, str]] = {}
+        found = [plan.fusion.regions for plan in plans]
+        if len(set(map(len, found))) > 1:
+            raise NotAlike("their kernels are other ones")
+        for regions in zip(*found, strict=True):
+            if len({tuple(node.name for node in region.members) for region in regions}) > 1:
+                raise NotAlike("their kernels compute other operators")
+            nest, self.arguments[regions[0].name] = _of_all_sizes(regions)
+            key = repr(nameless(nest))
+            if nest.name not in known:
+                known[nest.name] = key, source_of(replace(regions[0].lowered, nest=nest))
+            if known[nest.name][0] != key:
+                raise NotAlike("regions that share a kernel for one size do not for another")
+        self.sources = [source for _, source in known.values()]
+
+    def arguments_at(self, number: int) -> dict[str, tuple[Number, ...]]:
+        """By region: its kernel's arguments in one of the plans."""
+        return {name: tuple(values[number] for values in found) for name, found in self.arguments.items()}
+
+
+def _of_all_sizes(regions: Sequence[Region]) -> tuple[Nest, list[tuple[Number, ...]]]:
+    if any(region.language != "c++" for region in regions):
+        raise NotAlike("kernels for GPUs are compiled for a size")
+    return of_all_sizes([region.lowered.nest for region in regions])
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _expression(known: Expressions, values: Sequence[Number]) -> str:
+    if (text := known.of(values)) is None:
+        raise NotAlike(f"{', '.join(map(str, values))} are made of no size, or of several")
+    return text

@@ -1,0 +1,313 @@
+"""The symbols of a graph with symbolic sizes, as plain data: where a call's inputs give them, and what is made of them.
+
+x: [s0, 20], n: s1, view(x, [s0 * 5, 4])   →   s0 is dimension 0 of input 0, s1 is input 1; sizes s0, s1, s0 * 5
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import combinations, combinations_with_replacement
+from random import Random
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from tilewright.graph.calls import is_known
+from tilewright.graph.specialise import SymbolicValue, reads_offsets
+from tilewright.records.recipe import Layout
+
+Number = int | float
+Sizes = tuple[int, ...]
+"""A value for each symbol."""
+POINTS = 3
+"""For so many sizes a program is planned, to see which of its integers are made of the symbols, and how."""
+SPREAD = (1, 0.6, 1.7, 0.8, 1.3, 0.4, 2.5, 0.9, 1.1)
+"""Where those sizes are looked for, as multiples of a call's."""
+NEAR = 200
+"""How far from there."""
+TRIES = 8
+"""How often other ones are drawn if an expression has the values of another one."""
+OTHERS = 32
+"""At so many other sizes expressions are compared that have the same values for those planned."""
+_FUNCTIONS = {
+    "math": math,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "round": round,
+    "torch": torch,
+}
+
+
+@dataclass(frozen=True)
+class SizeSymbols:
+    """The symbols of one graph; expressions are Python's over s0, s1, …"""
+
+    places: tuple[tuple[int, int], ...]
+    """For each symbol an input that has it: the input's place, and the dimension, or -1 if it is an integer."""
+    inputs: tuple[tuple[tuple[str, ...], tuple[str, ...]] | str | None, ...]
+    """Shape and strides of each input tensor of symbolic size, an integer's expression; None for other inputs."""
+    extents: tuple[str, ...]
+    """The symbolic extents of all tensors of the graph."""
+    numbers: tuple[str, ...]
+    """Other symbolic numbers of the graph: strides, counts of elements, values."""
+    conditions: tuple[str, ...]
+    """What holds of the symbols in every call."""
+    constants: frozenset[int]
+    """The graph's other integers."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @cached_property
+    def read(self) -> Callable[[Sequence[Any]], Sizes]:
+        """The values that a call's inputs give the symbols."""
+        found = (f"x[{i}]" if axis < 0 else f"x[{i}].shape[{axis}]" for i, axis in self.places)
+        return eval(f"lambda x: ({', '.join(found)},)")  # type: ignore[no-any-return]
+
+    def evaluator(self, texts: Sequence[str]) -> Callable[..., tuple[int, ...]]:
+        """A function of the symbols that returns the values of these expressions."""
+        names = ", ".join(f"s{number}" for number in range(len(self.places)))
+        return eval(f"lambda {names}: ({''.join(text + ', ' for text in texts)})", dict(_FUNCTIONS))  # type: ignore[no-any-return]
+
+    @cached_property
+    def _extents(self) -> Callable[..., tuple[int, ...]]:
+        return self.evaluator(self.extents)
+
+    @cached_property
+    def _conditions(self) -> Callable[..., tuple[int, ...]]:
+        return self.evaluator(self.conditions)
+
+    def are_general(self, sizes: Sizes) -> bool:
+        """Whether no extent is 0 or 1: PyTorch and the passes treat such tensors specially."""
+        return all(extent > 1 for extent in self._extents(*sizes))
+
+    def inputs_at(self, sizes: Sizes, args: Sequence[Any]) -> list[Any]:
+        """The inputs `args` of a call with other sizes: layouts in place of the tensors that change."""
+        made = list(args)
+        for place, found in enumerate(self.inputs):
+            if isinstance(found, str):
+                (made[place],) = self.evaluator([found])(*sizes)
+            elif found is not None:
+                shape, strides = (self.evaluator(part)(*sizes) for part in found)
+                made[place] = Layout(shape, strides, args[place].dtype, args[place].device)
+        return made
+
+    def points(self, sizes: Sizes) -> list[Sizes]:
+        """Sizes near those of a call, by which all sizes of the graph can be told apart: prime or twice a prime if the
+        conditions allow it; no two extents nor an extent and a constant are equal. Few if there are no such sizes."""
+        drawn = Random(0)
+        for _ in range(TRIES):
+            found: list[Sizes] = []
+            for factor in SPREAD:
+                point = self._point([max(round(size * factor), 5) for size in sizes], found, drawn)
+                if point is not None:
+                    found.append(point)
+                if len(found) == POINTS:
+                    break
+            points = sorted(found)
+            if len(points) < POINTS or self.expressions(points).are_distinct:
+                break
+        return points
+
+    def _point(self, start: Sequence[int], others: Sequence[Sizes], drawn: Random) -> Sizes | None:
+        for are_prime in (True, False):
+            for distance in range(NEAR):
+                point = tuple(size + drawn.randint(0, distance // 4 + 4) for size in start)
+                if are_prime:
+                    # One of the points has even sizes, which a half of them, rounded down, tells apart.
+                    point = tuple(_next_prime(size) if others else 2 * _next_prime(size // 2) for size in point)
+                if self._is_generic(point) and all(
+                    a != b for other in others for a, b in zip(point, other, strict=True)
+                ):
+                    return point
+        return None
+
+    def _is_generic(self, point: Sizes) -> bool:
+        extents = self._extents(*point)
+        return (
+            min(extents, default=2) > 1
+            and len(set(extents)) == len(extents)
+            and len(set(point)) == len(point)
+            and not self.constants & set(extents)
+            and all(self._conditions(*point))
+        )
+
+    def expressions(self, points: Sequence[Sizes]) -> Expressions:
+        """Finds how integers that have some values at these points are made of the symbols."""
+        drawn, others = Random(0), list[Sizes]()
+        for _ in range(NEAR):
+            other = tuple(max(round(size * drawn.uniform(0.5, 2)), 2) for size in drawn.choice(points))
+            if len(others) < OTHERS and self.are_general(other) and all(self._conditions(*other)):
+                others.append(other)
+        texts = (*self.extents, *self.numbers)
+        at = [self.evaluator(texts)(*point) for point in (*points, *others)]
+        return Expressions(texts, [tuple(values) for values in zip(*at, strict=True)], len(points))
+
+
+class Expressions:
+    """Numbers by their values at the points for which a graph is planned."""
+
+    def __init__(self, texts: Sequence[str], values: Sequence[tuple[Number, ...]], points: int) -> None:
+        self.points = points
+        pool = [(text, found) for text, found in zip(texts, values, strict=True) if len(set(found[:points])) > 1]
+        self.pool = [(f"({text})", found) for text, found in pool]
+        """Sizes of the graph, with their values at the points, and at other sizes that meet its conditions."""
+        self.integers: list[tuple[str, tuple[Any, ...]]] = [
+            (text, found) for text, found in self.pool if not any(isinstance(value, float) for value in found)
+        ]
+        self.products: list[tuple[str, tuple[Any, ...]]] = self.integers + [
+            (f"{a} * {b}", tuple(x * y for x, y in zip(left, right, strict=True)))
+            for (a, left), (b, right) in combinations_with_replacement(self.integers, 2)
+        ]
+
+    @property
+    def are_distinct(self) -> bool:
+        return all(self.of(known[: self.points]) is not None for _, known in self.pool)
+
+    def of(self, values: Sequence[Number]) -> str | None:
+        """The expression with these values at the points: a multiple of a size or of a product of two, that and a
+        constant, or a sum of such multiples; for a float, one of the graph, or a multiple or quotient of a size. None
+        if there is none, or if there are several that differ at other sizes."""
+        if isinstance(values[0], float):
+            found = list(self._fractions(values))
+        else:
+            found = list(self._multiples(values)) or list(self._shifted(values)) or list(self._sums(values))
+        return found[0][0] if len({known for _, known in found}) == 1 else None
+
+    def _fractions(self, values: Sequence[Number]) -> Iterator[tuple[str, tuple[Number, ...]]]:
+        for text, known in self.pool:
+            if self._are(known, values):
+                yield text, known
+                return
+        for text, known in self.products:
+            over, times = round(values[0] * known[0]), values[0] / known[0]
+            if self._are(divided := tuple(over / f for f in known), values):
+                yield f"{over} / ({text})", divided
+            elif self._are(multiplied := tuple(f * times for f in known), values):
+                yield f"{text} * {times!r}", multiplied
+
+    def _are(self, known: Sequence[Number], values: Sequence[Number]) -> bool:
+        return tuple(known[: self.points]) == tuple(values)
+
+    def _multiples(self, values: Sequence[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for text, known in self.products:
+            if known[0] and all(
+                v * known[0] == values[0] * f for v, f in zip(values, known[: self.points], strict=True)
+            ):
+                common = math.gcd(values[0], known[0])
+                times, by = values[0] // common, known[0] // common
+                if not any(f * times % by for f in known):
+                    scaled = text if times == 1 else f"{text} * {times}"
+                    yield scaled if by == 1 else f"{scaled} // {by}", tuple(f * times // by for f in known)
+
+    def _shifted(self, values: Sequence[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for text, known in self.products:
+            if known[1] == known[0]:
+                continue
+            times, rest = divmod(values[1] - values[0], known[1] - known[0])
+            shift = values[0] - times * known[0]
+            if not rest and times and self._are(shifted := tuple(times * f + shift for f in known), values):
+                yield f"{text} * {times} + {shift}", shifted
+
+    def _sums(self, values: Sequence[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for (a, left), (b, right) in combinations(self.integers, 2):
+            scale = left[0] * right[1] - left[1] * right[0]
+            first, second = (
+                values[0] * right[1] - values[1] * right[0],
+                left[0] * values[1] - left[1] * values[0],
+            )
+            if not scale or first % scale or second % scale:
+                continue
+            first, second = first // scale, second // scale
+            if self._are(summed := tuple(first * x + second * y for x, y in zip(left, right, strict=True)), values):
+                yield f"{a} * {first} + {b} * {second}", summed
+
+
+def size_symbols(graph: fx.Graph) -> SizeSymbols | None:
+    """The symbols of a graph; None if one depends on data, is no input's own size, or the graph reads offsets."""
+    values = [leaf for node in graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
+    if reads_offsets(graph) or any(isinstance(value, SymbolicValue) for value in values):
+        return None
+    if any(not is_known(size) for value in values for size in (*_extents(value), *_numbers(value))):
+        return None
+    inputs = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
+    places: dict[sympy.Symbol, tuple[int, int]] = {}
+    for place, value in enumerate(inputs):
+        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(-1, value)]
+        for axis, size in sizes:
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                places.setdefault(size.node.expr, (place, axis))
+    texts = _Texts(list(places))
+    extents = texts.of(size for value in values for size in _extents(value))
+    numbers = texts.of(size for value in values for size in _numbers(value))
+    if texts.has_others or not places:
+        return None
+    environment = next(x.node.shape_env for value in values for x in _extents(value) if isinstance(x, torch.SymInt))
+    return SizeSymbols(
+        tuple(places.values()),
+        tuple(map(texts.of_input, inputs)),
+        extents,
+        tuple(text for text in numbers if text not in extents),
+        tuple(texts.conditions(environment)),
+        frozenset(size for value in values for size in (*_extents(value), *_numbers(value)) if isinstance(size, int)),
+    )
+
+
+def _extents(value: object) -> Sequence[int | torch.SymInt]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _numbers(value: object) -> Sequence[int | torch.SymInt | torch.SymFloat]:
+    if isinstance(value, torch.Tensor):
+        return (*value.stride(), value.numel()) if value.layout is torch.strided else ()
+    return [value] if isinstance(value, (int, torch.SymInt, torch.SymFloat)) else []
+
+
+class _Texts:
+    """Expressions over these symbols as Python's."""
+
+    def __init__(self, symbols: Sequence[sympy.Symbol]) -> None:
+        self.names = {symbol: sympy.Symbol(f"s{number}", integer=True) for number, symbol in enumerate(symbols)}
+        self.has_others = False
+
+    def of(self, sizes: Iterator[int | torch.SymInt | torch.SymFloat]) -> tuple[str, ...]:
+        symbolic = (size for size in sizes if isinstance(size, (torch.SymInt, torch.SymFloat)))
+        return tuple(dict.fromkeys(self.text(size.node.expr) for size in symbolic))
+
+    def text(self, expression: Any) -> str:
+        from torch.utils._sympy.printers import PythonPrinter
+
+        self.has_others |= bool(expression.free_symbols - self.names.keys())
+        printed: str = PythonPrinter().doprint(expression.xreplace(self.names))
+        return printed
+
+    def of_input(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides:
+            return tuple(tuple(self._number(n) for n in part) for part in (value.shape, value.stride()))
+        return self._number(value) if isinstance(value, torch.SymInt) else None
+
+    def _number(self, size: int | torch.SymInt) -> str:
+        return self.text(size.node.expr) if isinstance(size, torch.SymInt) else str(size)
+
+    def conditions(self, environment: Any) -> Iterator[str]:
+        for guard in environment.guards:
+            if not guard.expr.free_symbols - self.names.keys():
+                yield self.text(guard.expr)
+        for symbol, name in self.names.items():
+            known = environment.var_to_range.get(symbol)
+            if known is not None:
+                yield f"{name} >= {known.lower}" if known.lower.is_Integer else "True"
+                yield f"{name} <= {known.upper}" if known.upper.is_Integer else "True"
+
+
+def _next_prime(number: int) -> int:
+    return int(sympy.nextprime(number - 1))
