@@ -242,7 +242,8 @@ class _Fuser:
             return "impossible", str(error)
         if len(lowered.nest.buffers) > MOST_BUFFERS:
             self.too_wide.append(Region(members, lowered))
-            return "refused", f"one kernel would stream {len(lowered.nest.buffers)} tensors at once; two stream fewer each"
+            many = len(lowered.nest.buffers)
+            return "refused", f"one kernel would stream {many} tensors at once; two stream fewer each"
         return Region(members, lowered)
 
     def _computes_again(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> bool:
