@@ -48,7 +48,7 @@ def linked(text: str, folder: Path, base: Path) -> str:
         if (name := str(file.relative_to(ROOT))) in PAGES:
             file = ROOT / "docs" / PAGES[name]
         if not file.is_relative_to(ROOT / "docs"):
-            return f"{words} (`{name}`)" if Path(name).name != words else f"`{name}`"
+            return f"`{name}`" if words in (name, Path(name).name) else f"{words} (`{name}`)"
         return f"[{words}]({os.path.relpath(file, base)}{hash_}{anchor})"
 
     return LINK.sub(link, text)
