@@ -25,9 +25,10 @@ from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.sql import sql
 from tilewright.cli.trace import trace
+from tilewright.cli.whatif import whatif
 
 # In the order in which help lists them.
-VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, bisect, claims, check)
+VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, whatif, bisect, claims, check)
 
 # An example of each verb, which its help ends with.
 EXAMPLES = {
@@ -41,6 +42,7 @@ EXAMPLES = {
     sql: 'tilewright sql "SELECT operator, source, win_ms_per_step FROM what_you_would_win LIMIT 5"',
     report: "tilewright report --flame flame.svg",
     diff: "tilewright diff before.duckdb after.duckdb",
+    whatif: "tilewright whatif run.duckdb floor:aten::gelu graph batch:2",
     bisect: 'tilewright bisect model.py:net --inputs "f32[B=16,S=256,D=256]"',
     claims: "tilewright claims --only H5,V*",
     check: "tilewright check softmax predictions.txt",

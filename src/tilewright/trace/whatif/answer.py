@@ -1,0 +1,97 @@
+"""The predictions for a run, and the critical path of its steps by what it consists of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.records.errors import StoreError, UsageError
+from tilewright.store.query import reading
+from tilewright.trace.whatif.changes import Prediction, Simulator
+from tilewright.trace.whatif.simulation import critical_path
+from tilewright.trace.whatif.timeline import read_timeline
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_MOST_FLOORS = 5
+
+
+@dataclass(frozen=True)
+class OnPath:
+    """How much of the step's critical path is of one kind and name."""
+
+    kind: str
+    name: str
+    us_per_step: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The predictions, the largest gain first, and the critical path, the longest part first."""
+
+    predictions: tuple[Prediction, ...]
+    path: tuple[OnPath, ...]
+
+
+def what_if(run: Path, changes: Sequence[str]) -> Answer:
+    """The predictions for `changes`, forms of `changes.FORMS`; for none of them, for all that the run allows.
+
+    Raises:
+        StoreError: the run is missing or damaged, or has no timeline or no steps.
+        UsageError: a change is none, or changes nothing in this run.
+    """
+    with reading(run) as connection:
+        tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        if not {"step", "device_slice", "host_time", "operator_distance"} <= tables:
+            raise StoreError(
+                f"run {run} has no timeline; `tilewright profile` and `tilewright trace` make runs with one"
+            )
+        timeline = read_timeline(connection)
+        simulator = Simulator(connection, timeline)
+        parts = critical_path(timeline.tasks, timeline.begin, simulator.measured)
+        predictions = [simulator.predict(change) for change in changes]
+        if not changes:
+            predictions = list(_all(connection, simulator))
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    for part in parts:
+        spent[part.kind, part.name if part.kind != "host" else ""] += (part.end - part.start) / 1e3
+    whole, steps = sum(spent.values()), max(timeline.steps.values())
+    path = [OnPath(kind, name, us / steps, us / whole) for (kind, name), us in spent.items() if whole]
+    return Answer(
+        tuple(sorted(predictions, key=lambda each: -each.gain)), tuple(sorted(path, key=lambda each: -each.us_per_step))
+    )
+
+
+def _all(connection: DuckDBPyConnection, simulator: Simulator) -> Iterator[Prediction]:
+    """What the run allows: operators that would win most, classes of the host, ranks."""
+    operators = connection.execute(
+        """SELECT operator FROM distance WHERE win_ms_per_step > 0 GROUP BY operator
+           ORDER BY sum(win_ms_per_step) DESC, operator LIMIT ?""",
+        [_MOST_FLOORS],
+    ).fetchall()
+    classes = connection.execute(
+        """SELECT class FROM host_account WHERE class NOT IN ('operators', 'untraced', 'profiler')
+           GROUP BY class HAVING max(percent) > 1 ORDER BY class"""
+    ).fetchall()
+    asked = [f"floor:{operator}" for (operator,) in operators] + [f"class:{name}" for (name,) in classes]
+    ((on_device, communicates),) = connection.execute(
+        "SELECT count(*) > 0, coalesce(bool_or(kind = 'communication'), false) FROM device_slice"
+    ).fetchall()
+    asked += ["host", "graph"] if on_device else []
+    asked += ["overlap"] if communicates else []
+    asked += ["optimizer", "batch:2"]
+    asked += [
+        f"rank:{rank}"
+        for (rank,) in connection.execute("SELECT DISTINCT rank FROM collective ORDER BY rank").fetchall()
+    ]
+    for change in asked:
+        try:
+            yield simulator.predict(change)
+        except UsageError:
+            # The run has nothing of it.
+            continue

@@ -1,0 +1,232 @@
+"""Changes of a program, and the step that a simulation predicts for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilewright.records.errors import UsageError
+from tilewright.trace.account.host_time import CLASSES
+from tilewright.trace.events.rows import Ints, fetch
+from tilewright.trace.whatif.simulation import Edge, Simulated, Task, simulate
+from tilewright.trace.whatif.timeline import Timeline
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+WORK = ("kernel", "copy", "communication")
+_FIXED_NS = 2_000
+"""What a kernel takes however little it does."""
+FORMS = {
+    "floor:OPERATOR": "the operator at its floor",
+    "gone:NAME": "without that operator or kernel",
+    "host": "a host that takes no time",
+    "graph": "a CUDA graph: no time of the host for operators and launches",
+    "class:CLASS": "without that class of the host's time",
+    "batch:TIMES": "so many times the batch",
+    "optimizer": "a fused optimizer",
+    "overlap": "communication that is hidden entirely",
+    "rank:R": "that rank no later than the others",
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A change, the step that was measured (bare, if steps were timed without the profiler), and that predicted."""
+
+    change: str
+    what: str
+    measured_us: float
+    predicted_us: float
+
+    @property
+    def gain(self) -> float:
+        """The share of the step that it saves; negative if the step gets longer."""
+        return 1 - self.predicted_us / self.measured_us
+
+
+@dataclass(frozen=True)
+class _Change:
+    """How long a task takes then, and how long after another it begins, or None if it does not wait for it."""
+
+    dur: Callable[[int, Task], float] = lambda _, task: task.dur
+    lag: Callable[[int, Task, Edge], float | None] | None = None
+    without: int | None = None
+    """The file whose end does not count."""
+
+
+class Simulator:
+    """Predicts steps of one run."""
+
+    def __init__(self, connection: DuckDBPyConnection, timeline: Timeline) -> None:
+        self._connection, self._timeline = connection, timeline
+        self.measured = simulate(timeline.tasks, timeline.begin)
+        rows = connection.execute(
+            "SELECT avg(bare_ms) * 1e3, avg(recorded_ms) * 1e3 FROM bare_step WHERE bare_ms > 0"
+        ).fetchone()
+        recorded = self._step_us(self.measured)
+        self._bare_us = float(rows[0]) if rows and rows[0] and rows[0] < rows[1] else recorded
+
+    def _step_us(self, found: Simulated, without: int | None = None) -> float:
+        ends = (end for end, task in zip(found.ends, self._timeline.tasks, strict=True) if task.file_id != without)
+        return (max(ends) - self._timeline.begin) / 1e3 / max(self._timeline.steps.values())
+
+    def predict(self, asked: str) -> Prediction:
+        """The step after the change `asked`, one of `FORMS`.
+
+        Raises:
+            UsageError: there is no such form, or nothing in the run that it would change.
+        """
+        kind, _, given = asked.partition(":")
+        make = getattr(self, f"_{kind}", None) if any(form.partition(":")[0] == kind for form in FORMS) else None
+        if make is None or any(form.startswith(f"{kind}:") for form in FORMS) != bool(given):
+            raise UsageError(f"no change {asked!r}; known: {', '.join(FORMS)}")
+        change: _Change = make(given) if given else make()
+        found = simulate(self._timeline.tasks, self._timeline.begin, change.dur, change.lag)
+        ratio = self._step_us(found, change.without) / self._step_us(self.measured)
+        what = next(text for form, text in FORMS.items() if form.partition(":")[0] == kind)
+        return Prediction(asked, what, self._bare_us, self._bare_us * ratio)
+
+    def _floor(self, operator: str) -> _Change:
+        found = self._connection.execute(
+            """SELECT sum(calls * floor_us * 1e3), sum(device_ns) FROM operator_distance
+               WHERE operator = ? AND floor_us IS NOT NULL""",
+            [operator],
+        ).fetchone()
+        if not found or not found[1]:
+            raise UsageError(f"no operator {operator!r} with a floor in the run; the view `distance` lists them")
+        return self._scaled(operator, min(1.0, found[0] / found[1]))
+
+    def _gone(self, name: str) -> _Change:
+        return self._scaled(name, 0.0)
+
+    def _scaled(self, name: str, factor: float) -> _Change:
+        """The operator on the device, with its launches if nothing is left of it; without a device on the host."""
+        tasks = self._timeline.tasks
+        kernels = self._connection.execute(
+            "SELECT DISTINCT coalesce(operator, name) FROM device_slice WHERE operator = $name OR name = $name",
+            {"name": name},
+        ).fetchall()
+        names = {str(kernel) for (kernel,) in kernels}
+        own = {at for at, task in enumerate(tasks) if task.kind in WORK and task.name in names}
+        launches = {tasks[at].launched_by for at in own} if not factor else set()
+        host = self._host_part(
+            "class = 'operators' AND what = ? AND file_id NOT IN (SELECT file_id FROM device_slice)", name
+        )
+        if not own and not host.changes:
+            raise UsageError(f"no operator or kernel {name!r} in the run's steps; the table `operator_time` lists them")
+
+        def dur(at: int, task: Task) -> float:
+            if at in own:
+                return task.dur * factor
+            return 0 if at in launches else host.left(task, factor)
+
+        def lag(at: int, task: Task, edge: Edge) -> float | None:
+            # What does not run waits for no launch, and leaves no gap before the next.
+            if factor or at not in own:
+                return edge.lag
+            return None if edge.task == task.launched_by - 1 else 0
+
+        return _Change(dur, lag)
+
+    def _host(self) -> _Change:
+        return _Change(lambda _, task: 0 if task.kind in ("host", "launch") else task.dur)
+
+    def _graph(self) -> _Change:
+        """What is not data, compilation and the like takes no time: the graph replays it."""
+        kept = self._host_part("class NOT IN ('operators', 'Python', 'profiler', 'untraced', 'device')")
+        return _Change(
+            lambda _, task: task.dur if task.kind not in ("host", "launch") else task.dur - kept.left(task, 0)
+        )
+
+    def _class(self, name: str) -> _Change:
+        if name not in CLASSES:
+            raise UsageError(f"no class {name!r} of the host's time; known: {', '.join(CLASSES[1:])}")
+        part = self._host_part("class = ?", name)
+        return _Change(lambda _, task: part.left(task, 0))
+
+    def _batch(self, times: str) -> _Change:
+        try:
+            factor = float(times)
+        except ValueError:
+            factor = 0.0
+        if not 0 < factor < float("inf"):
+            raise UsageError(f"batch:{times} is no multiple of the batch, such as batch:2")
+        on_host = self._host_part(
+            "class IN ('operators', 'data') AND file_id NOT IN (SELECT file_id FROM device_slice)"
+        )
+
+        def dur(_: int, task: Task) -> float:
+            if task.kind in ("kernel", "copy"):
+                fixed = min(task.dur, _FIXED_NS)
+                return fixed + (task.dur - fixed) * factor
+            return on_host.left(task, factor)
+
+        return _Change(dur)
+
+    def _optimizer(self) -> _Change:
+        """One call instead of one for each parameter: of the host's time in it a call's share is left."""
+        part = self._host_part("", of="optimizer")
+        if not part.changes:
+            raise UsageError("no step of an optimizer in the run, or one that is fused already")
+        return _Change(lambda _, task: part.left(task, 1 / part.kinds) if task.kind in ("host", "launch") else task.dur)
+
+    def _overlap(self) -> _Change:
+        return _Change(lambda _, task: 0 if task.kind == "communication" else task.dur)
+
+    def _rank(self, rank: str) -> _Change:
+        """The others do not wait for it, and it is done when they are."""
+        tasks = self._timeline.tasks
+        files = {task.file_id for task in tasks if task.kind == "arrival" and str(task.rank) == rank}
+        if not files or len(self._timeline.steps) < 2:
+            raise UsageError(f"no rank {rank!r} with collectives in the run; the view `straggler` lists the ranks")
+        (late,) = files
+
+        def lag(_: int, task: Task, edge: Edge) -> float | None:
+            return edge.lag if task.file_id == late or tasks[edge.task].file_id != late else None
+
+        return _Change(lag=lag, without=late)
+
+    def _host_part(self, condition: str, *given: object, of: str = "host_time") -> _HostPart:
+        return _HostPart(self._connection, condition, list(given), of)
+
+
+class _HostPart:
+    """How much of any piece of the host's time is of a kind, by the table `host_time`."""
+
+    def __init__(self, connection: DuckDBPyConnection, condition: str, given: list[object], of: str) -> None:
+        self._spans: dict[int, tuple[Ints, Ints]] = {}
+        self.kinds = 1
+        sql = f"SELECT file_id, ts, dur FROM host_time WHERE {condition}"
+        if of == "optimizer":
+            sql = """
+                SELECT file_id, host_time.ts, host_time.dur,
+                       dense_rank() OVER (PARTITION BY file_id ORDER BY what) AS kind
+                FROM host_time JOIN (
+                    SELECT ts, ts + dur AS ended FROM slice WHERE name LIKE 'Optimizer.step#%'
+                ) AS around ON host_time.ts >= around.ts AND host_time.ts < around.ended
+                WHERE class IN ('operators', 'Python')"""
+            found = connection.execute(f"SELECT max(kind) FROM ({sql})").fetchone()
+            self.kinds = int(found[0]) if found and found[0] else 1
+            sql = f"SELECT file_id, ts, dur FROM ({sql})"
+        file_id, ts, dur = fetch(connection, f"{sql} ORDER BY file_id, ts", *given)
+        for file in np.unique(file_id).tolist():
+            own = file_id == file
+            begins, lengths = ts[own], dur[own]
+            # The time of that kind until each begin and end of a span; between two of them it grows evenly.
+            edges = np.stack([begins, begins + lengths], axis=1).ravel()
+            grown = np.repeat(np.cumsum(lengths), 2)
+            grown[0::2] -= lengths
+            self._spans[file] = edges, grown
+        self.changes = bool(len(ts))
+
+    def left(self, task: Task, factor: float) -> float:
+        """The duration of a task of the host if its part of that kind takes `factor` times as long."""
+        if task.kind != "host" or task.file_id not in self._spans or not task.dur:
+            return task.dur
+        edges, grown = self._spans[task.file_id]
+        begin, end = np.interp([task.start, task.end], edges, grown)
+        return task.dur + float(end - begin) * (factor - 1)

@@ -1,0 +1,259 @@
+"""A changed program's step is predicted from the records of the unchanged one: a machine runs both.
+
+The machine is a host that launches onto streams; nothing of the simulator is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from tests.report.printing import printed
+from tests.trace.kineto import Trace
+from tests.trace.test_diff import run
+from tilewright.records.errors import StoreError, UsageError
+from tilewright.report.whatif import show_whatif
+from tilewright.trace.whatif.answer import what_if
+from tilewright.trace.whatif.changes import Simulator
+from tilewright.trace.whatif.simulation import critical_path
+from tilewright.trace.whatif.timeline import read_timeline
+
+CALL, LATENCY, GAP, WAITED = 1_000, 5_000, 1_000, 2_000
+
+TABLES = """
+CREATE TABLE step (file_id BIGINT, ts BIGINT, dur BIGINT, host_dur BIGINT);
+CREATE TABLE device_call (slice_id BIGINT, file_id BIGINT, ts BIGINT, dur BIGINT, name VARCHAR);
+CREATE TABLE wait (slice_id BIGINT);
+CREATE TABLE device_slice (slice_id BIGINT, file_id BIGINT, ts BIGINT, dur BIGINT, kind VARCHAR, operator VARCHAR,
+    name VARCHAR, upid BIGINT, stream BIGINT, launch_id BIGINT, launch_ts BIGINT);
+CREATE TABLE collective (slice_id BIGINT, file_id BIGINT, rank BIGINT, name VARCHAR, in_group VARCHAR,
+    position BIGINT, skew_ns DOUBLE);
+CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR);
+CREATE TABLE slice (ts BIGINT, dur BIGINT, name VARCHAR);
+CREATE TABLE operator_distance (operator VARCHAR, calls BIGINT, floor_us DOUBLE, device_ns BIGINT);
+CREATE TABLE bare_step (bare_ms DOUBLE, recorded_ms DOUBLE)
+"""
+
+
+class Machine:
+    """One rank: each method is what its host does next; times are nanoseconds, those given microseconds."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank, self.now = rank, 0
+        self.free: dict[int, int] = {}
+        self.rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in ("call", "wait", "work", "host", "range")}
+        self.collectives: list[int] = []
+        self.last = rank * 1_000_000
+
+    def host(self, us: float, kind: str = "Python", what: str = "") -> None:
+        self.rows["host"].append((self.rank, self.now, round(us * 1000), kind, what))
+        self.now += round(us * 1000)
+
+    def call(self) -> tuple[int, int]:
+        self.last += 1
+        self.rows["call"].append((self.last, self.rank, self.now, CALL, "cudaLaunchKernel"))
+        launched, self.now = self.now, self.now + CALL
+        return self.last, launched
+
+    def launch(self, *kernels: tuple[str, float], stream: int = 7, after: int = -1) -> None:
+        """One launch, of one kernel or of a graph of several; `after` is a stream that it waits for."""
+        launch_id, launched = self.call()
+        for name, us in kernels:
+            start = max(launched + LATENCY, self.free.get(stream, -GAP) + GAP, self.free.get(after, -GAP) + GAP)
+            self.work(name, start, us, stream, launch_id, launched, "kernel")
+
+    def work(self, name: str, start: int, us: float, stream: int, launch_id: int, launched: int, kind: str) -> None:
+        self.last += 1
+        self.free[stream] = start + round(us * 1000)
+        row = (start, round(us * 1000), kind, name, name, self.rank, stream, launch_id, launched)
+        self.rows["work"].append((self.last, self.rank, *row))
+
+    def wait(self) -> None:
+        self.last += 1
+        done = max(self.now + WAITED, *self.free.values())
+        self.rows["call"].append((self.last, self.rank, self.now, done - self.now, "cudaDeviceSynchronize"))
+        self.rows["wait"].append((self.last,))
+        self.now = done
+
+    @property
+    def end(self) -> int:
+        return max(self.now, *self.free.values(), 0)
+
+
+def all_reduce(ranks: list[Machine], us: float) -> None:
+    """Each rank launches it, behind its kernels; it takes `us` after the last one has begun."""
+    begun = []
+    for rank in ranks:
+        launch_id, launched = rank.call()
+        begun.append((max(launched + LATENCY, rank.free[7] + GAP), launch_id, launched))
+    end = max(start for start, _, _ in begun) + round(us * 1000)
+    for rank, (start, launch_id, launched) in zip(ranks, begun, strict=True):
+        rank.work("all_reduce", start, (end - start) / 1000, 7, launch_id, launched, "communication")
+        rank.collectives.append(rank.last)
+
+
+def recorded(ranks: list[Machine], floor: str = "") -> duckdb.DuckDBPyConnection:
+    """What a run would have of them; the floor of the operator `floor` is a tenth of its time."""
+    connection = duckdb.connect()
+    connection.execute(TABLES)
+
+    def insert(table: str, rows: list[tuple[Any, ...]]) -> None:
+        if rows:
+            connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+
+    tables = {"call": "device_call", "wait": "wait", "work": "device_slice", "host": "host_time", "range": "slice"}
+    for rank in ranks:
+        insert("step", [(rank.rank, 0, rank.end, rank.now)])
+        for name, table in tables.items():
+            insert(table, rank.rows[name])
+        found = [(each, rank.rank, rank.rank, "all_reduce", "", at, 0.0) for at, each in enumerate(rank.collectives)]
+        insert("collective", found)
+        took = sum(row[3] for row in rank.rows["work"] if row[5] == floor)
+        insert("operator_distance", [(floor, 1, took / 10_000, took)] if took else [])
+    return connection
+
+
+def launches(host: float = 20, mm: float = 10, gelu: float = 10, data: float = 0, sync: bool = False) -> Machine:
+    machine = Machine()
+    for _ in range(4):
+        if data:
+            machine.host(data, "data")
+        for name, us in (("mm", mm), ("gelu", gelu)):
+            machine.host(host)
+            if us:
+                machine.launch((name, us))
+        if sync:
+            machine.wait()
+    return machine
+
+
+def streams(side: float = 80) -> Machine:
+    machine = Machine()
+    for _ in range(3):
+        machine.host(5)
+        machine.launch(("mm", 30))
+        machine.host(5)
+        machine.launch(("side", side), stream=8)
+        machine.host(5)
+        machine.launch(("join", 20), after=8)
+        machine.wait()
+    return machine
+
+
+def replays(host: float = 200) -> Machine:
+    machine = Machine()
+    for _ in range(3):
+        machine.host(host)
+        machine.launch(("mm", 30), ("gelu", 10), ("mm", 30))
+        machine.wait()
+    return machine
+
+
+def on_host(mm: float = 50) -> Machine:
+    machine = Machine()
+    for _ in range(3):
+        machine.host(mm, "operators", "mm")
+        machine.host(20)
+    return machine
+
+
+def optimizer(calls: int = 4) -> Machine:
+    machine = Machine()
+    machine.host(30)
+    begun = machine.now
+    for number in range(calls):
+        machine.host(5, "operators", f"op{number}")
+    machine.rows["range"].append((begun, machine.now - begun, "Optimizer.step#SGD.step"))
+    machine.host(3)
+    return machine
+
+
+def ranks(late: float = 0, us: float = 40) -> list[Machine]:
+    both = [Machine(0), Machine(1)]
+    for _ in range(3):
+        for machine in both:
+            machine.host(10 + (late if machine.rank else 0))
+            machine.launch(("mm", 60))
+        all_reduce(both, us)
+        for machine in both:
+            machine.launch(("gelu", 10))
+            machine.wait()
+    return both
+
+
+PROGRAMS: dict[str, tuple[str, Callable[[], list[Machine]], Callable[[], list[Machine]]]] = {
+    "a host that launches late": ("class:Python", lambda: [launches()], lambda: [launches(host=0)]),
+    "a full queue": ("gone:mm", lambda: [launches(host=2, mm=50, gelu=40)], lambda: [launches(2, 0, 40)]),
+    "a wait in each step": ("floor:mm", lambda: [launches(sync=True, mm=90)], lambda: [launches(sync=True, mm=9)]),
+    "a step that becomes device-bound": ("batch:5", lambda: [launches()], lambda: [launches(mm=42, gelu=42)]),
+    "a queue that runs dry": ("batch:0.25", lambda: [launches(20, 62, 62)], lambda: [launches(20, 17, 17)]),
+    "two streams": ("floor:side", lambda: [streams()], lambda: [streams(side=8)]),
+    "replays of a graph": ("class:Python", lambda: [replays()], lambda: [replays(host=0)]),
+    "data": ("class:data", lambda: [launches(data=300)], lambda: [launches()]),
+    "no device": ("gone:mm", lambda: [on_host()], lambda: [on_host(mm=0)]),
+    "an optimizer": ("optimizer", lambda: [optimizer()], lambda: [optimizer(calls=1)]),
+    "a late rank": ("rank:1", lambda: ranks(late=70), ranks),
+    "communication": ("overlap", ranks, lambda: ranks(us=0)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_changed_program_takes_as_long_as_predicted(name: str) -> None:
+    change, before, after = PROGRAMS[name]
+    machines = before()
+    connection = recorded(machines, floor=change.partition(":")[2] if change.startswith("floor") else "")
+    timeline = read_timeline(connection)
+    simulator = Simulator(connection, timeline)
+    # As measured, to the nanosecond.
+    assert simulator.measured.ends == [task.end for task in timeline.tasks]
+    assert simulator.measured.end == max(machine.end for machine in machines)
+    assert simulator.predict(change).predicted_us * 1000 == pytest.approx(max(one.end for one in after()), abs=1)
+
+
+def path_of(machines: list[Machine]) -> dict[str, float]:
+    """Microseconds of the critical path by kind, which has no holes."""
+    connection = recorded(machines)
+    timeline = read_timeline(connection)
+    parts = critical_path(timeline.tasks, timeline.begin, Simulator(connection, timeline).measured)
+    assert [part.start for part in parts] == [timeline.begin, *(part.end for part in parts[:-1])]
+    found: dict[str, float] = {}
+    for part in parts:
+        found[part.kind] = found.get(part.kind, 0) + (part.end - part.start) / 1000
+    return found
+
+
+def test_the_critical_path() -> None:
+    # A full queue: the first launch, then kernels and the gaps between them.
+    assert path_of([launches(host=2, mm=50, gelu=40)]) == {"host": 2, "latency": 5 + 7, "kernel": 4 * 90}
+    # A host that launches late: only the last kernel is on the path.
+    assert path_of([launches()]) == {"host": 8 * 20, "launch": 7, "latency": 5, "kernel": 10}
+    # A wait in each step: host, launch, latency and the kernels.
+    found = path_of([launches(sync=True, mm=90)])
+    assert found["kernel"] == 4 * 100 and found["host"] == 4 * 20
+    # The late rank's host, then the collective that all wait for.
+    late = path_of(ranks(late=70))
+    assert late["communication"] == 3 * 40 and late["host"] == 3 * 80
+
+
+@pytest.mark.usefixtures("home")
+def test_a_run(trace: Trace, tmp_path: Path) -> None:
+    for at in (0, 100):
+        trace.step(at // 100, at, at + 100)
+        trace.operator("aten::mm", at + 10, at + 40)
+        trace.launch(at + 20, at + 30, at + 60)
+    made = run(trace, tmp_path)
+    answer = what_if(made, [])
+    by_change = {each.change: each for each in answer.predictions}
+    assert by_change["host"].predicted_us < by_change["host"].measured_us == 100
+    assert sum(part.us_per_step for part in answer.path) == pytest.approx(100)
+    text = printed(show_whatif(answer))
+    assert "graph" in text and "critical path" in text
+    for asked in ("floor:aten::gone", "gone:nothing", "batch:-1", "batch", "rank:3", "class:x", "host:1", "other"):
+        with pytest.raises(UsageError):
+            what_if(made, [asked])
+    with pytest.raises(StoreError, match="no steps"):
+        what_if(run(Trace(), tmp_path), [])
