@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from tilewright.passes.stages import rewrite
+from tilewright.compile.stages import rewrite
 from tilewright.records.case import Case, InputSpec
 from tilewright.verbs.bisection import bisect_case
 

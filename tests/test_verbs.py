@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import tilewright
 from examples import naive_softmax, transformer_block
 from tests.passes.graphs import neighbours
+from tilewright.choose.region_race import APART, FUSED
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware import profiles
@@ -26,7 +27,6 @@ from tilewright.records.measurement import Ceiling, Verified
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Program
 from tilewright.store.run import read_program, read_rows
-from tilewright.tune.regions import APART, FUSED
 from tilewright.verbs import bench_case, explain_case, optimisation, optimize_case
 from tilewright.verbs.bench import case_label, measure
 from tilewright.verbs.subject import Subject, _written_to
@@ -178,7 +178,7 @@ def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> No
 
 def test_a_race_that_fusion_loses_is_followed_and_stored(unmeasured: None, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Outcome({FUSED: 30.0, APART: 10.0})
-    monkeypatch.setattr("tilewright.tune.settle.race_regions", lambda pairs: [lost for _ in pairs])
+    monkeypatch.setattr("tilewright.choose.fused_regions.race_regions", lambda pairs: [lost for _ in pairs])
     program, stored = optimized(naive_softmax.case(N=8, M=16))
     assert [len(region.members) for region in program.regions] == [1] * 5
     assert sum(op.stage == "after" and op.target == "kernel" for op in program.operators) == 5

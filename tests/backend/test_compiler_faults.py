@@ -15,8 +15,8 @@ import torch
 from tests.backend.compiling import agrees, compiled, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S, until
+from tilewright.compile.stages import rewrite
 from tilewright.launch.cxx import compile_to
-from tilewright.passes.stages import rewrite
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:

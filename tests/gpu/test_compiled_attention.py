@@ -13,9 +13,9 @@ from tests.contract import keeps_contract, recorded, targets
 from tests.gpu.kernels.launching import values_of
 from tilewright.backend import Recording
 from tilewright.launch.executor import EXTENSION
+from tilewright.launch.race import Race
 from tilewright.records.program import Decision
 from tilewright.runtime.executable import CallStep
-from tilewright.tune.attention import race
 
 pytestmark = pytest.mark.gpu
 GPU = "cuda:0"
@@ -150,13 +150,14 @@ def test_a_race_settles_what_the_portable_kernels_take(
         return F.scaled_dot_product_attention(q, q, q, attn_mask=seen)
 
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setattr("tilewright.compile.planner.raced", race)
+    outcome = Race.outcome
+    monkeypatch.setattr(Race, "outcome", lambda race, measure: outcome(race))
     q = torch.randn(2, 4, 512, 64, device=GPU, dtype=torch.bfloat16, requires_grad=training)
     seen = torch.rand(512, 512, device=GPU) > 0.2
     record = keeps_contract(masked, [q, seen], training=training)
     (decision,) = on_kernels(record)
     assert decision.verdict in ("taken", "tried and lost")
-    assert decision.reason.startswith("forward and backward took" if training else "forward took")
+    assert (" µs measured forward and backward, " if training else " µs measured, ") in decision.reason
     assert (decision.measured_us is None) == training
     with capsys.disabled():
         print(f"\nmasked attention, {'training' if training else 'inference'}: {decision.verdict}: {decision.reason}")

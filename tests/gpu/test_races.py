@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten
+from tilewright.choose.fused_regions import settle
+from tilewright.choose.region_race import APART, FUSED, race_regions
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_of
 from tilewright.passes.fusion import fuse, split_region
-from tilewright.tune.regions import APART, FUSED, race_regions
-from tilewright.tune.settle import settle
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +37,7 @@ def test_an_outcome_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.Mon
     # Nothing was timed on such a device, so that prediction cannot tell.
     target = Target(replace(profile_for("h200"), kernel_times={}))
     proposed = fuse(aten(normalised, torch.zeros(512, 4096, device="cuda")), "forward", target_of(torch.device("cuda")))
-    settled = settle(proposed, target, measure=True)
+    settled = settle(proposed, replace(target, measures=True))
     assert len(list(tmp_path.rglob("*.race.json"))) == 1
     assert {decision.measured_us is not None for decision in settled.decisions} == {True}
-    assert settle(proposed, target, measure=False).decisions == settled.decisions
+    assert settle(proposed, target).decisions == settled.decisions

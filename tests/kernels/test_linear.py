@@ -1,6 +1,5 @@
 """The linear layer with GELU, or with dropout and residual, without a GPU: formula, registration, machine code."""
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -121,7 +120,6 @@ def test_the_hopper_kernel_says_what_it_does_not_take() -> None:
 @pytest.fixture
 def on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "none")
 
 
@@ -137,33 +135,26 @@ def test_without_memory_to_measure_the_first_runs(
         raise torch.OutOfMemoryError
 
     x, weight = torch.empty(4, 16), torch.empty(8, 16)
-    monkeypatch.setattr(choice, "_race", race)
+    monkeypatch.setattr("tilewright.launch.race.run", race)
     assert choice.fastest("memory", (x, weight), IMPLS) == "one"
-    assert "no memory to measure (4, 16) by (8, 16)" in capsys.readouterr().err
-    monkeypatch.setattr(choice, "_race", lambda *_: Outcome({"one": 2.0, "other": 1.0}))
+    assert "no memory to race memory one other 4 8 16 torch.float32" in capsys.readouterr().err
+    monkeypatch.setattr("tilewright.launch.race.run", lambda *_: Outcome({"one": 2.0, "other": 1.0}))
     assert choice.fastest("memory", (x, weight), IMPLS) == "other"
-    monkeypatch.setattr(choice, "_race", race)
+    monkeypatch.setattr("tilewright.launch.race.run", race)
     assert choice.fastest("memory", (x[:3], weight), IMPLS) == "other"
 
 
-def test_the_operands_of_a_race_leave_the_generator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operands_of_a_race_leave_the_generator_alone() -> None:
     seen: list[torch.Tensor] = []
-
-    def look(impls: Mapping[str, Callable[[], object]], device: torch.device) -> Outcome:
-        for impl in impls.values():
-            impl()
-        return Outcome({"one": 1.0})
-
-    monkeypatch.setattr(choice, "contest", look)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     before = torch.get_rng_state()
-    choice._race((torch.empty(4, 16), torch.empty(8, 16), None), {"one": lambda x, w, b: seen.append(x)})
+    operands = torch.empty(4, 16), torch.empty(8, 16), None
+    choice._alternatives(operands, {"one": lambda x, w, b: seen.append(x)})["one"]()
     assert torch.equal(torch.get_rng_state(), before) and seen[0].std() > 0
 
 
 def test_nothing_is_raced_while_a_graph_is_captured(on_a_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(choice, "_race", lambda *_: pytest.fail("raced"))
+    monkeypatch.setattr("tilewright.launch.race.is_captured", lambda device: True)
+    monkeypatch.setattr("tilewright.launch.race.run", lambda *_: pytest.fail("raced"))
     assert choice.fastest("captured", (torch.empty(4, 16), torch.empty(8, 16)), IMPLS) == "one"
 
 

@@ -12,13 +12,17 @@ from torch.utils._pytree import tree_leaves
 
 from tests.contract import targets
 from tilewright.backend import Recording, backend, recording
+from tilewright.choose import layouts
+from tilewright.choose.layout_race import IN_TF32
+from tilewright.choose.layouts import channels_last
+from tilewright.compile.stages import rewrite
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
+from tilewright.kernels.offer import OURS, THEIRS
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.convolution.channels_last import channels_last
-from tilewright.passes.convolution.request import Convolution, Layout, LayoutRace, RacedLayouts
+from tilewright.passes.convolution.request import Convolution
 from tilewright.passes.norm.group import group_norm
-from tilewright.passes.stages import rewrite
+from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 
 H200 = target_named("h200")
@@ -44,8 +48,8 @@ def planned_for_h200(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
     """The backend on a CPU with the layout of an H200; gives what was decided."""
     decided: list[Decision] = []
 
-    def run(graph: torch.fx.Graph, target: Any, race: LayoutRace) -> list[Decision]:
-        decided.extend(channels_last(graph, H200, race))
+    def run(graph: torch.fx.Graph, target: Any) -> list[Decision]:
+        decided.extend(channels_last(graph, H200) or ())
         return []
 
     monkeypatch.setattr(rewrite("channels_last"), "run", run)
@@ -115,7 +119,9 @@ def _trained(call: Any, model: nn.Module, x: Tensor) -> dict[str, Tensor]:
 def test_results_gradients_and_strides_are_eagers(planned_for_h200: list[Decision]) -> None:
     model, x = Block(32).bfloat16(), torch.randn(2, 32, 8, 10).bfloat16()
     record = trains_as_eager(model, x)
-    assert [(d.verdict, d.reason) for d in planned_for_h200] == [("taken", "2 convolutions share the layout")]
+    assert [(d.verdict, d.reason) for d in planned_for_h200] == [
+        ("taken", "the channels-last layout in place of that of 2 convolutions")
+    ]
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in convolutions(record))
 
 
@@ -151,29 +157,34 @@ def test_grouped_convolutions_take_the_layout(dtype: torch.dtype, planned_for_h2
 
 
 RACES = {
-    "faster": (Layout(100, False), Layout(90, False), "taken"),
-    "faster by less than four copies take": (Layout(100, False), Layout(99.9, False), "refused"),
-    "slower": (Layout(100, False), Layout(120, False), "refused"),
-    "rounded as before": (Layout(100, True), Layout(90, True), "taken"),
-    "rounded where eager is not": (Layout(100, False), Layout(90, True), "refused"),
+    "faster": (100, "", 90, "", "taken"),
+    "faster by less than four copies take": (100, "", 99.9, "", "tried and lost"),
+    "slower": (100, "", 120, "", "tried and lost"),
+    "rounded as before": (100, IN_TF32, 90, IN_TF32, "taken"),
+    "rounded where eager is not": (100, "", 90, IN_TF32, "refused"),
 }
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_races_decide_with_the_time_of_copies(name: str) -> None:
-    as_is, last, verdict = RACES[name]
+def test_races_decide_with_the_time_of_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_is, rounds, last, last_rounds, verdict = RACES[name]
     asked: list[Convolution] = []
 
-    def race(convolution: Convolution) -> RacedLayouts:
+    class Raced:
+        def outcome(self, measure: bool = True) -> Outcome:
+            return Outcome({THEIRS + rounds: as_is, OURS + last_rounds: last})
+
+    def race(convolution: Convolution) -> Raced:
         asked.append(convolution)
-        return RacedLayouts(as_is, last)
+        return Raced()
 
     decisions: list[Decision] = []
 
     def run(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        decisions.extend(channels_last(module.graph, H200, race))
+        decisions.extend(channels_last(module.graph, H200) or ())
         return module.forward
 
+    monkeypatch.setattr(layouts, "layout_race", race)
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(Block(32).eval(), backend=run)(torch.randn(2, 32, 8, 10))

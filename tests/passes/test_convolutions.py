@@ -10,9 +10,9 @@ from tests.backend.compiling import compiled
 from tests.contract import keeps_contract
 from tests.passes.test_channels_last import trains_as_eager
 from tilewright.backend import Recording, recording
+from tilewright.compile.stages import rewrite
 from tilewright.hardware.target import target_named
 from tilewright.passes.convolution.bias import split_bias
-from tilewright.passes.stages import rewrite
 
 CHANNELS = 24
 

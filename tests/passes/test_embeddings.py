@@ -9,15 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.backend.compiling import compiled
+from tests.choose.test_kernels import priced
 from tests.passes.graphs import aten, calls, run
-from tests.passes.test_candidates import priced
 from tilewright.backend import recording
+from tilewright.choose import embeddings
+from tilewright.choose.embeddings import sum_sorted
+from tilewright.compile.stages import rewrite
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_named
 from tilewright.kernels import segment_reduce  # noqa: F401  (registers the operators that tests call)
-from tilewright.passes.index import embedding_groups, embeddings
-from tilewright.passes.index.embeddings import add_sums_in_place, sum_sorted
-from tilewright.passes.stages import rewrite
+from tilewright.passes.index.embeddings import add_sums_in_place
 from tilewright.passes.units import behind_views
 from tilewright.runtime.native import Native
 
@@ -146,7 +147,7 @@ class Tables(nn.Module):
 def test_tables_of_one_width_are_one_sum(laid: str, padding: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are tensors of their own for autograd: backward adds to them, and users write to them."""
     monkeypatch.setattr(rewrite("sum_sorted"), "run", lambda graph, _: sum_sorted(graph, H200))
-    monkeypatch.setattr(embedding_groups, "UNSORTED_US", 28.0)
+    monkeypatch.setattr(embeddings, "UNSORTED_US", 28.0)
     model = Tables(laid, padding)
     with recording() as record:
         mine = compiled(copy.deepcopy(model))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from tests.passes.attention.test_recognise import check_numbers
+from tilewright.compile.stages import TORCH_LEVEL
 from tilewright.hardware.target import target_named
-from tilewright.passes.stages import TORCH_LEVEL
 
 B, S, E, HEADS = 3, 7, 32, 4
 PADDING = torch.arange(S) >= torch.tensor([[S], [5], [0]])

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, planned, run, stays, written
+from tilewright.choose.kernels import choose_candidates
+from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.candidates import choose_candidates
-from tilewright.passes.index.sums import sum_by_index
 from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.simplify import simplify
 

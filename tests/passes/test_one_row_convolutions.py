@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from tests.contract import targets
 from tests.passes.test_channels_last import convolutions, planned_for_h200, stored, trains_as_eager
 from tilewright.backend import Recording, backend, recording
+from tilewright.compile.stages import rewrite
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.passes.convolution.memory_formats import lies_channels_last
 from tilewright.passes.convolution.one_row import convolve_as_images
-from tilewright.passes.stages import rewrite
 from tilewright.records.program import Decision
 
 assert planned_for_h200

@@ -17,6 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from examples import mlp, transformer_block
 from tests.contract import keeps_contract
 from tests.passes.graphs import aten, is_view, planned
+from tilewright.compile.stages import JOINT, TORCH_LEVEL
 from tilewright.graph.partition import cut
 from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import fuse
@@ -24,7 +25,6 @@ from tilewright.passes.random.dropout import keep_mask
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.stages import JOINT, TORCH_LEVEL
 
 Model = Callable[..., Any]
 

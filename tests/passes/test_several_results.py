@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten
+from tilewright.compile.stages import EACH_GRAPH, JOINT
 from tilewright.hardware.target import target_named
-from tilewright.passes.stages import EACH_GRAPH, JOINT
 
 
 def read_index(x: Tensor, index: Tensor) -> list[Tensor]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from tests.contract import targets
 from tests.passes.graphs import aten
 from tilewright.backend import backend, recording
+from tilewright.compile.stages import rewrite
 from tilewright.hardware.target import target_named
 from tilewright.launch.executor import EXTENSION
-from tilewright.passes.stages import rewrite
 from tilewright.passes.write_back import write_back_together
 from tilewright.runtime.native import Native
 

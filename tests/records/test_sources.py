@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.copied_sources import change_a_line, copied_sources
+from tilewright.choose import attention_race, fused_regions
 from tilewright.kernels.linear import choice
 from tilewright.launch.race_key import race_key
 from tilewright.records import outcomes, sources
 from tilewright.records.outcomes import Outcome
-from tilewright.tune import attention, settle
 
-RACES = {"linear": choice.MADE_FROM, "attention": attention.MADE_FROM, "regions": settle.MADE_FROM}
+RACES = {"linear": choice.MADE_FROM, "attention": attention_race.MADE_FROM, "regions": fused_regions.MADE_FROM}
 
 
 @pytest.fixture

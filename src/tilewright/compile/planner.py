@@ -1,6 +1,6 @@
 """Plans a captured program; explaining, measuring and compiling all use this planner.
 
-torch-level graph, joint graph → rewrites (`passes/stages.py`)
+torch-level graph, joint graph → rewrites (`stages.py`)
 cut               → which forward values are saved, which are computed again
 each graph        → rewrites → fusion → choice by what was measured → schedule → sources
 """
@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from torch import fx
 
+from tilewright.choose.fused_regions import settle
+from tilewright.compile import stages
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
 from tilewright.graph.capture import Rewriter
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
-from tilewright.passes import stages
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
@@ -26,29 +27,22 @@ from tilewright.passes.schedule import schedule
 from tilewright.passes.stage import Pass, attempt, left_out, skipped
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName
-from tilewright.tune.attention import race, raced
-from tilewright.tune.convolution import raced_layouts
-from tilewright.tune.settle import settle
 
 
 class Planner(Rewriter):
     """Plans one program for one target: called by AOTAutograd at each step of a capture, in this order.
 
-    With `measure`, choices that prediction cannot settle are raced and the outcomes kept; without it, outcomes kept
-    earlier are used. Without `hand_written` the plan has only generated kernels and library calls. `decisions` collects
-    the decisions.
+    Without `hand_written` the plan has only generated kernels and library calls. `decisions` collects the decisions.
     """
 
     def __init__(
         self,
         target: Target,
         *,
-        measure: bool = False,
         hand_written: bool = True,
         decisions: list[Decision] | None = None,
     ) -> None:
         self.target = target
-        self.measure = measure
         self.hand_written = hand_written
         self.decisions = [] if decisions is None else decisions
 
@@ -58,15 +52,13 @@ class Planner(Rewriter):
 
     def before_autograd(self, module: fx.GraphModule) -> list[Decision]:
         """Rewrite Dynamo's graph of torch functions."""
-        options = {"channels_last": {"race": raced_layouts}}
-        decisions = stages.TORCH_LEVEL.run(module.graph, self.target, options=options)
+        decisions = stages.TORCH_LEVEL.run(module.graph, self.target)
         module.recompile()
         return self._noted(decisions)
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""
-        options = {"choose_kernels": {"raced": race if self.measure else raced}}
-        return self._noted(stages.JOINT.run(graph, self.target, hand_written=self.hand_written, options=options))
+        return self._noted(stages.JOINT.run(graph, self.target, hand_written=self.hand_written))
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:
         """The forward values to save for backward, which recomputes other `needed` values."""
@@ -87,7 +79,7 @@ class Planner(Rewriter):
         written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
         proposed, failed = self._proposed(name, graph)
         try:
-            fusion = settle(proposed, self.target, measure=self.measure)
+            fusion = settle(proposed, self.target)
         # Whatever a race raises, the kernels can be those that were proposed.
         except Exception as error:
             fusion = proposed

@@ -30,13 +30,13 @@ class PricedCase:
     plan: Plan
 
 
-def price_case(case: Case, target: Target, *, measure: bool = False) -> PricedCase:
+def price_case(case: Case, target: Target) -> PricedCase:
     """Operators as eager runs them, the launches of the plan for `target`, its decisions and memory.
 
-    Nothing is computed, unless `measure`: then each region is raced against its operators one by one on this machine,
-    and on a GPU each attention.
+    Nothing is computed, unless the target measures: then each region is raced against its operators one by one on this
+    machine, and on a GPU each attention.
     """
-    return _priced(case, target, measure=measure)
+    return _priced(case, target)
 
 
 def price_program(case: Case, target: Target) -> Program:
@@ -52,7 +52,7 @@ def price_program(case: Case, target: Target) -> Program:
     return price_case(case, target).program
 
 
-def _priced(case: Case, target: Target, *, measure: bool = False, instead: Folded | None = None) -> PricedCase:
+def _priced(case: Case, target: Target, *, instead: Folded | None = None) -> PricedCase:
     program = Program()
     profile = target.profile
     eager = capture(case, target=target, instead=instead)
@@ -60,7 +60,7 @@ def _priced(case: Case, target: Target, *, measure: bool = False, instead: Folde
     for name, graph in eager.graphs.items():
         program.operators += operators_before(name, graph, shapes[name], profile)
         program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
-    planned = capture(case, Planner(target, measure=measure), instead=instead, eager=eager)
+    planned = capture(case, Planner(target), instead=instead, eager=eager)
     assert planned.plan is not None
     _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)

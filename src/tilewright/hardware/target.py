@@ -23,6 +23,8 @@ class Target:
     profile: DeviceProfile
     is_present: bool = True
     """False: the program is captured on a CPU and only planned for this device."""
+    measures: bool = False
+    """Whether choices that prediction cannot settle are raced now; if not, outcomes kept earlier are used."""
 
     @property
     def is_gpu(self) -> bool:

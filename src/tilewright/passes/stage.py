@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import fx
 
@@ -29,7 +28,7 @@ from tilewright.passes.verify import verify
 from tilewright.records.errors import TilewrightError, strict, warn_once
 from tilewright.records.program import Decision, GraphName
 
-Rewrite = Callable[..., Sequence[Decision] | None]
+Rewrite = Callable[[fx.Graph, Target], Sequence[Decision] | None]
 """Rewrites a graph in place for a target: `rewrite(graph, target)`; its decisions, if it leaves any."""
 
 
@@ -61,18 +60,16 @@ class Stage:
         *,
         name: GraphName | None = None,
         hand_written: bool = True,
-        options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> list[Decision]:
         """Rewrite `graph` in place; the decisions, which are those of a graph called `name` if that is given.
 
-        `options` has further arguments of rewrites, by their names. Without `hand_written` no hand-written kernel is
-        brought in.
+        Without `hand_written` no hand-written kernel is brought in.
         """
         decisions: list[Decision] = []
         for rewrite in self.passes:
             is_skipped = rewrite.name in skipped() and not rewrite.required
             if not is_skipped and (hand_written or not rewrite.hand_written):
-                decisions += attempt(rewrite, graph, target, **(options or {}).get(rewrite.name, {}))
+                decisions += attempt(rewrite, graph, target)
         return decisions if name is None else [replace(decision, graph=name) for decision in decisions]
 
 
@@ -93,14 +90,14 @@ class Applied:
         return [*removed, *(f"+ {new.name} = {new.text()}" for _, new in pairs if new is not None)]
 
 
-def attempt(rewrite: Pass | Rule, graph: fx.Graph, target: Target, **options: Any) -> Sequence[Decision]:
+def attempt(rewrite: Pass | Rule, graph: fx.Graph, target: Target) -> Sequence[Decision]:
     """Run one rewrite; after an exception `graph` is as before, and the decision says why.
 
     Raises TilewrightError in strict mode, and what a required rewrite raises.
     """
     before, started = Snapshot(graph), time.perf_counter()
     try:
-        decisions = rewrite.run(graph, target, **options) or ()
+        decisions = rewrite.run(graph, target) or ()
         ms = (time.perf_counter() - started) * 1e3
         if (observe := _observer.get()) is not None:
             observe(Applied(rewrite.name, before, Snapshot(graph), decisions, ms))

@@ -19,7 +19,6 @@ from tilewright.graph.layouts import layout
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import UNDEFINED, is_tangent
 from tilewright.hardware.target import Target
-from tilewright.passes.product.padded import write_padded
 from tilewright.passes.simplify import drop_unread, is_pure
 
 aten = torch.ops.aten
@@ -49,8 +48,6 @@ def drop_undefined(graph: fx.Graph, target: Target) -> None:
             for operand in filter(_is_contiguous, read):
                 node.replace_input_with(operand, _zeros(node, operand))
     drop_unread(graph)
-    # Between cross entropy and a pad there may have been such a term.
-    write_padded(graph)
 
 
 def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:

@@ -13,7 +13,7 @@ ROOT = Path(str(files("tilewright")))
 GENERATED = ("emit/triton.py", "emit/triton_math.py", "loops")
 """What generated kernels for a GPU are made from."""
 PROGRAMS = (
-    "backend.py", "compile", "tune", "runtime", "passes", "kernels", "launch", "emit", "cost", "loops", "graph",
+    "backend.py", "compile", "choose", "runtime", "passes", "kernels", "launch", "emit", "cost", "loops", "graph",
     "operators",
 )  # fmt: skip
 """What compiled programs are made from."""

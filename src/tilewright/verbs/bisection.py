@@ -55,8 +55,8 @@ def bisect_case(case: Case, device: str = "cpu", tell: Callable[[str], None] = l
     The first rewrite is named with which the contract breaks, if those before it run and those after it do not, and the
     first call whose value it changes. Raises CaptureError, InputError or CompilerError.
     """
+    from tilewright.compile.stages import STAGES
     from tilewright.launch.cxx import require_compiler
-    from tilewright.passes.stages import STAGES
 
     if device == "cpu":
         # Without one PyTorch would run all, and nothing would be wrong.

@@ -166,7 +166,7 @@ def _optimized(
 
     tell("pricing every operator, racing every fusion")
     try:
-        priced: PricedCase | CaptureError = price_case(case, Target(profile), measure=True)
+        priced: PricedCase | CaptureError = price_case(case, Target(profile, measures=True))
     except CaptureError as broken:
         priced = broken
     tell("compiling, and timing every kernel")

@@ -1,7 +1,6 @@
 """Compiled models on tilewright's attention kernels in Triton's interpreter, against float64 and eager."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import pytest
 import torch
@@ -26,9 +25,9 @@ from tests.passes.attention.spellings import (
 )
 from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
+from tilewright.kernels.offer import OURS, THEIRS
 from tilewright.passes.attention import constants
-from tilewright.passes.attention.kernel import choose_kernels
-from tilewright.passes.stages import rewrite
+from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 
 pytestmark = pytest.mark.usefixtures("in_triton")
@@ -198,17 +197,20 @@ def test_sizes_that_vary() -> None:
 def test_a_race_decides(times: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def raced(request: object, training: bool) -> tuple[float, float]:
-        asked.append(training)
-        return times
+    class Raced:
+        def outcome(self, measure: bool) -> Outcome:
+            return Outcome({THEIRS: times[1], OURS: times[0]})
 
-    run = partial(choose_kernels, raced=raced)
-    monkeypatch.setattr(rewrite("choose_kernels"), "run", lambda graph, target, **_: run(graph, target))
+    def race(request: object, training: bool) -> tuple[Raced]:
+        asked.append(training)
+        return (Raced(),)
+
+    monkeypatch.setattr("tilewright.choose.attention.attention_race", race)
     compiled = Compiled(causal)
     value_and_gradients(compiled.call, with_gradients(heads(d=16)))
     (choice,) = compiled.choices
     assert asked == [True] and choice.verdict == verdict
-    assert choice.reason.startswith(f"forward and backward took {times[0]:.0f} µs in tilewright's kernels, 100 µs in")
+    assert choice.reason.endswith(f"{times[0]:.1f} µs measured forward and backward, 100.0 µs otherwise")
     # Beside the prediction, which is of the forward.
     assert choice.measured_us is None
     assert compiled.targets("tilewright.attention.default") == (verdict == "taken")

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from tilewright.compile.stages import TORCH_LEVEL
 from tilewright.hardware.target import target_named
-from tilewright.passes.stages import TORCH_LEVEL
 
 B, S, D, H = 2, 7, 12, 3
 

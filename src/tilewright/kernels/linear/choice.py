@@ -1,4 +1,4 @@
-"""Chooses the fastest implementation of a product by a race on this device; the outcome is kept."""
+"""Chooses the fastest implementation of a product by a race on this device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from tilewright.launch.builder import Operand
-from tilewright.launch.race_key import race_key
-from tilewright.measure.timing.contest import contest
-from tilewright.pytorch.state import in_real_tensors
-from tilewright.records import outcomes
-from tilewright.records.errors import warn_once
-from tilewright.records.outcomes import Outcome
+from tilewright.launch.race import Alternatives, Race, random_operand
+from tilewright.records.recipe import dense_strides
 
 Impls = Mapping[str, Callable[..., object]]
 Operands = Sequence[torch.Tensor | Operand | None]
@@ -24,34 +20,17 @@ def fastest(operator: str, operands: Operands, impls: Impls) -> str:
     """The name of the fastest of `impls` for operands like these, the first of which are x [M, K] and weight [N, K].
 
     M is rounded up to a power of two. The first call with new sizes races the implementations on random tensors for
-    half a second; later calls, in any process, look the outcome up. While a CUDA graph is being captured nothing can be
-    measured, and new sizes get the first of `impls`.
+    half a second. Where nothing can be measured, new sizes get the first of `impls`.
     """
     x, weight = operands[:2]
     assert x is not None and weight is not None
     rows = 1 << (x.shape[0] - 1).bit_length()
-    key = race_key((operator, *impls, str(rows), *map(str, weight.shape), str(x.dtype)), x.device, MADE_FROM)
-    known = outcomes.lookup(key)
-    if known is None:
-        if torch.cuda.is_current_stream_capturing():
-            return next(iter(impls))
-        try:
-            known = _race(operands, impls)
-        except torch.OutOfMemoryError:
-            line = f"no memory to measure {tuple(x.shape)} by {tuple(weight.shape)}; it runs in one kernel"
-            warn_once(f"{operator}: {line}")
-            return next(iter(impls))
-        outcomes.keep(key, known)
-    return known.fastest
+    work = (operator, *impls, str(rows), *map(str, weight.shape), str(x.dtype))
+    outcome = Race(work, x.device, MADE_FROM, functools.partial(_alternatives, operands, impls)).outcome()
+    return next(iter(impls)) if outcome is None else outcome.fastest
 
 
-def _race(operands: Operands, impls: Impls) -> Outcome:
-    device = next(x.device for x in operands if x is not None)
-    with in_real_tensors(), torch.cuda.device(device), torch.no_grad():
-        # Do not advance the default generator, from which the waiting call draws.
-        own = torch.Generator(device).manual_seed(0)
-        tensors = [
-            None if x is None else torch.empty(x.shape, dtype=x.dtype, device=device).normal_(generator=own)
-            for x in operands
-        ]
-        return contest({name: functools.partial(impl, *tensors) for name, impl in impls.items()}, device)
+def _alternatives(operands: Operands, impls: Impls) -> Alternatives:
+    own = torch.Generator(next(x.device for x in operands if x is not None)).manual_seed(0)
+    tensors = [None if x is None else random_operand(x.shape, dense_strides(x.shape), x.dtype, own) for x in operands]
+    return {name: functools.partial(impl, *tensors) for name, impl in impls.items()}

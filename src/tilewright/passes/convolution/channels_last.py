@@ -1,19 +1,13 @@
-"""Gives convolutions channels-last tensors: on a GPU where its convolutions are faster together with the copies that
-this takes, and on a CPU fp32 ones in nets with depthwise convolutions.
+"""Gives convolutions channels-last tensors.
 
     y = conv2d(x, w)          →   y = conv2d(x.contiguous(channels_last), w.contiguous(channels_last))
     return relu(y)                return relu(y).contiguous()
 
-cuDNN's fast kernels take channels-last operands, and convert others before and after each convolution (30 % of a
-ResNet's inference on an H200, 18 % of its training). Pointwise operators, batch norms (`split_norms`) and pooling keep
-the layout of their operand, so that one copy at the first convolution is enough for the whole graph: `contiguous`
-copies nothing if a tensor already has the layout. Results, views and gradients of weights keep eager's strides. The
-same holds for convolutions of volumes, for transposed ones, and for those of sequences, which `one_row` has made
-convolutions of images of one row.
-
-oneDNN converts operands of dense convolutions in any case, of depthwise ones only if they are not channels-last. Two
-images of 64 × 64 pixels through seven bottlenecks on one CPU thread: with depthwise convolutions inference 4.7 → 3.4 ms
-and training 14.5 → 13.0, with dense ones 8.2 → 9.0 and 29.0 → 35.7.
+Pointwise operators, batch norms (`split_norms`) and pooling keep the layout of their operand, so that one copy at the
+first convolution is enough for the whole graph: `contiguous` copies nothing if a tensor already has the layout.
+Results, views and gradients of weights keep eager's strides. The same holds for convolutions of volumes, for transposed
+ones, and for those of sequences, which `one_row` has made convolutions of images of one row. `choose/layouts.py`
+decides.
 
 In training a gradient may have another layout (that of a mean over pixels is NCHW) and is then converted; the gradient
 of a graph's input gets the layout of that input.
@@ -22,34 +16,20 @@ of a graph's input gets the layout of that input.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import closure, number
+from tilewright.graph.calls import closure
 from tilewright.graph.canonical import argument, canonical_name, example, mutates, static
-from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.convolution.memory_formats import FORMATS, laid_channels_last, lies_channels_last
-from tilewright.passes.convolution.request import CONVOLUTIONS, LayoutRace, convolution_of, not_raced
+from tilewright.passes.convolution.request import CONVOLUTIONS
 from tilewright.passes.norm.group import group_norm
-from tilewright.records.program import Decision, Verdict
 
 WIDE = (torch.float32,)
-MIN_CHANNELS = 16
-"""With this many input channels a group, a convolution runs on matrix units without padding. Where no convolution was
-raced, most of the work must be in such ones."""
-MOST_ROUNDED = 4
-"""At most so many times as many convolutions may round operands to TF32 as in eager's layout. Independent errors add
-in squares, so that a result's error at most doubles, as the numbers contract has it."""
-DEPTHWISE = 8
-"""On a CPU at least one in this many convolutions must be depthwise."""
-ON_CPU = ("conv2d",)
-TRANSPOSED = ("conv_transpose2d", "conv_transpose3d")
 POOLS = {f"adaptive_avg_pool{places}d": places for places in (1, 2, 3)}
 """By operator, the number of dimensions that it averages over."""
 VIEWS = ("view", "as_strided")
@@ -58,41 +38,29 @@ MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 """Calls whose results have the channels on another axis than the second."""
 
 
-def channels_last(graph: fx.Graph, target: Target, race: LayoutRace = not_raced) -> list[Decision]:
-    """Rewrite `graph`, a torch-level graph from Dynamo, in place; a decision for its convolutions, if it has any."""
-    dtypes = (*NARROW, *WIDE) if target.is_gpu else WIDE
-    names = [*CONVOLUTIONS] if target.is_gpu else ON_CPU
-    convolutions = [node for node in graph.nodes if canonical_name(node) in names and _is_of(node, dtypes)]
-    if not convolutions:
-        return []
-    reason = _obstacle(graph, convolutions, target)
-    faster, why = (False, reason) if reason else _is_faster(graph, convolutions, target, race)
-    if faster:
-        for node in convolutions:
-            if _operand_channels(node) == 1:
-                _convert_result(node)
-        changed, images = _changed(convolutions), _images(convolutions)
-        for node in convolutions:
-            _convert(node, changed)
-        _restore(graph, changed, images)
-        _bring_gradients_back(images)
-        for node in changed:
-            _keep_the_layout(node, (node in images or _rank(node) == 4) and _is_of(node, dtypes))
-    first = convolutions[0]
-    verdict: Verdict = "taken" if faster else "refused"
-    source = source_line(first)
-    return [Decision("forward", first.name, "channels last", verdict, why, source=source, passed_by="channels_last")]
+def lay_channels_last(graph: fx.Graph, convolutions: list[fx.Node], dtypes: tuple[torch.dtype, ...]) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo without an `obstacle`, in place."""
+    for node in convolutions:
+        if _operand_channels(node) == 1:
+            _convert_result(node)
+    changed, images = changed_by(convolutions), _images(convolutions)
+    for node in convolutions:
+        _convert(node, changed)
+    _restore(graph, changed, images)
+    _bring_gradients_back(images)
+    for node in changed:
+        _keep_the_layout(node, (node in images or _rank(node) == 4) and is_of(node, dtypes))
 
 
-def _is_of(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
+def is_of(node: fx.Node, dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether a convolution computes in one of these dtypes; under autocast its operands may be wider."""
     result = example(node)
     return result is not None and result.dim() >= 3 and result.dtype in dtypes
 
 
-def _obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
+def obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> str | None:
     """What forbids another layout in `graph`, if anything does."""
-    changed = _changed(convolutions)
+    changed = changed_by(convolutions)
     if (norm := next((node for node in changed if _views_samples(node, target)), None)) is not None:
         return f"{norm.name} reduces over pixels, which would not be contiguous"
     for node in graph.nodes:
@@ -108,52 +76,11 @@ def _obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> s
     return None
 
 
-def _is_faster(graph: fx.Graph, convolutions: list[fx.Node], target: Target, race: LayoutRace) -> tuple[bool, str]:
-    """Whether channels-last convolutions are faster, and why: by races if all were raced, else by rule."""
-    if not target.is_gpu:
-        depthwise = sum(map(_is_depthwise, convolutions))
-        if DEPTHWISE * depthwise < len(convolutions):
-            kept = f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the others' operands"
-            return False, kept
-        return True, f"{len(convolutions)} convolutions share the layout"
-    requests = [convolution_of(node) for node in convolutions]
-    found = [race(request) for request in requests if request is not None]
-    raced = [layouts for layouts in found if layouts is not None]
-    if len(raced) == len(convolutions):
-        rounded = sum(both.as_is.rounds for both in raced), sum(both.channels_last.rounds for both in raced)
-        if rounded[1] > MOST_ROUNDED * rounded[0]:
-            return False, f"{rounded[1]} of {len(raced)} convolutions would round to TF32, as they are {rounded[0]} do"
-        before, after = sum(both.as_is.us for both in raced), sum(both.channels_last.us for both in raced)
-        copies = _copies_us(graph, convolutions, target)
-        why = f"{len(raced)} convolutions take {before:.0f} µs as they are, {after:.0f} µs channels last"
-        return after + copies < before, f"{why} and {copies:.0f} µs for copies into and out of that layout"
-    work = {node: _multiplications(node) for node in convolutions}
-    suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)
-    if 2 * suited < sum(work.values()):
-        return False, f"most of the work is in convolutions with fewer than {MIN_CHANNELS} input channels a group"
-    return True, f"{len(convolutions)} convolutions share the layout"
-
-
-def _copies_us(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> float:
-    """Predicted time of the copies of operands and results, and of their gradients' copies back."""
-    changed = _changed(convolutions)
-    operands = {argument(node, place, name) for node in convolutions for place, name in ((0, "input"), (1, "weight"))}
-    copied = [x for x in operands if x not in changed and not _is_channels_last(x)]
-    copied += [x for x in graph.output_node().all_input_nodes if x in changed and not _is_channels_last(x)]
-    total = 0.0
-    for node in copied:
-        value = example(node)
-        nbytes = 0 if value is None else value.numel() * value.itemsize
-        times = 2 if _is_trained(node) else 1
-        total += times * predicted_us(Work("pointwise", nbytes, nbytes), target.profile)
-    return total
-
-
 def _views_samples(node: fx.Node, target: Target) -> bool:
     """Whether an instance norm is left to PyTorch, which views each sample's channels as those of one batch entry."""
     if canonical_name(node) != "instance_norm":
         return False
-    return not (target.is_gpu and _is_of(node, (*NARROW, *WIDE)) and _is_of_each_sample(node))
+    return not (target.is_gpu and is_of(node, (*NARROW, *WIDE)) and _is_of_each_sample(node))
 
 
 def _is_of_each_sample(node: fx.Node) -> bool:
@@ -188,17 +115,6 @@ def _order(node: Any) -> tuple[int, ...] | None:
     return order if value.permute(order).is_contiguous() else None
 
 
-def _is_depthwise(node: fx.Node) -> bool:
-    source = example(argument(node, 0, "input"))
-    return source is not None and source.shape[1] > 1 and _weight(node).shape[1] == 1
-
-
-def _weight(node: fx.Node) -> Tensor:
-    value = example(argument(node, 1, "weight"))
-    assert value is not None
-    return value
-
-
 def _operand_channels(node: fx.Node) -> int | torch.SymInt | None:
     x = example(argument(node, 0, "input"))
     return None if x is None else x.shape[1]
@@ -213,39 +129,25 @@ def _convert_result(node: fx.Node) -> None:
         reader.replace_input_with(node, converted)
 
 
-def _channels(node: fx.Node) -> int:
-    """Input channels per group."""
-    if canonical_name(node) not in TRANSPOSED:
-        return int(_weight(node).shape[1])
-    return int(_weight(node).shape[0]) // number(argument(node, 6, "groups", 1))
-
-
-def _multiplications(node: fx.Node) -> int:
-    """Elements of the result (of the input, if the convolution is transposed) times the weights of one channel."""
-    places = example(argument(node, 0, "input") if canonical_name(node) in TRANSPOSED else node)
-    sizes = (*_weight(node).shape[1:], *(() if places is None else places.shape))
-    return prod(int(size) if isinstance(size, int) else 1 for size in sizes)
-
-
 def _layout(node: Any) -> torch.memory_format | None:
     """The memory format of eager's tensor: contiguous or channels-last; None for any other strides."""
     value = example(node)
     if value is None or value.is_contiguous():
         return torch.contiguous_format
-    return torch.channels_last if _is_channels_last(node) else None
+    return torch.channels_last if is_channels_last(node) else None
 
 
-def _is_channels_last(node: Any) -> bool:
+def is_channels_last(node: Any) -> bool:
     value = example(node)
     return value is not None and value.dim() in FORMATS and lies_channels_last(value)
 
 
-def _is_trained(node: fx.Node) -> bool:
+def is_trained(node: fx.Node) -> bool:
     value = example(node)
     return value is not None and value.dim() >= 3 and value.is_floating_point() and value.requires_grad
 
 
-def _changed(convolutions: list[fx.Node]) -> set[fx.Node]:
+def changed_by(convolutions: list[fx.Node]) -> set[fx.Node]:
     """Nodes whose layout may change: `convolutions` and their transitive readers, none through views."""
     return closure(convolutions, lambda node: (user for user in node.users if canonical_name(user) not in VIEWS))
 
@@ -270,7 +172,7 @@ def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
 def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
     for place, name in ((0, "input"), (1, "weight")):
         operand = argument(node, place, name)
-        if operand not in changed and _is_channels_last(operand):
+        if operand not in changed and is_channels_last(operand):
             continue
         converted = _with_layout(node, operand, torch.channels_last, None if operand in changed else _layout(operand))
         if len(node.args) > place:
@@ -300,7 +202,7 @@ def _bring_gradients_back(images: set[fx.Node]) -> None:
         for user in [
             user for user in node.users if canonical_name(user) not in CONVOLUTIONS and example(user) is not None
         ]:
-            if _is_trained(node) and _places(user) not in (None, _places(node)) and not _shares_storage(user, node):
+            if is_trained(node) and _places(user) not in (None, _places(node)) and not _shares_storage(user, node):
                 user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
@@ -381,7 +283,7 @@ def _with_layout(
 ) -> fx.Node:
     """`operand` in `layout`, its gradient in `back` (None: in any layout)."""
     with before.graph.inserting_before(before):
-        if back is None or not _is_trained(operand):
+        if back is None or not is_trained(operand):
             memory_format = FORMATS[_rank(operand)] if layout is torch.channels_last else layout
             made = before.graph.call_method("contiguous", (operand,), {"memory_format": memory_format})
         else:

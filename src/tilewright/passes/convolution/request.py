@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,31 +31,6 @@ class Convolution:
     dtype: torch.dtype
     device: torch.device
     gradients: tuple[bool, bool]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Microseconds of a convolution with its gradients, and whether its fp32 operands are rounded to TF32."""
-
-    us: float
-    rounds: bool
-
-
-@dataclass(frozen=True)
-class RacedLayouts:
-    """A convolution on operands as they are, and on channels-last ones."""
-
-    as_is: Layout
-    channels_last: Layout
-
-
-LayoutRace = Callable[[Convolution], "RacedLayouts | None"]
-"""None if the convolution was not raced."""
-
-
-def not_raced(convolution: Convolution) -> None:
-    """No race: layouts are chosen by rule."""
-    return None
 
 
 def convolution_of(node: fx.Node) -> Convolution | None:

@@ -14,7 +14,7 @@ may be added to a product in place (`embeddings.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -27,20 +27,10 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.insert import replace as replace_node
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.floor import floor_us
-from tilewright.hardware.profiles import DeviceProfile
 from tilewright.passes.index.narrow_sorts import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
-from tilewright.passes.rule import undecided
-from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten
-SORTED_US, PER_US = 28.0, 4000
-"""Least time of a sort with bounds and sums, and the keys that a sort takes per µs beyond that (H200)."""
-UNSORTED_US = 0.04
-"""Time of PyTorch's sums without a sort, per position."""
-CLEAR = 0.8
-"""One sum pays if it is predicted to take less than this share of the time of all."""
 ROWS = 64
 """A table begins at a multiple of this many rows of the result, and so at a multiple of 128 bytes."""
 
@@ -55,15 +45,48 @@ class _Slot:
     number: int
 
 
-def join(gradients: Sequence[fx.Node], profile: DeviceProfile) -> list[Decision]:
-    """Rewrite those of these calls of `embedding_dense_backward` that are one sum; a decision for each of them."""
+@dataclass(frozen=True)
+class Group:
+    """Gradients of tables that can be one sum, which no operator reads; in the order of their rows."""
+
+    gradients: Sequence[fx.Node]
+    last: fx.Node
+    """The last of them in the graph."""
+    first: _Slot | None
+    """The slot of the first if their rows are neighbours in one tensor."""
+
+    @property
+    def positions(self) -> int:
+        """Of each table."""
+        return prod(calls.tensor(self.gradients[0].args[0]).shape[:-1])
+
+    @property
+    def stacked_bytes(self) -> int:
+        """Bytes of rows that are stacked first."""
+        rows = self.gradients[0].all_input_nodes[0]
+        return 0 if self.first else len(self.gradients) * calls.nbytes(rows)
+
+    def apply(self) -> fx.Node:
+        """Insert the sum; the first gradient's part of it."""
+        parts = _apply(self.gradients, self.first, self.last)
+        for node, part in zip(self.gradients, parts, strict=True):
+            replace_node(node, part)
+        return parts[0]
+
+
+def groups_of(gradients: Sequence[fx.Node]) -> Iterator[Group]:
+    """Those of these calls of `embedding_dense_backward` that can be one sum."""
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in gradients:
         given, places = calls.tensor(node.args[0]), calls.tensor(node.args[1])
         known = isinstance(node.args[2], int) and not has_symbols(given) and not has_symbols(places)
         if known and places.dim() and all(user.op == "output" for user in node.users):
             groups.setdefault((given.dtype, given.shape, places.dtype, node.args[3]), []).append(node)
-    return [decision for group in groups.values() if len(group) > 1 for decision in _decide(group, profile)]
+    for group in groups.values():
+        entries = sum(-(-_arguments(node)[2] // ROWS) * ROWS for node in group)
+        if len(group) > 1 and entries < 2**31:
+            ordered, first = _neighbours(group)
+            yield Group(ordered, group[-1], first)
 
 
 def is_table(node: fx.Node) -> bool:
@@ -73,29 +96,6 @@ def is_table(node: fx.Node) -> bool:
         return False
     *_, entries, padding = _arguments(sums)
     return bool(padding == entries - 1)
-
-
-def _decide(group: list[fx.Node], profile: DeviceProfile) -> list[Decision]:
-    given = calls.tensor(group[0].args[0])
-    last, count, positions = group[-1], len(group), prod(given.shape[:-1])
-    entries = [_arguments(node)[2] for node in group]
-    if sum(-(-n // ROWS) * ROWS for n in entries) >= 2**31:
-        return []
-    group, first = _neighbours(group)
-    moved = 0 if first else 2 * count * calls.nbytes(group[0].args[0])  # type: ignore[arg-type]
-    copies = floor_us(moved, 0, 0, "", moved, profile, "pointwise")[0] if moved else 0.0
-    apart = count * min(UNSORTED_US * positions, SORTED_US)
-    together = SORTED_US + count * positions / PER_US + copies
-    if together > CLEAR * apart:
-        return []
-    reason = f"the gradients of {count} tables are one sum of {positions} positions each: {together:.0f} µs predicted "
-    reason += f"for its sort and {apart:.0f} µs for one each"
-    decisions = []
-    for node, new in zip(group, _apply(group, first, last), strict=True):
-        here = undecided(node, "embeddings")
-        replace_node(node, new)
-        decisions.append(replace(here, graph="backward", consumer=new.name, verdict="taken", reason=reason))
-    return decisions
 
 
 def _apply(group: Sequence[fx.Node], first: _Slot | None, last: fx.Node) -> list[fx.Node]:

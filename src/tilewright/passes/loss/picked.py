@@ -23,7 +23,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import REFUSED_VIEW, insert_call, insert_formula, replace, replace_results, retrace_views
 from tilewright.graph.layouts import before_widening
 from tilewright.hardware.target import Target
-from tilewright.kernels.cross_entropy.candidate import Match, lies_across, matched
+from tilewright.kernels.cross_entropy.offer import Match, lies_across, matched
 from tilewright.kernels.device import NARROW, at_least_fp32
 from tilewright.passes.simplify import drop_unread
 

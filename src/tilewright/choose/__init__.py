@@ -1,0 +1,1 @@
+"""Offers of implementations, and the chooser that prices, races and decides."""

@@ -1,0 +1,143 @@
+"""The order of all rewrites, as data.
+
+torch-level graph → joint graph of ATen operators → cut into forward and backward → each graph → fusion
+"""
+
+from __future__ import annotations
+
+from tilewright.choose.attention import choose_kernels
+from tilewright.choose.cache_writes import write_caches
+from tilewright.choose.embeddings import sum_sorted
+from tilewright.choose.kernels import choose_candidates
+from tilewright.choose.layouts import channels_last
+from tilewright.choose.padded import pad_products, write_padded
+from tilewright.choose.padded_groups import pad_groups
+from tilewright.choose.skinny import skinny_products
+from tilewright.choose.sums import sum_by_index
+from tilewright.loops.exact import mark_exact
+from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
+from tilewright.passes.attention.flex import call_for_bands
+from tilewright.passes.attention.library import name_attention
+from tilewright.passes.attention.pinned import mark_pinned
+from tilewright.passes.attention.recognise import recognise_attention
+from tilewright.passes.attention.sdpa import prepare_calls
+from tilewright.passes.attention.shift import zero_shift_gradients
+from tilewright.passes.attention.unread_weights import leave_weights_out
+from tilewright.passes.constant_copies import copy_constants_once
+from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes.convolution.gradients import lighten_gradients
+from tilewright.passes.convolution.one_row import convolve_as_images
+from tilewright.passes.convolution.operands import lay_operands
+from tilewright.passes.convolution.patches import multiply_patches
+from tilewright.passes.copies import drop_copies
+from tilewright.passes.encoder_layers import write_layers_out
+from tilewright.passes.fold_constants import fold_constants
+from tilewright.passes.in_place import write_in_place
+from tilewright.passes.index.embeddings import add_sums_in_place
+from tilewright.passes.index.narrow_sorts import narrow_sorts
+from tilewright.passes.index.permutations import gather_back
+from tilewright.passes.index.upsampling import gather_gradients
+from tilewright.passes.leaky_gradients import leaky_gradient_from_result
+from tilewright.passes.loss.log_softmaxes import compute_where_read
+from tilewright.passes.loss.picked import compute_across, compute_from_rows
+from tilewright.passes.norm.group import split_group_norms
+from tilewright.passes.norm.results import compute_from_moments, widen_moments
+from tilewright.passes.norm.rms import as_aten, norm_as_one
+from tilewright.passes.norm.sample_sums import sum_samples_last
+from tilewright.passes.norm.split import split_norms
+from tilewright.passes.product.accumulated import accumulate_products
+from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
+from tilewright.passes.product.contractions import contract
+from tilewright.passes.product.few_terms import sum_few_terms
+from tilewright.passes.random.dropout import split_dropout
+from tilewright.passes.random.identities import drop_identities
+from tilewright.passes.rule import Rule
+from tilewright.passes.simplify import simplify
+from tilewright.passes.stage import Pass, Stage
+from tilewright.passes.strided_rows import split_strided_rows
+from tilewright.passes.undefined import drop_undefined
+from tilewright.passes.write_back import write_back_together
+
+TORCH_LEVEL = Stage(
+    "torch level",
+    before="functions and methods of torch, as Dynamo captured them",
+    after="each attention is one call, an RMS norm too; convolutions have their layouts; autograd can differentiate it",
+    passes=(
+        Pass("mark_pinned", mark_pinned),
+        write_layers_out,
+        leave_weights_out,
+        call_for_bands,
+        Pass("recognise_attention", recognise_attention),
+        Pass("prepare_calls", prepare_calls),
+        Pass("zero_shift_gradients", zero_shift_gradients),
+        drop_identities,
+        gather_gradients,
+        convolve_as_images,
+        multiply_patches,
+        norm_as_one,
+        Pass("channels_last", channels_last),
+    ),
+)
+JOINT = Stage(
+    "joint",
+    before="ATen operators without writes but those at the end; forward and backward, or inference, in one graph",
+    after="attention, products and other operators are those that run; draws are of known generators; nothing is dead",
+    passes=(
+        as_aten,
+        Pass("fold_constants", fold_constants),
+        copy_constants_once,
+        drop_copies,
+        contract,
+        Pass("simplify", simplify),
+        leaky_gradient_from_result,
+        add_biases_in_products,
+        add_biases_in_kernels,
+        sum_few_terms,
+        gather_back,
+        narrow_sorts,
+        Pass("choose_kernels", choose_kernels, hand_written=True),
+        Pass("skinny_products", skinny_products, hand_written=True),
+        Pass("sum_sorted", sum_sorted, hand_written=True),
+        Pass("sum_by_index", sum_by_index, hand_written=True),
+        Pass("compute_across", compute_across),
+        compute_where_read,
+        Pass("choose_candidates", choose_candidates, hand_written=True),
+        Pass("compute_from_rows", compute_from_rows),
+        lighten_gradients,
+        lay_operands,
+        Pass("pad_groups", pad_groups),
+        make_masks_contiguous,
+        Pass("pad_products", pad_products),
+        widen_moments,
+        compute_from_moments,
+        Pass("split_dropout", split_dropout),
+        Pass("mark_exact", mark_exact, required=True),
+    ),
+)
+EACH_GRAPH = Stage(
+    "each graph",
+    before="forward, backward or inference, of fixed sizes; zeros stand for undefined gradients",
+    after="what fusion partitions: norms are their formulas, writes are in place, no undefined gradient is read",
+    passes=(
+        Pass("drop_undefined", drop_undefined),
+        Pass("write_padded", write_padded),
+        name_attention,
+        split_norms,
+        split_group_norms,
+        split_strided_rows,
+        split_bias,
+        sum_samples_last,
+        Pass("write_in_place", write_in_place),
+        accumulate_products,
+        Pass("write_caches", write_caches, hand_written=True),
+        add_sums_in_place,
+        Pass("write_back_together", write_back_together),
+        Pass("mark_parts", mark_exact),
+    ),
+)
+STAGES = (TORCH_LEVEL, JOINT, EACH_GRAPH)
+
+
+def rewrite(name: str) -> Pass | Rule:
+    """The rewrite with this name. Raises KeyError."""
+    return {one.name: one for stage in STAGES for one in stage.passes}[name]

@@ -1,0 +1,69 @@
+"""A race of alternatives for one piece of work on one device; its outcome is kept for all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from tilewright.launch.race_key import race_key
+from tilewright.measure.timing.contest import SECONDS, contest
+from tilewright.pytorch.state import in_real_tensors
+from tilewright.records import outcomes
+from tilewright.records.errors import warn_once
+from tilewright.records.outcomes import Outcome
+
+Alternatives = Mapping[str, Callable[[], object]]
+"""Calls by name; the results of the first are trusted."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is raced, and how; `race_key` says what the outcome depends on besides."""
+
+    work: tuple[str, ...]
+    device: torch.device
+    made_from: tuple[str, ...]
+    alternatives: Callable[[], Alternatives]
+    """Makes random operands, so that it is called only if there is no outcome."""
+    seconds: float = SECONDS
+    """Time of the race, beside the first calls."""
+
+    @property
+    def key(self) -> str:
+        return race_key(self.work, self.device, self.made_from)
+
+    def outcome(self, *, measure: bool = True) -> Outcome | None:
+        """The kept outcome, else with `measure` that of a race now. None where there is neither: nothing is measured
+        while a CUDA graph is captured, nor where memory is lacking."""
+        found = outcomes.lookup(self.key)
+        if found is not None or not measure or is_captured(self.device):
+            return found
+        try:
+            found = run(self.alternatives, self.device, self.seconds)
+        except torch.OutOfMemoryError:
+            warn_once(f"no memory to race {' '.join(self.work)}")
+            return None
+        outcomes.keep(self.key, found)
+        return found
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def run(alternatives: Callable[[], Alternatives], device: torch.device, seconds: float = SECONDS) -> Outcome:
+    """Race on `device` whatever modes PyTorch is in: in real tensors, without gradients and autocast."""
+    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with in_real_tensors(), on_device, torch.no_grad(), torch.autocast(device.type, enabled=False):
+        return contest(alternatives(), device, seconds=seconds)
+
+
+def random_operand(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, own: torch.Generator
+) -> torch.Tensor:
+    """A tensor from a generator of the race's own: a call that waits for it draws from the default one."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=own.device).normal_(generator=own)

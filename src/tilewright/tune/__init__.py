@@ -1,1 +1,0 @@
-"""Chooses between alternatives by prediction or, if predictions are close, by measurement."""

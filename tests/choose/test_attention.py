@@ -1,0 +1,114 @@
+"""Whose kernels an attention runs on: what is refused and why."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.passes.graphs import aten, calls, run
+from tilewright.choose.attention import choose_kernels
+from tilewright.hardware.target import target_named
+from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.fused import CUDNN, PEERS, FusedAttention, Peer
+from tilewright.passes.attention.mask_parts import Band
+
+CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+SHAPES = ((2, 3, 7, 16),) * 3
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:
+    graph = aten(attention, *(torch.randn(shape) for shape in SHAPES))
+    before = calls(graph)
+    (decision,) = choose_kernels(graph, target_named("cpu"))
+    assert calls(graph) == before
+    assert decision.verdict == "refused" and "captured on a CPU" in decision.reason
+    assert decision.consumer == "_scaled_dot_product_flash_attention_for_cpu" and decision.producer == "q_1"
+
+
+def refusal(function: object, monkeypatch: pytest.MonkeyPatch, *inputs: Tensor) -> str:
+    """Why a graph as for a GPU keeps PyTorch's kernel."""
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    # Imported first: what it takes from `device` would stay replaced for the tests that follow.
+    pytest.importorskip("tilewright.kernels.attention.decode.triton")
+    monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
+    graph = aten(function, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))  # type: ignore[arg-type]
+    before = calls(graph)
+    (decision,) = choose_kernels(graph, target_named("cpu"))
+    assert decision.verdict == "refused" and calls(graph) == before
+    run(graph, *(inputs or tuple(torch.randn(shape) for shape in SHAPES)))
+    return decision.reason
+
+
+def test_what_reads_the_statistics_keeps_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = refusal(lambda q, k, v: CPU(q, k, v)[1].exp(), monkeypatch)
+    who = "tilewright.attention does not replace PyTorch's attention for CPUs"
+    assert reason == f"{who}: exp reads result 1 of PyTorch's own kernel"
+    reason = refusal(lambda q, k, v: CPU(q, k, v), monkeypatch)
+    assert "the caller reads result 1" in reason
+
+
+def through_cudnn(mask: Callable[[Tensor, Tensor], Tensor], fill: float) -> Callable[..., Tensor]:
+    """A call of cuDNN's kernel under a bool mask of places, as PyTorch adds it."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = mask(torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])).expand(2, 1, -1, -1)
+        added = torch.where(seen, 0.0, torch.scalar_tensor(fill, dtype=q.dtype))
+        out: Tensor = CUDNN.forward(q, k, v, added, False)[0]
+        return out
+
+    return function
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, -65504.0])
+def test_the_number_that_hides_a_key_from_cudnn_is_read_as_a_band(fill: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Imported first, as in `refusal`.
+    pytest.importorskip("tilewright.kernels.attention.decode.triton")
+    monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
+
+    def of(mask: Callable[[Tensor, Tensor], Tensor], peer: Peer = CUDNN) -> FusedAttention:
+        inputs = (torch.randn(2, 3, 24, 16, dtype=torch.bfloat16) for _ in range(3))
+        graph = aten(through_cudnn(mask, fill), *inputs)
+        (node,) = graph.find_nodes(op="call_function", target=CUDNN.forward)
+        return FusedAttention(node, replace(peer, backward=CUDNN.backward), Constants(graph), target_named("cpu"))
+
+    window = of(lambda i, j: (j <= i) & (j > i - 5))
+    assert window.band == Band(4, 0) and window.masks == ()
+    # Where some query sees no key, only -inf gives zeros; and the other kernels are not given that number by PyTorch.
+    for found in (of(lambda i, j: j < i), of(lambda i, j: j <= i, PEERS[0])):
+        assert (found.masks == ()) == (fill == -torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reason"),
+    [
+        (lambda q, k, v: CPU(q, k, v)[0], [torch.randn(2, 3, 7, 300)] * 3, "head sizes above 256"),
+        (lambda q, k, v: CPU(q, k, v)[0], [torch.randn(2, 3, 7, 16).double()] * 3, "float64"),
+        (
+            lambda q, k, v: CPU(q, k.expand(2, 3, 7, 16), v)[0],
+            [torch.randn(2, 3, 7, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 3, 7, 16)],
+            "an expanded operand",
+        ),
+    ],
+    ids=["wide heads", "float64", "expanded"],
+)
+def test_what_the_kernels_do_not_take(
+    function: object, inputs: list[Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason in refusal(function, monkeypatch, *inputs)
+
+
+def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:
+    for peer in PEERS:
+        forward, backward = (str(target).removesuffix(".default") for target in (peer.forward, peer.backward))
+        assert backward == f"{forward}_backward"
+        assert {"query", "key", "value", "dropout_p", "is_causal", "scale"} <= {
+            argument.name for argument in peer.forward._schema.arguments
+        }
+        assert {"query", "key", "value", "out"} <= {argument.name for argument in peer.backward._schema.arguments}
