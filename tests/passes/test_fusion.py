@@ -232,7 +232,7 @@ def test_a_library_call_is_no_part_of_a_region() -> None:
     row = decision(fusion, "mm", "gelu")
     assert (row.verdict, row.reason) == (
         "impossible",
-        "aten.mm.default is a call of PyTorch's library, which nothing can join",
+        "aten.mm.default is a library call, into which nothing can be fused",
     )
 
 

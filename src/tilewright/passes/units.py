@@ -45,9 +45,9 @@ def is_fusible(node: fx.Node) -> str | None:
     if row is None:
         return f"{node.target} has no row in the operator table"
     if row.own and row.body is None:
-        return f"{node.target} is a kernel of tilewright's own, which nothing can join"
+        return f"{node.target} is a kernel of tilewright's own, into which nothing can be fused"
     if row.operator_class in ("compute", "library", "random"):
-        return f"{node.target} is a call of PyTorch's library, which nothing can join"
+        return f"{node.target} is a library call, into which nothing can be fused"
     if row.body is None:
         return f"no kernel is generated for {node.target}"
     # Results without a reader do not count.
