@@ -87,7 +87,7 @@ def _offer(node: fx.Node, constants: Constants, target: Target) -> Offer:
             raise Refusal("the user chose among PyTorch's attention kernels")
         call = FusedAttention(node, peer, constants, target)
         if _splits_prefix(call):
-            kernel = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]}, of those seen alone)"
+            kernel = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]}, over the visible keys only)"
             return replace(offer, kernel=kernel, apply=call.rewrite_by_prefix)
         return _with_race(replace(offer, apply=call.rewrite), call, target)
     except Refusal as refusal:

@@ -82,10 +82,10 @@ def test_bands_and_soft_caps_run_in_our_kernels(name: str) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, object], str]] = {
-    "doubled": ({"score_mod": double}, "no soft cap"),
+    "doubled": ({"score_mod": double}, "other than a soft cap"),
     "alibi": ({"score_mod": alibi}, "reads tensors"),
     "by heads": ({"block_mask": OF_HEADS}, "from head to head"),
-    "prefix": ({"block_mask": PREFIX}, "no band"),
+    "prefix": ({"block_mask": PREFIX}, "other than a band"),
     "with sums": ({"return_lse": True}, "log-sum-exp"),
     "fp32": ({"dtype": torch.float32}, "16 bits"),
 }

@@ -152,20 +152,20 @@ def _check(call: SdpaCall) -> None:
     """Refuse calls that no fused kernel of PyTorch computes on a GPU, and those that would need padding for one."""
     operands = [tensor_of(x) for x in (call.q, call.k, call.v)]
     if call.dtype not in DTYPES:
-        raise Refusal(f"products and a softmax: PyTorch has no fused attention in {call.dtype} on a GPU")
+        raise Refusal(f"computed as products and a softmax: PyTorch has no fused attention in {call.dtype} on a GPU")
     if any(isinstance(size, int) and size == 0 for x in operands for size in x.shape):
-        raise Refusal("products and a softmax: empty tensors")
+        raise Refusal("computed as products and a softmax: empty tensors")
     if {x.dim() for x in operands} not in ({3}, {4}) or len({str(x.shape[0]) for x in operands}) > 1:
-        raise Refusal("products and a softmax: operands that are not [B, H, S, D], or [B, S, D], of one batch")
+        raise Refusal("computed as products and a softmax: operands other than [B, H, S, D] or [B, S, D] of one batch")
     if not static([x.shape[-1] for x in operands]):
-        raise Refusal("products and a softmax: its head size differs from call to call")
+        raise Refusal("computed as products and a softmax: its head size differs from call to call")
     if any(int(x.shape[-1]) * call.dtype.itemsize % ALIGNMENT_BYTES for x in operands):
-        raise Refusal(f"products and a softmax: a head size that is no multiple of {ALIGNMENT_BYTES} bytes")
+        raise Refusal(f"computed as products and a softmax: a head size that is no multiple of {ALIGNMENT_BYTES} bytes")
 
 
 def _check_static(*nodes: Node) -> None:
     if not all(static(tensor_of(x).shape) for x in nodes):
-        raise Refusal("products and a softmax: its sizes differ from call to call")
+        raise Refusal("computed as products and a softmax: its sizes differ from call to call")
 
 
 def _for_mask_gradient(call: SdpaCall) -> str:
@@ -187,7 +187,7 @@ def _by_rows(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall:
     heads = tensor_of(q).shape[1], tensor_of(k).shape[1]
     times, rest = divmod(int(heads[0]), int(heads[1])) if static(heads) else (1, 0)
     if rest:
-        raise Refusal("products and a softmax: heads that do not share keys evenly")
+        raise Refusal("computed as products and a softmax: heads that do not share keys evenly")
     shared = call._replace(grouped=True)
     if times > 1 and not call.grouped and fused_kernel(write, shared) is not None:
         changes.append("heads that share keys read them once")

@@ -76,7 +76,7 @@ def _in_a_band(node: Node) -> Node:
 def _graph(function: object) -> GraphModule:
     body = getattr(function.graph.owning_module, str(function.target), None) if isinstance(function, Node) else None
     if not isinstance(body, GraphModule):
-        raise Refusal("a function that is no graph")
+        raise Refusal("a function that cannot be traced as a graph")
     return body
 
 
@@ -90,7 +90,7 @@ def _softcap(score: GraphModule) -> tuple[float, float]:
     tanh, cap = _times(node)
     x, inside = _times(argument(tanh, 0, "input")) if canonical_name(tanh) == "tanh" else (None, 0.0)
     if x is not given or cap <= 0 or inside <= 0:
-        raise Refusal("a function of scores that is no soft cap")
+        raise Refusal("a function of the scores other than a soft cap")
     return cap, cap * inside
 
 
@@ -103,7 +103,7 @@ def _times(node: Any) -> tuple[Any, float]:
 def _band(shown: GraphModule, queries: int, keys: int) -> Band:
     """The band that a function of places shows, the same in each batch entry and head."""
     if queries * keys > MOST_BYTES:
-        raise Refusal("a mask too large to be read")
+        raise Refusal("a mask too large to compare with a band")
     batch, head, i, j = shown.graph.find_nodes(op="placeholder")[:4]
     if any(canonical_name(user) != "new_ones" for x in (batch, head) for user in x.users):
         raise Refusal("a mask that differs from entry to entry, or from head to head")
@@ -114,7 +114,7 @@ def _band(shown: GraphModule, queries: int, keys: int) -> Band:
             (result,) = node.args if isinstance(node.args[0], Node) else node.args[0]
             band = band_of(values[result].expand(queries, keys), queries, keys)
             if band is None:
-                raise Refusal("a mask that is no band")
+                raise Refusal("a mask other than a band (causal, or a window)")
             return band
         if node.op in ("call_function", "call_method") and node not in values:
             value = computed(node, values) if all(x in values for x in node.all_input_nodes) else None

@@ -89,7 +89,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
         changes, call = _masked(write, call, constants)
         uncopied = call._replace(q=_uncopied(call.q, node), k=_uncopied(call.k, node), v=_uncopied(call.v, node))
         if uncopied != call:
-            changes, call = [*changes, "its operands are read where they lie, and not copied before"], uncopied
+            changes, call = [*changes, "its operands are read in place, without copies"], uncopied
         call = _in_one_dtype(write, call, changes)
         grouped = _grouped(write, call)
         if grouped is not None:
@@ -138,7 +138,7 @@ def _masked(write: Writer, call: SdpaCall, constants: Constants) -> tuple[list[s
         if band == EVERYWHERE:
             return ["its mask hides nothing"], call._replace(mask=None)
         if band == Band(None, 0) and same_shape((queries,), (keys,)):
-            return ["its mask is causal, and none is written"], call._replace(mask=None, causal=True)
+            return ["its mask is causal: the kernel needs no mask tensor"], call._replace(mask=None, causal=True)
         return [], call
     if not found.shows_all or (found.conditions and found.biases) or len(found.biases) > 1:
         return [], call
@@ -173,7 +173,7 @@ def _smaller(write: Writer, call: SdpaCall, found: MaskParts) -> tuple[list[str]
     # A mask that only hides is bool, even if the program converted it to 0 and -inf.
     dtype = torch.bool if found.conditions else before.dtype
     mask = write.cast(mask, dtype)
-    changes = "its mask as it was before it was expanded"
+    changes = "its mask is read without its expansion"
     if static(before.shape):
         changes = f"a mask of {_stored(tensor_of(mask))} elements in place of {before.numel()}"
     return [changes], call._replace(mask=mask)
