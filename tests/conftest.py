@@ -96,7 +96,7 @@ def executor() -> None:
 @pytest.fixture
 def kept_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache that keeps programs, and its folder."""
-    from tilewright.graph import program_cache
+    from tilewright.capture import program_cache
 
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TILEWRIGHT_KEEP_PROGRAMS", "1")

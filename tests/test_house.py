@@ -21,7 +21,7 @@ LONGER = {
     "kernels/attention/decode/triton_kernel.py: decode",
 }
 """A command's options, a docstring with all arguments, and Triton kernels, which have one function each."""
-PRIVATE_ROOMS = {"graph", "pytorch"}
+PRIVATE_ROOMS = {"capture", "pytorch"}
 PUBLIC_BY_USE = {"_ops", "_pytree", "_python_dispatch"}
 """`OpOverload` is the type of an operator; PyTorch's notes on extending it name the other two."""
 

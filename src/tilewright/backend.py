@@ -15,16 +15,16 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from tilewright.capture import program_cache
+from tilewright.capture.aot import Boxed, CallableGraph, Compiler, through_aot
+from tilewright.capture.graph_breaks import graph_break
+from tilewright.capture.skipped import watch
 from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.compile.symbolic import SymbolicGraph, SymbolicProgram, symbolic_program
 from tilewright.emit.cpp import translation_unit
-from tilewright.graph import program_cache
-from tilewright.graph.capture import Boxed, CallableGraph, Compiler, first_line, through_aot
-from tilewright.graph.graph_breaks import graph_break
 from tilewright.graph.size_symbols import Sizes, SizeSymbols, size_symbols
-from tilewright.graph.skipped import watch
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import counted_inputs, size_key, sizes_are_given, specialise
 from tilewright.graph.undefined import left_out
@@ -37,7 +37,7 @@ from tilewright.loops.sizes import NotAlike
 from tilewright.operators.table import row_of
 from tilewright.pytorch.state import compilations
 from tilewright.records import outcomes
-from tilewright.records.errors import CaptureError, KernelError, TilewrightError, strict, warn_once
+from tilewright.records.errors import CaptureError, KernelError, TilewrightError, first_line, strict, warn_once
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
@@ -50,7 +50,7 @@ from tilewright.runtime.overlap import UnlessOverlapping
 from tilewright.runtime.replay import Replay, asks_for_replay, obstacle
 
 if TYPE_CHECKING:
-    from tilewright.graph.plain_call import Called
+    from tilewright.capture.plain_call import Called
 
 
 BySize = dict[GraphName, tuple[fx.Graph, SizeSymbols | None]]

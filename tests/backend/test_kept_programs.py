@@ -31,8 +31,8 @@ from tests.backend.compiling import (
 from tests.processes import start
 from tests.waiting import HANG_S
 from tilewright.backend import _Compiler
+from tilewright.capture import program_cache
 from tilewright.compile import identity
-from tilewright.graph import program_cache
 from tilewright.launch.executor import EXTENSION
 from tilewright.records import eviction, outcomes
 from tilewright.records.errors import CompilerError
@@ -342,7 +342,7 @@ import json, sys
 import torch
 from torch.nn import functional as F
 from tilewright.backend import backend
-from tilewright.graph import program_cache
+from tilewright.capture import program_cache
 
 def loss(x, w):
     logits = F.dropout(F.gelu(x @ w), 0.2)

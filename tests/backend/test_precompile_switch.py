@@ -16,7 +16,7 @@ import json, sys
 import torch
 from torch.nn import functional as F
 from tilewright.backend import backend
-from tilewright.graph import program_cache
+from tilewright.capture import program_cache
 
 class Net(torch.nn.Module):
     def __init__(self, activation):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from examples import online_softmax
+from tilewright.capture import call_cycles
+from tilewright.capture.function_calls import FunctionCalls, function_calls
 from tilewright.compile.price import price_case, price_program
-from tilewright.graph import call_cycles
-from tilewright.graph.function_calls import FunctionCalls, function_calls
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import absent
 from tilewright.passes import fusion

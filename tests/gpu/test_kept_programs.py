@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.backend.compiling import compiled
-from tilewright.graph import program_cache
+from tilewright.capture import program_cache
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kept_programs")]
 

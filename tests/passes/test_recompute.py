@@ -17,8 +17,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from examples import mlp, transformer_block
 from tests.contract import keeps_contract
 from tests.passes.graphs import aten, is_view, planned
+from tilewright.capture.partition import cut
 from tilewright.compile.stages import JOINT, TORCH_LEVEL
-from tilewright.graph.partition import cut
 from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import fuse
 from tilewright.passes.random.dropout import keep_mask

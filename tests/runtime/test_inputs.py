@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import fx
 
-from tilewright.graph.cuda_graph import written_inputs
+from tilewright.capture.cuda_graph import written_inputs
 from tilewright.passes.random.draws import BLOCK, SHAPE, keep
 from tilewright.runtime.stopwatch import example_inputs
 

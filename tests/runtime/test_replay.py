@@ -12,7 +12,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tilewright.graph.capture import Boxed, CallableGraph, Kind
+from tilewright.capture.aot import Boxed, CallableGraph, Kind
 from tilewright.runtime import replay
 from tilewright.runtime.by_size import MOST_SIZES
 from tilewright.runtime.overlap import overlaps
@@ -246,7 +246,7 @@ def test_a_thread_that_pytorch_cannot_record_for_says_so(trees: Trees, monkeypat
 
 
 def test_pytorch_records_for_the_thread_that_began_to() -> None:
-    from tilewright.graph.cuda_graph import records_here
+    from tilewright.capture.cuda_graph import records_here
 
     heard = [records_here()]
     thread = threading.Thread(target=lambda: heard.append(records_here()))

@@ -12,8 +12,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from tilewright import backend as wiring
 from tilewright.backend import Recording, backend, recording
-from tilewright.graph.capture import Boxed, CallableGraph
-from tilewright.graph.cuda_graph import written_inputs
+from tilewright.capture.aot import Boxed, CallableGraph
+from tilewright.capture.cuda_graph import written_inputs
 from tilewright.records import errors
 from tilewright.records.program import Decision
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.capture.aot import Boxed, Compiler, Rewriter, through_aot
+from tilewright.capture.call_cycles import Folded, folded
+from tilewright.capture.errors import capture_error
+from tilewright.capture.fakes import Fakes
+from tilewright.capture.function_calls import function_calls
+from tilewright.capture.messages import messages_ignored
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
-from tilewright.graph.call_cycles import Folded, folded
-from tilewright.graph.capture import Boxed, Compiler, Rewriter, through_aot
-from tilewright.graph.capture_errors import capture_error
-from tilewright.graph.fakes import Fakes
-from tilewright.graph.function_calls import function_calls
-from tilewright.graph.messages import messages_ignored
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
 from tilewright.hardware.target import Target

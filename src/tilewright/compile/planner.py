@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from torch import fx
 
+from tilewright.capture.aot import Rewriter
 from tilewright.choose.fused_regions import settle
 from tilewright.compile import stages
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
-from tilewright.graph.capture import Rewriter
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from tilewright.capture.call_cycles import Folded
 from tilewright.compile.capture import Captured, capture, repeated_part
 from tilewright.compile.launches import operators_after, operators_before, with_predictions
 from tilewright.compile.memory import eager_steps, memory
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.compile.repetition import Irregular, iterations, with_all_iterations
-from tilewright.graph.call_cycles import Folded
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.tree import Group, annotated_tree
 from tilewright.hardware.target import Target

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import fx
 
-from tilewright.graph.call_cycles import ITERATION, Folded, longest_cycle
+from tilewright.capture.call_cycles import ITERATION, Folded, longest_cycle
 from tilewright.passes.schedule import Unit
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName, MemoryPoint, Operator, Program, Stage

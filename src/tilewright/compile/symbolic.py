@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.capture import program_cache
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
-from tilewright.graph import program_cache
 from tilewright.graph.size_symbols import POINTS, Expressions, Sizes, SizeSymbols
 from tilewright.graph.specialise import specialise
 from tilewright.graph.undefined import left_out

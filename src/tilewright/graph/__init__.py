@@ -1,1 +1,1 @@
-"""Captured graphs: capture through Dynamo and AOTAutograd, symbolic shapes, roles, source lines."""
+"""Queries on graphs with one vocabulary of calls: operands, views, writes, layouts, sizes, names of dimensions."""

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilewright.graph.calls import is_known
 from tilewright.graph.specialise import SymbolicValue, reads_offsets
+from tilewright.pytorch.sizes import as_python
 from tilewright.records.recipe import Layout
 
 Number = int | float
@@ -284,11 +285,8 @@ class _Texts:
         return tuple(dict.fromkeys(self.text(size.node.expr) for size in symbolic))
 
     def text(self, expression: Any) -> str:
-        from torch.utils._sympy.printers import PythonPrinter
-
         self.has_others |= bool(expression.free_symbols - self.names.keys())
-        printed: str = PythonPrinter().doprint(expression.xreplace(self.names))
-        return printed
+        return as_python(expression.xreplace(self.names))
 
     def of_input(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides:

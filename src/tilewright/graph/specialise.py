@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.capture import first_line
-from tilewright.records.errors import CaptureError
+from tilewright.pytorch.sizes import fakes_in, size_from_data
+from tilewright.records.errors import CaptureError, first_line
 from tilewright.records.recipe import Layout
 
 
@@ -94,12 +94,11 @@ def specialise(module: fx.GraphModule, args: Sequence[Any]) -> fx.GraphModule:
     `nonzero`), which are symbols in the metadata. Runs on fake tensors. Raises CaptureError where such a size would
     have to be known.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Sizes are static; the shape environment is for those that depend on data, and for offsets of nested tensors.
     symbols = ShapeEnv()
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols) as mode, torch.no_grad():
+    with fakes_in(symbols) as mode, torch.no_grad():
         return _Specialiser(module, mode, _Sizes(module, args, symbols)).run(list(args))
 
 
@@ -117,15 +116,11 @@ class _Sizes:
 
     def of(self, traced: int | torch.SymInt, size: int) -> int | torch.SymInt:
         """The size of this call, or the new symbol of one that depends on data. Raises CaptureError."""
-        from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
-
         if calls.is_known(traced):
             return size
         expression = traced.node.expr  # type: ignore[union-attr]
         for symbol in expression.free_symbols - self.values.keys():
-            new = self.symbols.create_unbacked_symint()
-            _constrain_range_for_size(new)
-            self.values[symbol] = new.node.expr
+            self.values[symbol] = size_from_data(self.symbols).node.expr
         made: torch.SymInt = self.symbols.create_symintnode(expression.xreplace(self.values), hint=None)
         return made
 

@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from tilewright.graph.insert import insert_known
+from tilewright.pytorch.sizes import computed
 
 if TYPE_CHECKING:
-    from tilewright.graph.capture import Boxed
+    from tilewright.capture.aot import Boxed
 
 UNDEFINED = "undefined"
 """Metadata key of zeros that stand for an incoming gradient: its name."""
@@ -64,16 +65,13 @@ def _are_spelled(value: object, symbols: Mapping[Any, fx.Node]) -> bool:
 
 def _spelled(before: fx.Node, size: int | torch.SymInt, symbols: Mapping[Any, fx.Node]) -> int | fx.Node:
     """A size as a number, or as a node: an input of the graph, or computed from such in front of `before`."""
-    from torch.utils._sympy.interp import sympy_interp
-    from torch.utils._sympy.reference import PythonReferenceAnalysis
-
     if isinstance(size, int):
         return size
     graph, known = before.graph, set(before.graph.nodes)
     tracer = fx.proxy.GraphAppendingTracer(graph)
     proxies = {symbol: fx.Proxy(node, tracer) for symbol, node in symbols.items()}
     with graph.inserting_before(before):
-        found = sympy_interp(PythonReferenceAnalysis, proxies, size.node.expr)
+        found = computed(size.node.expr, proxies)
     for node in [node for node in graph.nodes if node not in known]:
         target: Any = node.target
         node.meta["val"] = target(*fx.map_arg(node.args, lambda operand: operand.meta["val"]))

@@ -27,8 +27,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from tilewright.capture.partition import OVERWRITTEN
 from tilewright.graph.calls import class_of, closure, nbytes, results, strides_of
-from tilewright.graph.partition import OVERWRITTEN
 from tilewright.loops.exact import is_discontinuous
 from tilewright.loops.trace import is_repeatable
 from tilewright.operators.table import row_of

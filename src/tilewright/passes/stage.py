@@ -19,13 +19,12 @@ from pathlib import Path
 
 from torch import fx
 
-from tilewright.graph.capture import first_line
 from tilewright.graph.snapshot import Snapshot
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.rule import Rule
 from tilewright.passes.verify import verify
-from tilewright.records.errors import TilewrightError, strict, warn_once
+from tilewright.records.errors import TilewrightError, first_line, strict, warn_once
 from tilewright.records.program import Decision, GraphName
 
 Rewrite = Callable[[fx.Graph, Target], Sequence[Decision] | None]

@@ -22,7 +22,7 @@ def program_of(record: Recording) -> Program:
     Floors are left to the run's analysis, which knows the device's ceilings. A graph that cannot be priced, because its
     sizes depend on data, is among the fallbacks.
     """
-    from tilewright.graph.capture import first_line
+    from tilewright.records.errors import first_line
 
     program = Program(decisions=list(record.decisions), fallbacks=list(record.fallbacks))
     for compiled in record.graphs:

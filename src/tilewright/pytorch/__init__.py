@@ -1,1 +1,1 @@
-"""PyTorch's private modules, for all rooms but `graph`, whose capture is built on them."""
+"""PyTorch's private modules, for all rooms but `capture`, which is built on them."""

@@ -106,3 +106,8 @@ class TraceError(TilewrightError):
     """A trace cannot be read."""
 
     exit_code = 10
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error without what follows its first line, such as hints; its class if it has no message."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()

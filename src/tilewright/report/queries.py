@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewright.records.errors import first_line
 from tilewright.report.page_budget import fitting, harmless_json
 from tilewright.report.views import PROGRAM, TRACE, View
 from tilewright.store import query
-from tilewright.store.query import first_line
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -15,9 +15,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
+from tilewright.capture.aot import Boxed
+from tilewright.capture.partition import HIDDEN
 from tilewright.graph.calls import arguments, class_of, closure, through
-from tilewright.graph.capture import Boxed
-from tilewright.graph.partition import HIDDEN
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of
 from tilewright.graph.writes import written

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from tilewright.graph.capture import Boxed
+from tilewright.capture.aot import Boxed
 from tilewright.graph.size_symbols import Sizes, SizeSymbols
 from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 

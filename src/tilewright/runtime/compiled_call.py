@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.launch.executor import EXTENSION
 
 if TYPE_CHECKING:
-    from tilewright.graph.plain_call import Called
+    from tilewright.capture.plain_call import Called
 
 
 def compiled_call(called: Called) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch._ops import OpOverload
 
-from tilewright.graph.capture import Boxed
+from tilewright.capture.aot import Boxed
 from tilewright.pytorch.state import carries_tangents, computes_nothing, shown_as, without_subclass
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe, is_expanded

@@ -2,7 +2,7 @@
 
     call 1   launch by launch: kernels are compiled and loaded, alternatives raced, tables sent to the device
     call 2   launch by launch, watched for operators that wait for the device, which a recording does not allow
-    call 3   recorded (`graph/cuda_graph.py`) and replayed for the first time; later calls are replays
+    call 3   recorded (`capture/cuda_graph.py`) and replayed for the first time; later calls are replays
 
 Calls are counted for each thread, each set of sizes, and each set of addresses of inputs that the graph writes to
 (caches): these are written in place, not copied. A backward is recorded after its forward, whose saved tensors then
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, CallableGraph
-from tilewright.graph.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
+from tilewright.capture.aot import Boxed, CallableGraph
+from tilewright.capture.cuda_graph import end_forward, recorded, records_here, unrecordable, written_inputs
 from tilewright.graph.specialise import is_symbolic, reads_offsets, size_key
 from tilewright.pytorch.state import carries_tangents
 from tilewright.records.errors import UsageError, strict, warn_once

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.records.errors import StoreError
+from tilewright.records.errors import StoreError, first_line
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -88,11 +88,6 @@ def _in_one_line(error: BaseException) -> str:
     """DuckDB's message with its hint and the line of the query, without the caret below it."""
     lines = [line.strip() for line in str(error).splitlines()]
     return "; ".join(line for line in lines if line.strip("^"))
-
-
-def first_line(error: BaseException) -> str:
-    """DuckDB's message without the hints that follow its first line."""
-    return str(error).partition("\n")[0]
 
 
 def _check_file(path: Path) -> None:

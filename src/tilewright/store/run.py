@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tilewright.records.errors import StoreError, disk_is_full, with_advice
+from tilewright.records.errors import StoreError, disk_is_full, first_line, with_advice
 from tilewright.records.program import Decision, Fallback, MemoryPoint, Operator, Program, Region
-from tilewright.store.query import first_line, reading
+from tilewright.store.query import reading
 from tilewright.store.rows import Row, create_tables, insert, select, storable
 
 if TYPE_CHECKING:

@@ -76,7 +76,7 @@ def case_of(
 
 def without_memory(case: Case) -> Case:
     """`case`, whose model is built once, of fake tensors: a model of any size is priced on any machine."""
-    from tilewright.graph.fakes import built_without_memory
+    from tilewright.capture.fakes import built_without_memory
 
     return replace(case, build=built_without_memory(case.build))
 

@@ -22,8 +22,7 @@ def program_in_pieces(subject: Subject, profile: DeviceProfile, broken: CaptureE
 
     Raises `broken`, the reason why the case is not one graph, if it computes no tensor or nothing may fall back.
     """
-    from tilewright.graph.capture import first_line
-    from tilewright.records.errors import strict
+    from tilewright.records.errors import first_line, strict
 
     if strict():
         raise broken
@@ -68,9 +67,9 @@ def _priced(
 def verify_case(subject: Subject, impl: str, program: Program) -> list[Verified]:
     """`verify` of an implementation. Where a tensor's value decides what runs next, there is no reference in float64:
     nothing is verified, and a fallback of `program` says so."""
-    from tilewright.graph.capture import first_line
     from tilewright.measure.truth.verify import verify
     from tilewright.pytorch.state import needs_values
+    from tilewright.records.errors import first_line
 
     try:
         return verify(subject.model, subject.functions[impl], subject.inputs, seed=1, training=subject.case.training)

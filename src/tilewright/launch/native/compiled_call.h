@@ -1,5 +1,5 @@
 // Calls a compiled graph under autograd and records its node: in C++, what AOTAutograd's wrappers in Python do around a
-// graph that needs nothing else of them (`tilewright.graph.plain_call`).
+// graph that needs nothing else of them (`tilewright.capture.plain_call`).
 //
 // Built from `tilewright.runtime.compiled_call`.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
-from tilewright.graph.graph_breaks import in_words
+from tilewright.capture.graph_breaks import in_words
 from tilewright.graph.source import library_prefixes, place_text, user_frame
 from tilewright.records.program import Fallback
 

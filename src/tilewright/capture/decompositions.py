@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from tilewright.graph import foreach
-from tilewright.graph.result_strides import laid_out_as_eager
+from tilewright.capture import foreach
+from tilewright.capture.result_strides import laid_out_as_eager
 
 
 @functools.cache

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from tilewright.graph.size_guards import Symbols
+from tilewright.capture.size_guards import Symbols
 from tilewright.graph.specialise import has_symbols
 from tilewright.pytorch.state import compiled_autograd_is_on, functions_watched, has_forward_level
 from tilewright.records.errors import CaptureError

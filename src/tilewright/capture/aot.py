@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import fx
 
 from tilewright.records import outcomes
-from tilewright.records.errors import CaptureError, TilewrightError
+from tilewright.records.errors import CaptureError, TilewrightError, first_line
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import GraphName
 
 if TYPE_CHECKING:
-    from tilewright.graph.plain_call import Called
-    from tilewright.graph.program_cache import KeptProgram
+    from tilewright.capture.plain_call import Called
+    from tilewright.capture.program_cache import KeptProgram
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -112,7 +112,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.utils import flatten_graph_inputs
 
-    from tilewright.graph import program_cache
+    from tilewright.capture import program_cache
 
     identity = compiler.identity()
     # Compiled autograd passes its tensors in a list.
@@ -147,9 +147,9 @@ def _traced(
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-    from tilewright.graph import aot_entry, custom_operators, program_cache, size_guards
-    from tilewright.graph.decompositions import decompositions
-    from tilewright.graph.graph_pair import GraphPair
+    from tilewright.capture import aot_entry, custom_operators, program_cache, size_guards
+    from tilewright.capture.decompositions import decompositions
+    from tilewright.capture.graph_pair import GraphPair
 
     program_cache.counts["compiled"] += 1
     on_floats = size_guards.on_floats()
@@ -193,8 +193,8 @@ def _traced(
 
 def _loaded(compiler: Compiler, key: str, inputs: Sequence[Any]) -> Callable[..., Any] | None:
     """The program kept for `key`; None if there is no usable one."""
-    from tilewright.graph import aot_entry, packed, program_cache, size_guards
-    from tilewright.graph.graph_pair import GraphPair
+    from tilewright.capture import aot_entry, packed, program_cache, size_guards
+    from tilewright.capture.graph_pair import GraphPair
 
     program = program_cache.load(key)
     if program is None:
@@ -230,7 +230,3 @@ def _finished(compiled: Callable[..., Any]) -> Callable[..., Any]:
     counters["aot_autograd"]["total"] += 1
     untraced: Callable[..., Any] = disable(compiled, reason="it is compiled already")
     return untraced
-
-
-def first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.capture import Boxed, CallableGraph
+from tilewright.capture.aot import Boxed, CallableGraph
 from tilewright.graph.writes import maker, written
 
 

@@ -22,7 +22,7 @@ from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompil
 from torch._inductor import config as inductor
 from torch._inductor.output_code import OutputCode
 
-from tilewright.graph.capture import Boxed, Kind
+from tilewright.capture.aot import Boxed, Kind
 from tilewright.records.errors import CaptureError
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from tilewright.graph.function_calls import FunctionCall, FunctionCalls, Leaf, Value, attribute_of
+from tilewright.capture.function_calls import FunctionCall, FunctionCalls, Leaf, Value, attribute_of
 
 FEWEST_CALLS = 1000
 """Programs of fewer calls are captured whole."""

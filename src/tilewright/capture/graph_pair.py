@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from tilewright.graph.capture import Boxed, CallableGraph, Compiler, Kind
-from tilewright.graph.partition import cut
+from tilewright.capture.aot import Boxed, CallableGraph, Compiler, Kind
+from tilewright.capture.partition import cut
 from tilewright.graph.undefined import (
     BackwardByGradients,
     copied,
@@ -25,8 +25,8 @@ from tilewright.records.errors import CaptureError
 from tilewright.records.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from tilewright.graph.plain_call import PlainCall, Resumable
-    from tilewright.graph.program_cache import KeptProgram
+    from tilewright.capture.plain_call import PlainCall, Resumable
+    from tilewright.capture.program_cache import KeptProgram
 
 
 @dataclass
@@ -68,7 +68,7 @@ class GraphPair:
         self.tangents = [] if compiled_autograd_is_on() else insert_zeros(backward.graph)
         self.whole = copied(backward)
         if self.is_kept:
-            from tilewright.graph.packed import pack_or_none
+            from tilewright.capture.packed import pack_or_none
 
             self.packed = pack_or_none(backward.graph, symbolic=self.is_symbolic)
         self.undefined = expected_undefined(backward.graph, self.tangents)
@@ -79,7 +79,7 @@ class GraphPair:
 
     def whole_backward(self) -> fx.GraphModule:
         """The backward with all gradients, not planned yet."""
-        from tilewright.graph.packed import unpack
+        from tilewright.capture.packed import unpack
 
         if self.whole is not None:
             return self.whole
@@ -98,7 +98,7 @@ class GraphPair:
         return self._forward(CallableGraph(gm, "forward", self.static), self.compiled[0])
 
     def _forward(self, graph: CallableGraph, run: Boxed) -> Resumable:
-        from tilewright.graph.plain_call import Resumable
+        from tilewright.capture.plain_call import Resumable
 
         self.runs[graph.kind] = made = Resumable(self.compiler.wrap_replay(graph, run))
         return made
@@ -157,7 +157,7 @@ class GraphPair:
     def _note_plain(self, forward: fx.Graph, backward: fx.Graph | None) -> None:
         from torch._guards import TracingContext
 
-        from tilewright.graph.plain_call import plain_call
+        from tilewright.capture.plain_call import plain_call
 
         context = TracingContext.try_get()
         if context and context.fw_metadata and not saved_tensors_hooked() and not compiled_autograd_is_on():
@@ -169,7 +169,7 @@ class GraphPair:
         return self.compiler.guard_written(called, self.written) if any(self.written) else called
 
     def _callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        from tilewright.graph.plain_call import Called, marks
+        from tilewright.capture.plain_call import Called, marks
 
         otherwise = _with_undefined_gradients(compiled) if self.tangents else compiled
         if self.plain is None:
@@ -191,8 +191,8 @@ class GraphPair:
 
     def program(self, compiled: Any, looked_up: Mapping[str, Outcome | None]) -> KeptProgram | None:
         """The compiled program as data; None if the compiler or AOTAutograd cannot describe it. Raises CaptureError."""
-        from tilewright.graph import aot_entry, packed
-        from tilewright.graph.program_cache import KeptProgram
+        from tilewright.capture import aot_entry, packed
+        from tilewright.capture.program_cache import KeptProgram
 
         planned, made = self.compiler.plan_to_keep(), aot_entry.entry_of(compiled)
         if planned is None or made is None:

@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, OutputType, PlainTensorMeta, ViewAndMutationMeta
 
 if TYPE_CHECKING:
-    from tilewright.graph.capture import Boxed
+    from tilewright.capture.aot import Boxed
 
 
 @dataclass(frozen=True)

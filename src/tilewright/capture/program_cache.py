@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import fx
 
-from tilewright.graph.fingerprint import fingerprint
+from tilewright.capture.fingerprint import fingerprint
 from tilewright.records import cache, outcomes
 from tilewright.records.errors import CacheError, CaptureError
 from tilewright.records.outcomes import Outcome
@@ -32,7 +32,7 @@ counts: Counter[str] = Counter()
 
 @dataclass(frozen=True)
 class KeptProgram:
-    """The parts from which `graph/capture.py` makes a callable."""
+    """The parts from which `capture/aot.py` makes a callable."""
 
     entry: bytes
     """AOTAutograd's part; empty in the plan for the sizes of a call."""
@@ -78,7 +78,7 @@ def load(key: str) -> KeptProgram | None:
 
 def load_plan(key: str) -> Any | None:
     """The plan that was kept for the sizes of a call. Raises what unpacking it raises."""
-    from tilewright.graph.packed import unpack
+    from tilewright.capture.packed import unpack
 
     program = load(key)
     if program is None:
@@ -91,7 +91,7 @@ def load_plan(key: str) -> Any | None:
 
 def keep_plan(key: str, plan: Any, graphs: Sequence[fx.Graph], looked_up: Mapping[str, Outcome | None]) -> None:
     """Write the plan for the sizes of a call, which refers to these graphs."""
-    from tilewright.graph.packed import Unpackable, pack
+    from tilewright.capture.packed import Unpackable, pack
 
     try:
         content = pack(plan, graphs)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.contract import recorded
 from tests.operators.samples import CALLS, operands
-from tilewright.graph.decompositions import decompositions
+from tilewright.capture.decompositions import decompositions
 
 
 def channels_last(x: torch.Tensor) -> torch.Tensor:
