@@ -12,6 +12,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from tests.trace.kineto import HOST, Trace
+from tilewright.records.errors import StoreError
 from tilewright.store import query
 from tilewright.trace import trace_run
 
@@ -20,6 +22,10 @@ TRACES = {"eager_step": "eager_step.json.gz", "phases": "phases.json"}
 ANSWERS: dict[str, list[list[object]]] = json.loads((FIXTURES / "perfetto_answers.json").read_text())
 QUERIES = re.findall(
     r"^-- (\w+) (\w+)\n(.*?)(?=\n\n-- |\s*\Z)", (FIXTURES / "perfetto_queries.sql").read_text(), re.M | re.S
+)
+
+DOCUMENTED = re.findall(
+    r"^-- ([\w '-]+)\n((?:(?!--).*\n?)+?)-- ([=!]) (.*)$", (FIXTURES / "perfetto_documentation.sql").read_text(), re.M
 )
 
 
@@ -67,14 +73,57 @@ def _same(ours: object, theirs: object) -> bool:
     [
         'SELECT count(*) FROM slice WHERE name = "aten::add"',
         "SELECT name, max(dur) FROM slice",
-        "INCLUDE PERFETTO MODULE slices.with_context",
     ],
-    ids=["double quotes for text", "a column that is not grouped", "modules"],
+    ids=["double quotes for text", "a column that is not grouped"],
 )
 def test_what_the_dialect_refuses(runs: Runs, sql: str) -> None:
     """docs/trace.md lists these; none of them may pass with another meaning."""
     with pytest.raises(Exception, match="refuses the query"):
         query(runs["eager_step"], sql)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two steps of a product, with an allocation in it, a launch, a kernel, a counter and an instant."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TILEWRIGHT_HOME", str(tmp_path_factory.mktemp("home")))
+    trace = Trace()
+    trace.header["baseTimeNanoseconds"] = 1_700_000_000_000_000_000
+    for at in (0, 100):
+        trace.step(at // 100, at, at + 100)
+        trace.operator("aten::mm", at + 10, at + 40)
+        trace.operator("aten::empty", at + 12, at + 14)
+        trace.launch(at + 20, at + 30, at + 60)
+        trace.events.append(
+            {
+                "ph": "C",
+                "name": "mem.swap",
+                "pid": trace.pid,
+                "tid": 0,
+                "ts": 1005 + at,
+                "args": {"value": 900 + 6 * at},
+            }
+        )
+    trace.slice("cpu_op", "aten::tick", 55, 55)
+    trace.flow("fwdbwd", 1, (10, HOST), (110, HOST))
+    yield trace_run([trace.write(tmp_path_factory.mktemp("trace"))], command="x", tell=lambda _: None)[0]
+    patch.undo()
+
+
+@pytest.mark.parametrize(("name", "sql", "kind", "answer"), DOCUMENTED, ids=[name for name, *_ in DOCUMENTED])
+def test_what_the_documentation_shows(small: Path, name: str, sql: str, kind: str, answer: str) -> None:
+    if kind == "!":
+        with pytest.raises(StoreError, match=re.escape(answer)):
+            query(small, sql)
+    else:
+        assert [list(row) for row in query(small, sql)[1]] == json.loads(answer)
+
+
+def test_what_a_query_makes_is_gone_with_it(small: Path) -> None:
+    query(small, "CREATE TABLE sub AS SELECT 1 AS x; SELECT x FROM sub")
+    for refused in ("FROM sub", "DROP TABLE step", "INSERT INTO step SELECT * FROM step", "CREATE TABLE made (x INT)"):
+        with pytest.raises(StoreError, match="refuses the query"):
+            query(small, refused)
 
 
 def test_like_tells_cases_apart(runs: Runs) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.records.errors import StoreError, first_line
+from tilewright.store import perfetto
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -54,16 +55,37 @@ def reading(path: Path) -> Iterator[DuckDBPyConnection]:
 def query(path: Path, sql: str) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """The column names and rows that `sql` gives on the run at `path`.
 
-    Statements are separated by semicolons; the result is that of the last one.
+    Statements are separated by semicolons; the result is that of the last one. Those of Perfetto's SQL are taken too,
+    and what they make is temporary.
 
     Raises:
         StoreError: the run is missing or damaged, or DuckDB refuses the statement.
     """
+    import duckdb
+
     with reading(path) as connection:
-        connection.execute(sql)
+        asked = perfetto.statements(sql)
+        try:
+            _execute(connection, asked)
+        except duckdb.BinderException as error:
+            if not perfetto.widened(str(error)):
+                raise
+            ((database,),) = connection.execute("SELECT current_database()").fetchall()
+            connection.execute(perfetto.WIDER_SLICE.format(f'"{database}"'))
+            _execute(connection, asked)
+        except duckdb.CatalogException as error:
+            if hint := perfetto.nearest(str(error)):
+                raise StoreError(hint) from error
+            raise
         names = _distinct([_as_written(str(column[0]), sql) for column in connection.description or ()])
         rows: list[tuple[object, ...]] = connection.fetchall() if names else []
         return names, rows
+
+
+def _execute(connection: DuckDBPyConnection, asked: Sequence[str]) -> None:
+    if any("largest(" in each or "smallest(" in each for each in asked):
+        connection.execute(perfetto.PREPARED)
+    connection.execute(";".join(asked))
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -81,6 +103,8 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 def _as_written(name: str, sql: str) -> str:
     """DuckDB names a column after its expression but prints `/` as `//`; undo that unless `sql` has `//`."""
+    if name not in sql:
+        name = name.replace("largest(", "max(").replace("smallest(", "min(")
     return name if name in sql else name.replace(" // ", " / ")
 
 

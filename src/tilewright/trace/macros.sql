@@ -50,25 +50,41 @@ WITH RECURSIVE down AS (
 )
 SELECT * FROM down ORDER BY id;
 
--- Flows that can be reached from a slice, forwards, backwards, or both without a change of direction.
+-- Flows that can be reached from a slice: forwards, also from what is in a reached slice; or backwards, also from what
+-- a reached slice is in; or either without those around or in it, and without a change of direction.
 CREATE OR REPLACE MACRO following_flow(of_slice) AS TABLE
+WITH RECURSIVE reached AS (
+    SELECT of_slice::BIGINT AS reached_id
+    UNION
+    SELECT edge.to_id FROM reached JOIN (
+        SELECT slice_out AS from_id, slice_in AS to_id FROM flow UNION ALL SELECT parent_id, id FROM slice
+    ) AS edge ON edge.from_id = reached_id
+)
+SELECT arrow.* FROM flow AS arrow JOIN reached ON arrow.slice_out = reached_id ORDER BY arrow.id;
+
+CREATE OR REPLACE MACRO preceding_flow(of_slice) AS TABLE
+WITH RECURSIVE reached AS (
+    SELECT of_slice::BIGINT AS reached_id
+    UNION
+    SELECT edge.to_id FROM reached JOIN (
+        SELECT slice_in AS from_id, slice_out AS to_id FROM flow
+        UNION ALL SELECT id, parent_id FROM slice WHERE parent_id IS NOT NULL
+    ) AS edge ON edge.from_id = reached_id
+)
+SELECT arrow.* FROM flow AS arrow JOIN reached ON arrow.slice_in = reached_id ORDER BY arrow.id;
+
+CREATE OR REPLACE MACRO directly_connected_flow(of_slice) AS TABLE
 WITH RECURSIVE onward AS (
     SELECT arrow.* FROM flow AS arrow WHERE arrow.slice_out = of_slice
     UNION
     SELECT arrow.* FROM flow AS arrow JOIN onward ON arrow.slice_out = onward.slice_in
-)
-SELECT * FROM onward ORDER BY id;
-
-CREATE OR REPLACE MACRO preceding_flow(of_slice) AS TABLE
-WITH RECURSIVE back AS (
+),
+back AS (
     SELECT arrow.* FROM flow AS arrow WHERE arrow.slice_in = of_slice
     UNION
     SELECT arrow.* FROM flow AS arrow JOIN back ON arrow.slice_in = back.slice_out
 )
-SELECT * FROM back ORDER BY id;
-
-CREATE OR REPLACE MACRO directly_connected_flow(of_slice) AS TABLE
-SELECT * FROM (FROM following_flow(of_slice) UNION FROM preceding_flow(of_slice)) ORDER BY id;
+SELECT * FROM (FROM onward UNION FROM back) ORDER BY id;
 
 CREATE OR REPLACE VIEW thread_slice AS
 SELECT s.id, s.ts, s.dur, s.category, s.name, s.track_id, tt.name AS track_name, thread.name AS thread_name,
@@ -87,3 +103,37 @@ JOIN process_track pt ON pt.id = s.track_id
 LEFT JOIN process ON process.upid = pt.upid;
 
 CREATE OR REPLACE VIEW process_counter_track AS SELECT id, name, unit, upid FROM counter_track WHERE upid IS NOT NULL;
+
+-- Of Perfetto's prelude and modules (slices.with_context, time.conversion) what a timeline has.
+CREATE OR REPLACE VIEW slices AS FROM slice;
+CREATE OR REPLACE VIEW instant AS SELECT id, ts, track_id, name, arg_set_id, category FROM slice WHERE dur = 0;
+CREATE OR REPLACE VIEW trace_bounds AS SELECT trace_start() AS start_ts, trace_end() AS end_ts;
+CREATE OR REPLACE VIEW thread_or_process_slice AS
+FROM thread_slice
+UNION ALL BY NAME
+FROM process_slice;
+
+-- What was not read, as Perfetto counts it: a row for each reason and file.
+CREATE OR REPLACE VIEW stats AS
+SELECT reason AS name, file_id AS idx, 'indexed' AS key, 'data_loss' AS severity, 'analysis' AS source,
+       count(*) AS value, any_value(file) AS description
+FROM reject GROUP BY reason, file_id;
+
+CREATE OR REPLACE MACRO total(of_value) AS coalesce(sum(of_value), 0)::DOUBLE;
+CREATE OR REPLACE MACRO percentile(of_value, percent) AS quantile_cont(of_value, percent / 1e2);
+CREATE OR REPLACE MACRO abs_time_str(at_ts) AS (
+    SELECT strftime(make_timestamp_ns(at_ts + base_ns - shift_ns), '%Y-%m-%dT%H:%M:%S.%n')
+    FROM trace_file WHERE base_ns <> 0 ORDER BY id LIMIT 1
+);
+CREATE OR REPLACE MACRO time_from_ns(ns) AS ns;
+CREATE OR REPLACE MACRO time_from_us(us) AS us * 1_000;
+CREATE OR REPLACE MACRO time_from_ms(ms) AS ms * 1_000_000;
+CREATE OR REPLACE MACRO time_from_s(s) AS s * 1_000_000_000;
+CREATE OR REPLACE MACRO time_to_us(ns) AS ns // 1_000;
+CREATE OR REPLACE MACRO time_to_ms(ns) AS ns // 1_000_000;
+CREATE OR REPLACE MACRO time_to_s(ns) AS ns // 1_000_000_000;
+CREATE OR REPLACE MACRO slice_is_ancestor(outer_id, inner_id) AS (
+    SELECT outside.track_id = inside.track_id AND outside.ts <= inside.ts AND outside.depth < inside.depth
+           AND outside.ts + outside.dur >= inside.ts + inside.dur
+    FROM slice AS outside, slice AS inside WHERE outside.id = outer_id AND inside.id = inner_id
+);
