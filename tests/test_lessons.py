@@ -84,11 +84,11 @@ def test_predictions_are_graded_in_words(tmp_path: Path) -> None:
     assert graded[0].startswith("programs: you say 62.5; it is 63. There is no half program")
     assert graded[1].startswith("tiles: right, 512/64 = 8. ")
     assert graded[2].startswith("resident: you say 32; it is 16. The limit of blocks is 32")
-    assert graded[3].startswith("waves: right, 0.03; measured") or graded[3].startswith("waves: right, 0.03")
+    assert graded[3].startswith("waves: right, 0.03; it is 0.02983. 63 of 132")
     assert graded[4].startswith("limit: you say DRAM-bound; it is latency-bound. 1 MB in 8 µs")
     assert graded[5] == "2 of 5 right"
     file.write_text("programs = 60\n")
-    assert "it is 63, 1.05 times as much" in next(iter(check("tiles", file)))
+    assert "it is 63, 1.05 times that" in next(iter(check("tiles", file)))
     assert list(check("tiles", file))[1] == "tiles: no prediction yet"
 
 

@@ -10,6 +10,8 @@ from tilewright.records.errors import UsageError
 
 from .lesson import Lesson, Question, Words, value
 
+_NEAR = 1.2
+
 
 def words(name: str, language: str) -> dict[str, Words]:
     """What `en.toml` or `zh.toml` says of each question of a lesson."""
@@ -61,18 +63,23 @@ def _verdict(question: Question, words: Words, answer: str, lesson: Lesson) -> t
             return f"right, {truth}. {words.why}", True
         return f"you say {answer}; it is {truth}. {words.mistakes.get(answer, words.why)}", False
     said = value(answer, lesson.sizes)
-    here = _shown(answer, said)
-    if _equal(said, truth, question.factor):
-        about = "" if question.factor == 1 else f"; measured {truth:,.4g}"
+    here, there = _shown(answer, said), _number(truth, question.factor)
+    mistake = next((m for m in words.mistakes if _equal(said, value(m, lesson.sizes), 1)), None)
+    # What is measured may be off by more than a mistake is.
+    if _equal(said, truth, question.factor if mistake is None else min(question.factor, _NEAR)):
+        about = "" if question.factor == 1 else f"; it is {there}"
         return f"right, {here}{about}. {words.why}", True
-    for mistake, overlooked in words.mistakes.items():
-        if _equal(said, value(mistake, lesson.sizes), question.factor):
-            return f"you say {here}; it is {truth:,.10g}. {overlooked}", False
-    return f"you say {here}; it is {truth:,.10g}{_distance(said, truth)}. {words.why}", False
+    if mistake is not None:
+        return f"you say {here}; it is {there}. {words.mistakes[mistake]}", False
+    return f"you say {here}; it is {there}{_distance(said, truth)}. {words.why}", False
+
+
+def _number(number: float, factor: float = 1) -> str:
+    return f"{number:,.12g}" if factor == 1 else f"{number:,.4g}"
 
 
 def _shown(answer: str, said: float) -> str:
-    plain = f"{said:,.10g}"
+    plain = _number(said)
     return plain if answer.replace(",", "") == plain.replace(",", "") else f"{answer} = {plain}"
 
 
@@ -85,4 +92,4 @@ def _equal(said: float, truth: float, factor: float) -> bool:
 def _distance(said: float, truth: float) -> str:
     if said <= 0 or truth <= 0:
         return ""
-    return f", {truth / said:.3g} times as much" if truth > said else f", {said / truth:.3g} times less"
+    return f", {truth / said:.3g} times that" if truth > said else f": you say {said / truth:.3g} times as much"
