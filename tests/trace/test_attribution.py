@@ -83,6 +83,49 @@ def test_a_graph_captured_in_the_trace(trace: Trace) -> None:
     ]
 
 
+def test_a_graph_captured_in_another_file_and_run_in_the_order_of_its_nodes() -> None:
+    """Two captures of one length: the kernels' names tell which was replayed. Branches run in any order."""
+    captures, replays = Trace(rank=0), Trace(pid=4001, rank=1)
+    captures.capture("aten::addmm", "aten::gelu", "aten::native_layer_norm", dims=[[64, 64]])
+    captures.call("cudaStreamBeginCapture", 201, 202)
+    for at, name in zip((210, 240, 270), ("aten::tanh", "aten::_softmax", "aten::add"), strict=True):
+        captures.operator(name, at, at + 20)
+        captures.call("cudaLaunchKernel", at + 5, at + 8)
+    captures.call("cudaStreamEndCapture", 310, 315)
+    number = replays.call("cudaGraphLaunch", 0, 5)
+    kernels = ("sm90_xmma_gemm_bf16bf16_tn", "at::native::GeluCUDAKernelImpl", "vectorized_layer_norm_kernel")
+    # The last node of the capture ran first.
+    for at, node in zip((10, 30, 50), (2, 0, 1), strict=True):
+        replays.work(at, at + 10, number, name=kernels[node], **{"graph node id": 7_000 + node})
+    found = rows(analysed([captures, replays]), "SELECT operator, attributed_by FROM device_slice ORDER BY ts")
+    assert found == [(f"aten::{name}", "capture") for name in ("native_layer_norm", "addmm", "gelu")]
+
+
+def test_a_recorded_replay_is_explained_by_the_capture_of_another_recording() -> None:
+    """Three blocks on an H200; the graph was captured before the first recording began, and within the second."""
+    connection = analysed(FIXTURES / f"graph_{name}.json.gz" for name in ("replayed", "captured"))
+    known = rows(connection, "SELECT what, percent FROM attribution WHERE file_id = 0 ORDER BY what")
+    assert known == [("bytes", 100), ("operator", 100), ("source line", 100), ("verdict", 100)]
+    floors = rows(
+        connection,
+        """SELECT file_id, operator, calls, floor_us FROM operator_distance
+           WHERE attributed_by = 'capture' ORDER BY file_id, operator, floor_us""",
+    )
+    assert [row[1:] for row in floors if row[0] == 0] == [row[1:] for row in floors if row[0] == 1]
+
+
+def test_a_replay_without_its_capture_has_the_operators_of_an_eager_file() -> None:
+    eager, replays = Trace(rank=0), Trace(pid=4001, rank=1)
+    eager.operator("aten::tanh", 0, 20, dims=[[64, 64]])
+    eager.launch(5, 30, 40, name="mine")
+    replays.replay(200, "mine", "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >")
+    found = rows(
+        analysed([eager, replays]), "SELECT operator, attributed_by, operator_id FROM device_slice ORDER BY ts"
+    )
+    assert [row[:2] for row in found[1:]] == [("aten::tanh", "same kernel"), ("aten::add", "name")]
+    assert found[1][2] == found[0][2]
+
+
 def test_a_graph_of_another_length_is_not_the_captured_one(trace: Trace) -> None:
     trace.capture("aten::gelu")
     trace.replay(200, "one", "two")

@@ -28,7 +28,7 @@ WITH work AS (
            coalesce(process.device, process.pid) AS device, thread.tid AS stream, arg_set.args,
            -- All keys at once: each extraction parses the text of the arguments again.
            arg_set.args->>['$.correlation', '$.grid', '$.block', '$."registers per thread"', '$."shared memory"',
-                           '$.bytes', '$.stream'] AS told,
+                           '$.bytes', '$.stream', '$."graph node id"'] AS told,
            CASE slice.category WHEN 'gpu_memcpy' THEN 'copy' WHEN 'gpu_memset' THEN 'fill'
                 ELSE CASE WHEN regexp_matches(slice.name, '^(nccl|ncclDevKernel|ncclKernel)') THEN 'communication'
                           ELSE 'kernel' END END AS kind
@@ -48,6 +48,7 @@ SELECT work.* EXCLUDE (args, told) REPLACE (coalesce(stream, TRY_CAST(told[7] AS
        TRY_CAST(told[1] AS BIGINT) AS correlation,
        coalesce(launch.slice_id, by_flow.launch_id) AS launch_id,
        TRY_CAST(told[2] AS BIGINT[]) AS grid, TRY_CAST(told[3] AS BIGINT[]) AS block,
+       TRY_CAST(told[8] AS BIGINT) AS graph_node,
        TRY_CAST(told[4] AS BIGINT) AS registers, TRY_CAST(told[5] AS BIGINT) AS shared_bytes,
        -- Bytes of a copy or fill; of a collective its input, and in `bytes_out` its output.
        CASE WHEN kind = 'communication' THEN coalesce(TRY_CAST(told[6] AS BIGINT), message_bytes(args, 'In'))

@@ -1,6 +1,38 @@
 -- Operators of kernels in CUDA graphs: a replay launches them together, so their launch does not identify them.
 
--- First choice, `capture`: the calls recorded during the capture of the graph, if the trace has them. They launched
+-- What PyTorch's and the libraries' kernels are called.
+CREATE OR REPLACE TEMP MACRO pointwise_kernel() AS
+    '\b(sigmoid|tanh|silu|exp|log|sqrt|rsqrt|neg|abs|sin|cos|erf|reciprocal|clamp|where|masked_fill|leaky_relu|threshold)(?:_backward)?_kernel';
+CREATE OR REPLACE TEMP MACRO named_operator(kernel) AS CASE
+    WHEN kernel LIKE 'triton\_%' ESCAPE '\' THEN kernel
+    WHEN regexp_matches(kernel, '(?i)flash|fmha|attention') THEN 'attention'
+    WHEN regexp_matches(kernel, '(?i)gemm|gemv|cutlass|cublas|nvjet|xmma|splitk') THEN 'matrix product'
+    WHEN regexp_matches(kernel, '(?i)conv|wgrad|dgrad|cudnn') THEN 'convolution'
+    WHEN regexp_matches(kernel, '(?i)layer_?norm|GammaBeta') THEN 'aten::native_layer_norm'
+    WHEN regexp_matches(kernel, '(?i)softmax') THEN 'aten::_softmax'
+    WHEN regexp_matches(kernel, '(?i)dropout') THEN 'aten::native_dropout'
+    WHEN regexp_matches(kernel, '(?i)gelu') THEN 'aten::gelu'
+    WHEN regexp_matches(kernel, '(?i)multi_tensor|adam|sgd') THEN 'optimizer'
+    WHEN regexp_matches(kernel, '(?i)embedding') THEN 'aten::embedding'
+    WHEN regexp_matches(kernel, 'CUDAFunctor(OnSelf|OnOther)?_add') THEN 'aten::add'
+    WHEN regexp_matches(kernel, 'MulFunctor') THEN 'aten::mul'
+    WHEN regexp_matches(kernel, 'Div(True|Floor|Trunc)?Functor') THEN 'aten::div'
+    WHEN regexp_matches(kernel, pointwise_kernel()) THEN 'aten::' || regexp_extract(kernel, pointwise_kernel(), 1)
+    WHEN regexp_matches(kernel, '(?i)reduce_kernel') THEN 'aten::sum'
+    WHEN regexp_matches(kernel, '(?i)FillFunctor|Memset') THEN 'aten::fill_'
+    WHEN regexp_matches(kernel, '(?i)copy|Memcpy') THEN 'aten::copy_'
+    WHEN regexp_matches(kernel, '(?i)elementwise') THEN 'pointwise'
+END;
+
+-- Whether a kernel of that name can be one of that operator.
+CREATE OR REPLACE TEMP MACRO agrees(kernel, operator) AS CASE named_operator(kernel)
+    WHEN 'matrix product' THEN regexp_matches(operator, 'mm|linear|matmul|einsum|product')
+    WHEN 'convolution' THEN regexp_matches(operator, 'conv')
+    WHEN 'attention' THEN regexp_matches(operator, 'attention')
+    ELSE contains(lower(kernel), regexp_replace(lower(operator), '^\w+::_?|_$', '', 'g'))
+END;
+
+-- First choice, `capture`: the calls recorded during the capture of the graph, if a file of the run has them. They launched
 -- nothing then; a replay with the same number of kernels runs them in order.
 CREATE OR REPLACE TEMP TABLE captured AS
 WITH opened AS (
@@ -26,58 +58,56 @@ SELECT file_id, capture, slice_id AS launch_id,
 FROM inside;
 
 CREATE OR REPLACE TEMP TABLE replayed AS
-SELECT slice_id, file_id, row_number() OVER replay AS position,
+SELECT slice_id, file_id, correlation, name, row_number() OVER replay AS position,
        count(*) OVER (PARTITION BY file_id, correlation) AS length
 FROM device_slice WHERE attributed_by = 'graph' OR (attributed_by IS NULL AND correlation IS NOT NULL)
-WINDOW replay AS (PARTITION BY file_id, correlation ORDER BY ts, slice_id);
+-- Nodes are numbered as they were captured; branches run in any order.
+WINDOW replay AS (PARTITION BY file_id, correlation ORDER BY graph_node, ts, slice_id);
 
+-- Of several captures of that length the one whose operators agree with the kernels' names, then one of the same file,
+-- then the last.
 CREATE OR REPLACE TEMP TABLE by_capture AS
-SELECT replayed.slice_id, arg_max(captured.launch_id, captured.capture) AS launch_id
-FROM replayed JOIN captured USING (file_id, position, length)
-GROUP BY replayed.slice_id;
+WITH paired AS (
+    SELECT replayed.slice_id, replayed.file_id, replayed.correlation, captured.launch_id, captured.capture,
+           captured.file_id AS of_file, agrees(replayed.name, coalesce(context.operator, ''))::BIGINT AS fits
+    FROM replayed JOIN captured USING (position, length)
+    LEFT JOIN launch_context AS context USING (launch_id)
+),
+scored AS (
+    SELECT *, sum(fits) OVER (PARTITION BY file_id, correlation, of_file, capture) AS score FROM paired
+)
+SELECT slice_id, arg_max(launch_id, (score, of_file = file_id, of_file, capture)) AS launch_id
+FROM scored GROUP BY slice_id;
 
--- Second choice, `same kernel`: the operator that launched a kernel of that name on that grid elsewhere in the
--- trace, where it is always the same one.
+-- Second choice, `same kernel`: the operator that launched a kernel of that name on that grid elsewhere in the file, or
+-- in another one of the run, where it is always the same one.
 CREATE OR REPLACE TEMP TABLE by_kernel AS
 WITH wanted AS (
-    SELECT DISTINCT file_id, name, grid, block FROM device_slice WHERE attributed_by = 'graph' OR attributed_by IS NULL
+    SELECT DISTINCT name, grid, block FROM device_slice WHERE attributed_by = 'graph' OR attributed_by IS NULL
+),
+launched AS (
+    SELECT device_slice.*, coalesce((arg_set.args->'$."Input Dims"')::VARCHAR, '') AS operands
+    FROM device_slice
+    JOIN wanted USING (name, grid, block)
+    LEFT JOIN slice ON slice.id = operator_id
+    LEFT JOIN arg_set USING (arg_set_id)
+    WHERE attributed_by = 'launch'
 ),
 known AS (
     SELECT file_id, name, grid, block, any_value(operator) AS operator, any_value(source) AS source,
            -- With different operands on the same grid the call is ambiguous.
            CASE WHEN count(DISTINCT operands) <= 1 THEN max(operator_id) END AS operator_id
-    FROM (
-        SELECT device_slice.*, coalesce((arg_set.args->'$."Input Dims"')::VARCHAR, '') AS operands
-        FROM device_slice
-        JOIN wanted USING (file_id, name, grid, block)
-        LEFT JOIN slice ON slice.id = operator_id
-        LEFT JOIN arg_set USING (arg_set_id)
-        WHERE attributed_by = 'launch'
-    )
-    GROUP BY file_id, name, grid, block
+    FROM launched
+    -- Of a file, or of all that are in the run.
+    GROUP BY GROUPING SETS ((file_id, name, grid, block), (name, grid, block))
     HAVING count(DISTINCT operator) = 1
 )
-SELECT d.slice_id, known.operator, known.operator_id, known.source
-FROM device_slice d JOIN known USING (file_id, name, grid, block)
-WHERE d.attributed_by = 'graph' OR d.attributed_by IS NULL;
-
--- Third choice, `name`: what PyTorch's and the libraries' kernels are called.
-CREATE OR REPLACE TEMP MACRO named_operator(kernel) AS CASE
-    WHEN kernel LIKE 'triton\_%' ESCAPE '\' THEN kernel
-    WHEN regexp_matches(kernel, '(?i)flash|fmha|attention') THEN 'attention'
-    WHEN regexp_matches(kernel, '(?i)gemm|gemv|cutlass|cublas|nvjet|xmma|splitk') THEN 'matrix product'
-    WHEN regexp_matches(kernel, '(?i)conv|wgrad|dgrad|cudnn') THEN 'convolution'
-    WHEN regexp_matches(kernel, '(?i)layer_?norm|GammaBeta') THEN 'aten::native_layer_norm'
-    WHEN regexp_matches(kernel, '(?i)softmax') THEN 'aten::_softmax'
-    WHEN regexp_matches(kernel, '(?i)dropout') THEN 'aten::native_dropout'
-    WHEN regexp_matches(kernel, '(?i)gelu') THEN 'aten::gelu'
-    WHEN regexp_matches(kernel, '(?i)multi_tensor|adam|sgd') THEN 'optimizer'
-    WHEN regexp_matches(kernel, '(?i)embedding') THEN 'aten::embedding'
-    WHEN regexp_matches(kernel, '(?i)reduce_kernel') THEN 'aten::sum'
-    WHEN regexp_matches(kernel, '(?i)FillFunctor|Memset') THEN 'aten::fill_'
-    WHEN regexp_matches(kernel, '(?i)copy|Memcpy') THEN 'aten::copy_'
-    WHEN regexp_matches(kernel, '(?i)elementwise') THEN 'pointwise'
-END;
+SELECT d.slice_id, coalesce(own.operator, others.operator) AS operator, coalesce(own.source, others.source) AS source,
+       CASE WHEN own.operator IS NULL THEN others.operator_id ELSE own.operator_id END AS operator_id
+FROM device_slice d
+LEFT JOIN known AS own ON own.file_id = d.file_id AND own.name = d.name AND own.grid = d.grid AND own.block = d.block
+LEFT JOIN known AS others ON others.file_id IS NULL AND others.name = d.name AND others.grid = d.grid AND others.block = d.block
+WHERE (d.attributed_by = 'graph' OR d.attributed_by IS NULL) AND coalesce(own.operator, others.operator) IS NOT NULL;
 
 UPDATE device_slice SET operator_id = context.operator_id, operator = slice.name, source = context.place,
        source_function = function_of(context.frame), ranges = coalesce(context.ranges, []),
@@ -92,5 +122,6 @@ UPDATE device_slice SET operator_id = by_kernel.operator_id, operator = by_kerne
 FROM by_kernel
 WHERE by_kernel.slice_id = device_slice.slice_id AND coalesce(attributed_by, 'graph') = 'graph';
 
+-- Third choice, `name`.
 UPDATE device_slice SET operator = named_operator(name), attributed_by = 'name'
 WHERE coalesce(attributed_by, 'graph') = 'graph' AND named_operator(name) IS NOT NULL;
