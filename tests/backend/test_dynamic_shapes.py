@@ -171,6 +171,20 @@ def test_one_program_serves_all_sizes(function: Callable[[torch.Tensor], torch.T
     assert all(graph.executable.kernels for graph in record.graphs)
 
 
+def test_even_and_odd_sizes_have_a_program_each_where_one_cannot_serve_both() -> None:
+    shapes = [(2, 3, n, 4) for n in (7, 8, 13, 10, 31, 64)]
+    record = run_at(lambda x: F.gelu(F.max_pool2d(x, 2)), shapes, dynamic=True)
+    # Backward reads no window past the last row of an even size.
+    assert [graph.plan.name for graph in record.graphs].count("backward") == 2
+
+
+def test_a_size_that_a_slice_cuts_off_has_another_program() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x[:, :40]).sum(-1)
+
+    agrees(function, [torch.randn(2, n) for n in (7, 9, 100, 38, 40, 41, 500)], of_each, dynamic=True)
+
+
 def test_one_program_serves_all_places_of_a_cache() -> None:
     run = compiled(step_of_cache, dynamic=True)
     mine, theirs = torch.zeros(2, 64, 8), torch.zeros(2, 64, 8)

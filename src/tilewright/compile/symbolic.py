@@ -9,6 +9,7 @@ plans have in common is no coincidence of one size.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
-from tilewright.graph.size_symbols import POINTS, Expressions, Sizes, SizeSymbols
+from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols
 from tilewright.graph.specialise import specialise
 from tilewright.graph.undefined import left_out
 from tilewright.loops.nest import Nest, nameless
@@ -35,9 +36,8 @@ from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable, GiveUp, Resume
 from tilewright.runtime.native import Native
 
-FAR = 16
-"""A size this many times those planned for, or this part of them, gets a program of its own: other kernels are faster.
-"""
+MODULI = (1, 2)
+"""Sizes with equal remainders by one of these share a program: the first for which they can."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,16 @@ class SymbolicGraph:
     kept_for: str | None = None
     """The key of the program whose plans are kept on disk."""
 
-    def key(self, sizes: Sizes) -> str | None:
+    def key(self, sizes: Sizes, modulus: int) -> str | None:
         """The key of the plans that serve these sizes: those of others with about as many bits."""
         if self.kept_for is None:
             return None
-        bits = [size.bit_length() // FAR.bit_length() for size in sizes]
-        return program_cache.key_for_sizes(self.kept_for, self.name, ("all", left_out(self.module.graph), *bits))
+        kinds = [(modulus, size % modulus, size.bit_length() // FAR.bit_length()) for size in sizes]
+        return program_cache.key_for_sizes(self.kept_for, self.name, (left_out(self.module.graph), *kinds))
 
-    def plans(self, sizes: Sizes, args: Sequence[Any]) -> dict[Sizes, GraphPlan]:
+    def plans(self, sizes: Sizes, args: Sequence[Any], modulus: int) -> dict[Sizes, GraphPlan]:
         """The plans for three sizes near those of a call with these arguments. Raises NotAlike."""
-        points = self.symbols.points(sizes)
+        points = self.symbols.points(sizes, modulus)
         if len(points) < POINTS:
             raise NotAlike("too few sizes meet its conditions")
         return {point: self.plan(point, args) for point in points}
@@ -79,11 +79,26 @@ def symbolic_program(
 ) -> SymbolicProgram:
     """The program for sizes near those of a call with these arguments, from plans on disk if they are there. Raises
     NotAlike. `lost` hears of plans that cannot be used."""
-    key = graph.key(sizes)
+    *moduli, last = MODULI
+    for modulus in moduli:
+        with suppress(NotAlike):
+            return _program(graph, sizes, args, give_up, lost, modulus)
+    return _program(graph, sizes, args, give_up, lost, last)
+
+
+def _program(
+    graph: SymbolicGraph,
+    sizes: Sizes,
+    args: Sequence[Any],
+    give_up: GiveUp,
+    lost: Callable[[Exception], None],
+    modulus: int,
+) -> SymbolicProgram:
+    key = graph.key(sizes, modulus)
     try:
         kept = None if key is None else program_cache.load_plan(key)
         if isinstance(kept, dict):
-            return SymbolicProgram(graph, kept, args, give_up)
+            return SymbolicProgram(graph, kept, modulus, args, give_up)
     # After any error the sizes can be planned as if nothing had been kept.
     except Exception as error:
         program_cache.discard(key or "")
@@ -93,8 +108,8 @@ def symbolic_program(
         raise NotAlike(kept)
     with outcomes.recording() as looked_up:
         try:
-            plans = graph.plans(sizes, args)
-            program = SymbolicProgram(graph, plans, args, give_up)
+            plans = graph.plans(sizes, args, modulus)
+            program = SymbolicProgram(graph, plans, modulus, args, give_up)
         except NotAlike as error:
             if key is not None:
                 program_cache.keep_plan(key, str(error), [], looked_up)
@@ -110,9 +125,15 @@ class SymbolicProgram:
     in more than integers."""
 
     def __init__(
-        self, graph: SymbolicGraph, plans: Mapping[Sizes, GraphPlan], args: Sequence[Any], give_up: GiveUp
+        self,
+        graph: SymbolicGraph,
+        plans: Mapping[Sizes, GraphPlan],
+        modulus: int,
+        args: Sequence[Any],
+        give_up: GiveUp,
     ) -> None:
         self.graph = graph
+        self.modulus = modulus
         self.points = list(plans)
         self.give_up = give_up
         self.inputs = [_layout(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -129,8 +150,9 @@ class SymbolicProgram:
         self.steps = alike([list(each.steps) for each in made], found.argument, "a step")
         self.layouts = alike([list(each.inputs) for each in made], found.argument, "an input")
         self.outputs = alike([list(each.outputs) for each in made], found.argument, "a result")
-        known = graph.symbols.expressions(self.points)
+        known = graph.symbols.expressions(self.points, modulus)
         self.integers = graph.symbols.evaluator([_expression(known, values) for values in found.values])
+        self.sizes, self.taken_as = map(graph.symbols.evaluator, known.same)
 
     def _assembled(self, plan: GraphPlan, arguments: Mapping[str, tuple[Number, ...]]) -> Executable:
         units = {unit.name: unit for unit in plan.units}
@@ -139,6 +161,11 @@ class SymbolicProgram:
         # The order of least memory depends on the sizes.
         ordered = Scheduled(plan.graph, [units[name] for name in self.order])
         return assemble(ordered, plan.sources, self.library, self.give_up, arguments)
+
+    def serves(self, sizes: Sizes) -> bool:
+        points = self.points[0]
+        remain = all((size - known) % self.modulus == 0 for size, known in zip(sizes, points, strict=True))
+        return remain and self.sizes(*sizes) == self.taken_as(*sizes)
 
     def is_near(self, sizes: Sizes) -> bool:
         middle = self.points[len(self.points) // 2]

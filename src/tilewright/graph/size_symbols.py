@@ -32,6 +32,9 @@ SPREAD = (1, 0.6, 1.7, 0.8, 1.3, 0.4, 2.5, 0.9, 1.1)
 """Where those sizes are looked for, as multiples of a call's."""
 NEAR = 200
 """How far from there."""
+FAR = 16
+"""A size this many times those planned for, or this part of them, gets a program of its own: other kernels are faster.
+"""
 TRIES = 8
 """How often other ones are drawn if an expression has the values of another one."""
 OTHERS = 32
@@ -102,33 +105,37 @@ class SizeSymbols:
                 made[place] = Layout(shape, strides, args[place].dtype, args[place].device)
         return made
 
-    def points(self, sizes: Sizes) -> list[Sizes]:
+    def points(self, sizes: Sizes, modulus: int = 1) -> list[Sizes]:
         """Sizes near those of a call, by which all sizes of the graph can be told apart: prime or twice a prime if the
-        conditions allow it; no two extents nor an extent and a constant are equal. Few if there are no such sizes."""
+        conditions allow it; no two extents nor an extent and a constant are equal. They have the remainders of `sizes`
+        by the modulus. Few if there are no such sizes."""
         drawn = Random(0)
         for _ in range(TRIES):
             found: list[Sizes] = []
             for factor in SPREAD:
-                point = self._point([max(round(size * factor), 5) for size in sizes], found, drawn)
-                if point is not None:
+                start = [max(round(size * factor), 5) for size in sizes]
+                if (point := self._point(start, found, [size % modulus for size in sizes], modulus, drawn)) is not None:
                     found.append(point)
                 if len(found) == POINTS:
                     break
             points = sorted(found)
-            if len(points) < POINTS or self.expressions(points).are_distinct:
+            if len(points) < POINTS or self.expressions(points, modulus).are_distinct:
                 break
         return points
 
-    def _point(self, start: Sequence[int], others: Sequence[Sizes], drawn: Random) -> Sizes | None:
+    def _point(
+        self, start: Sequence[int], others: Sequence[Sizes], rest: Sequence[int], modulus: int, drawn: Random
+    ) -> Sizes | None:
         for are_prime in (True, False):
             for distance in range(NEAR):
                 point = tuple(size + drawn.randint(0, distance // 4 + 4) for size in start)
                 if are_prime:
                     # One of the points has even sizes, which a half of them, rounded down, tells apart.
-                    point = tuple(_next_prime(size) if others else 2 * _next_prime(size // 2) for size in point)
-                if self._is_generic(point) and all(
-                    a != b for other in others for a, b in zip(point, other, strict=True)
-                ):
+                    even = [r % 2 == 0 if modulus > 1 else not others for r in rest]
+                    point = tuple(map(_near_prime, point, even))
+                remains = all(size % modulus == r for size, r in zip(point, rest, strict=True))
+                is_new = all(a != b for other in others for a, b in zip(point, other, strict=True))
+                if remains and is_new and self._is_generic(point):
                     return point
         return None
 
@@ -142,11 +149,12 @@ class SizeSymbols:
             and all(self._conditions(*point))
         )
 
-    def expressions(self, points: Sequence[Sizes]) -> Expressions:
+    def expressions(self, points: Sequence[Sizes], modulus: int = 1) -> Expressions:
         """Finds how integers that have some values at these points are made of the symbols."""
         drawn, others = Random(0), list[Sizes]()
         for _ in range(NEAR):
-            other = tuple(max(round(size * drawn.uniform(0.5, 2)), 2) for size in drawn.choice(points))
+            other = tuple(max(int(size * FAR ** drawn.uniform(-1, 1)), 2) for size in drawn.choice(points))
+            other = tuple(size - (size - known) % modulus for size, known in zip(other, points[0], strict=True))
             if len(others) < OTHERS and self.are_general(other) and all(self._conditions(*other)):
                 others.append(other)
         texts = (*self.extents, *self.numbers)
@@ -159,9 +167,11 @@ class Expressions:
 
     def __init__(self, texts: Sequence[str], values: Sequence[tuple[Number, ...]], points: int) -> None:
         self.points = points
-        pool = [(text, found) for text, found in zip(texts, values, strict=True) if len(set(found[:points])) > 1]
-        self.pool = [(f"({text})", found) for text, found in pool]
+        every = [(f"({text})", found) for text, found in zip(texts, values, strict=True)]
+        self.pool = [(text, found) for text, found in every if len(set(found[:points])) > 1]
         """Sizes of the graph, with their values at the points, and at other sizes that meet its conditions."""
+        self.fixed = [(text, found) for text, found in every if len(set(found[:points])) == 1]
+        """Those that are the same at all points."""
         self.integers: list[tuple[str, tuple[Any, ...]]] = [
             (text, found) for text, found in self.pool if not any(isinstance(value, float) for value in found)
         ]
@@ -173,6 +183,13 @@ class Expressions:
     @property
     def are_distinct(self) -> bool:
         return all(self.of(known[: self.points]) is not None for _, known in self.pool)
+
+    @property
+    def same(self) -> tuple[list[str], list[str]]:
+        """The graph's sizes, and as what they count in its program: a maximum may be either operand."""
+        found = [(text, self.of(values[: self.points]) or text) for text, values in self.pool]
+        found += [(text, repr(values[0])) for text, values in self.fixed]
+        return [text for text, _ in found], [other for _, other in found]
 
     def of(self, values: Sequence[Number]) -> str | None:
         """The expression with these values at the points: a multiple of a size or of a product of two, that and a
@@ -259,7 +276,8 @@ def size_symbols(graph: fx.Graph) -> SizeSymbols | None:
         extents,
         tuple(text for text in numbers if text not in extents),
         tuple(texts.conditions(environment)),
-        frozenset(size for value in values for size in (*_extents(value), *_numbers(value)) if isinstance(size, int)),
+        frozenset(leaf for node in graph.nodes for leaf in tree_leaves(node.args) if type(leaf) is int)
+        | {size for value in values for size in (*_extents(value), *_numbers(value)) if type(size) is int},
     )
 
 
@@ -307,5 +325,6 @@ class _Texts:
                 yield f"{name} <= {known.upper}" if known.upper.is_Integer else "True"
 
 
-def _next_prime(number: int) -> int:
-    return int(sympy.nextprime(number - 1))
+def _near_prime(number: int, is_even: bool) -> int:
+    """The next prime number, or double a prime."""
+    return 2 * int(sympy.nextprime(number // 2 - 1)) if is_even else int(sympy.nextprime(number - 1))

@@ -8,6 +8,7 @@ share a kernel or a program.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -89,6 +90,12 @@ class Arguments:
         if isinstance(middle, float):
             return Factor(middle, f"((const double*)sizes)[{number}]", number)
         return Size(middle, f"n{number}", number)
+
+
+def in_64_bits(numbers: Sequence[Number]) -> list[int]:
+    """Arguments of a kernel as it reads them: an integer, or the bits of a double."""
+    kinds = "".join("d" if isinstance(number, float) else "q" for number in numbers)
+    return list(struct.unpack(f"{len(kinds)}q", struct.pack(kinds, *numbers)))
 
 
 def may_exceed(extent: int, most: int) -> bool:

@@ -11,8 +11,8 @@ from tilewright.capture.aot import Boxed
 from tilewright.graph.size_symbols import Sizes, SizeSymbols
 from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 
-MOST_PROGRAMS = 4
-"""The most programs for all sizes of one graph; the last one then serves also sizes far from its own."""
+MOST_PROGRAMS = 8
+"""The most programs for all sizes of one graph; they then serve also sizes far from their own."""
 MOST_READY = 256
 """The most sizes for which a program's integers are kept."""
 AT_ONCE = 4
@@ -25,7 +25,10 @@ MOST_SEEN = 4096
 
 
 class Program(Protocol):
-    """Serves all sizes of a graph."""
+    """Serves all sizes of a graph, or those of one parity."""
+
+    def serves(self, sizes: Sizes) -> bool:
+        """Whether it is right for these sizes."""
 
     def is_near(self, sizes: Sizes) -> bool:
         """Whether its kernels are good for these sizes."""
@@ -76,17 +79,21 @@ class ExecutableBySize:
     def _made(self, sizes: Sizes, args: list[Any]) -> Boxed | None:
         if self.symbols is None or not self.symbols.are_general(sizes):
             return None
-        near = next((known for known in self.programs if known.is_near(sizes)), None)
-        if near is None and len(self.programs) < MOST_PROGRAMS:
-            near = self.program(sizes, args)
-            if near is None:
+        known = [program for program in self.programs if program.serves(sizes)]
+        if not any(program.is_near(sizes) for program in known) and len(self.programs) < MOST_PROGRAMS:
+            made = self.program(sizes, args)
+            if made is None:
                 self.symbols = None
                 return None
-            self.programs.append(near)
+            self.programs.append(made)
+            known += [made] if made.serves(sizes) else []
+        if not known:
+            return None
         if len(self.ready) >= MOST_READY:
             # Another thread may have removed it.
             self.ready.pop(next(iter(self.ready)), None)
-        self.ready[sizes] = run = (near or self.programs[-1]).executable(sizes)
+        near = next((program for program in known if program.is_near(sizes)), known[-1])
+        self.ready[sizes] = run = near.executable(sizes)
         return run
 
     def _of_these_sizes(self, args: list[Any]) -> Boxed:

@@ -1,15 +1,13 @@
 """A compiled graph: kernels, library calls and views over a list of slots, run in order.
 
 Kernels write to pooled storage. A slot is cleared after its last use, which returns the storage. A kernel may overwrite
-an operand that it reads last. A graph runs as one program of the executor in C++ (`native.py`); the steps here are its
-Python twin.
+an operand that it reads last. The executor in C++ runs a graph as one program (`native.py`); this is its Python twin.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from tilewright.capture.aot import Boxed
+from tilewright.loops.sizes import in_64_bits
 from tilewright.pytorch.state import carries_tangents, computes_nothing, shown_as, without_subclass
 from tilewright.records.errors import warn_once
 from tilewright.records.recipe import Layout, Recipe, is_expanded
@@ -35,7 +34,7 @@ def _note_fork() -> None:
     _forked = True
 
 
-# libgomp's threads do not survive a fork: a child process runs kernels on the calling thread alone.
+# libgomp's threads do not survive a fork: a child runs kernels on the calling thread alone.
 os.register_at_fork(after_in_child=_note_fork)
 
 
@@ -100,7 +99,11 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
             tensor,
         )
     is_shown = layout.is_unresolved or not is_unresolved(tensor)
-    has_strides = tensor.stride() == layout.strides or _has_strides(tensor, layout)
+    # Strides may differ along axes of one element.
+    has_strides = tensor.stride() == layout.strides or all(
+        mine == theirs or size == 1
+        for size, mine, theirs in zip(layout.shape, layout.strides, tensor.stride(), strict=True)
+    )
     if tensor.numel() == 0 or (is_shown and has_strides):
         return tensor
     if is_expanded(layout.shape, layout.strides):
@@ -108,12 +111,6 @@ def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
         raise PlanMismatch(text, tensor)
     fresh = torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=tensor.device)
     return fresh.copy_(tensor)
-
-
-def _has_strides(tensor: torch.Tensor, layout: Layout) -> bool:
-    """Whether strides differ from the layout's only along axes of one element."""
-    triples = zip(layout.shape, layout.strides, tensor.stride(), strict=True)
-    return all(mine == theirs or size == 1 for size, mine, theirs in triples)
 
 
 Slots = list[Any]
@@ -182,17 +179,10 @@ class KernelStep(GeneratedStep):
     sizes: tuple[int | float, ...] = ()
     """Its arguments, if it serves several sizes."""
 
-    @property
-    def arguments(self) -> list[int]:
-        """`sizes` in 64 bits each."""
-        bits = (struct.pack("d" if isinstance(size, float) else "q", size) for size in self.sizes)
-        return [struct.unpack("q", each)[0] for each in bits]
-
     def run(self, slots: Slots) -> None:
         tensors = [slots[i] for i in self.inputs] + self.results(slots)
-        sizes = (ctypes.c_int64 * len(self.sizes))(*self.arguments)
-        addresses = [*(t.data_ptr() for t in tensors), ctypes.addressof(sizes)]
-        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        sizes = (ctypes.c_int64 * len(self.sizes))(*in_64_bits(self.sizes))
+        pointers = (ctypes.c_void_p * (len(tensors) + 1))(*(t.data_ptr() for t in tensors), ctypes.addressof(sizes))
         if self.function(pointers, threads()):
             raise IndexOutOfBounds(self.outside)
 

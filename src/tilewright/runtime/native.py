@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from tilewright.launch import driver
 from tilewright.launch.executor import EXTENSION, native_layout, native_recipe
 from tilewright.launch.triton import launches_are_watched
+from tilewright.loops.sizes import in_64_bits
 from tilewright.records.errors import CompilerError, warn_once
 from tilewright.records.recipe import Layout, Recipe
 from tilewright.runtime.executable import (
@@ -139,7 +140,7 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
         outputs = [(slot, -1 if over is None else over) for slot, _, over in step.outputs]
         results = [_fresh(spec) for _, spec, _ in step.outputs]
         address = ctypes.cast(step.function, ctypes.c_void_p).value  # type: ignore[arg-type]
-        return KERNEL, (address, step.inputs, outputs, results, step.outside, step.arguments)
+        return KERNEL, (address, step.inputs, outputs, results, step.outside, in_64_bits(step.sizes))
     outputs = [(slot, -1) for slot in step.writes]
     if isinstance(step, ViewStep):
         return VIEW, (step.base, outputs, native_layout(step.spec), step.offset)

@@ -1,0 +1,146 @@
+"""Programs whose sizes change from call to call: time of a call, compilations, against static programs and Inductor.
+
+    python -m benchmarks.changing_sizes [--sizes 100] [--rounds 3] [MODEL ...]
+
+Each implementation runs through all sizes in turn, some rounds in a row. The first round has what new sizes cost. In
+the later ones, calls of the same size are compared: `static` is tilewright with `dynamic=False`, a program for each
+size, for a few of the sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tilewright.backend import recording
+
+STATIC = 6
+"""For so many sizes a static program is compiled."""
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        read = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(read.transpose(1, 2).reshape(batch, length, width))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, width: int = 128, heads: int = 4, layers: int = 2, words: int = 1000) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(1024, width)
+        self.attention = nn.ModuleList(Attention(width, heads) for _ in range(layers))
+        self.feed = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(layers)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for attention, feed in zip(self.attention, self.feed, strict=True):
+            x = attention(x)
+            x = x + feed(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+def _mlp() -> nn.Module:
+    layers = [nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 64)]
+    return nn.Sequential(*layers)
+
+
+def _cnn() -> nn.Module:
+    first = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*first, *second, nn.Linear(32, 10))
+
+
+Inputs = Callable[[int], torch.Tensor]
+MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, range]] = {
+    "mlp": (_mlp, lambda n: torch.randn(n, 256), range(16, 272)),
+    "lm": (LanguageModel, lambda n: torch.randint(1000, (2, n)), range(16, 272)),
+    "cnn": (_cnn, lambda n: torch.randn(n, 3, 32, 32), range(2, 66)),
+}
+
+
+def _call(run: Callable[..., torch.Tensor], x: torch.Tensor, *, trains: bool) -> float:
+    begin = time.perf_counter()
+    if trains:
+        run(x).square().mean().backward()
+    else:
+        run(x)
+    return (time.perf_counter() - begin) * 1e6
+
+
+def measure(name: str, sizes: Sequence[int], rounds: int, *, trains: bool) -> dict[str, Any]:
+    """Microseconds by implementation: of the first round, a call; of the later ones, the median of calls of a size."""
+    make, inputs, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = make().train(trains)
+    xs = {n: inputs(n) for n in sizes}
+    shown = sorted(set(sizes))[:: max(len(set(sizes)) // STATIC, 1)][:STATIC]
+    runs: dict[str, Callable[..., torch.Tensor]] = {
+        "eager": model,
+        "tilewright": torch.compile(model, backend="tilewright", dynamic=True),
+        "inductor": torch.compile(model, dynamic=True),
+    }
+    found: dict[str, Any] = {}
+    times: dict[str, dict[int, list[float]]] = {impl: {n: [] for n in sizes} for impl in (*runs, "static")}
+    with torch.set_grad_enabled(trains), recording() as record:
+        for impl, run in runs.items():
+            found[f"{impl} first round"] = sum(_call(run, xs[n], trains=trains) for n in sizes) / len(sizes)
+        found["programs"] = len(record.graphs)
+        static = {n: torch.compile(model, backend="tilewright", dynamic=False) for n in shown}
+        with torch._dynamo.config.patch(recompile_limit=2 * STATIC + 8, accumulated_recompile_limit=1000):
+            for n, run in static.items():
+                for _ in range(3):
+                    _call(run, xs[n], trains=trains)
+            for _ in range(rounds):
+                for n in sizes:
+                    for impl, run in runs.items():
+                        times[impl][n].append(_call(run, xs[n], trains=trains))
+                    if n in static:
+                        times["static"][n].append(_call(static[n], xs[n], trains=trains))
+    medians = {impl: {n: statistics.median(taken) for n, taken in by.items() if taken} for impl, by in times.items()}
+    for impl in runs:
+        found[impl] = statistics.fmean(medians[impl].values())
+    common = medians["static"]
+    found["of static"] = statistics.fmean(medians["tilewright"][n] / common[n] for n in common)
+    found["of inductor"] = found["tilewright"] / found["inductor"]
+    found["of eager"] = found["tilewright"] / found["eager"]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--sizes", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    chosen = parser.parse_args()
+    for name in chosen.models:
+        for trains in (False, True):
+            torch._dynamo.reset()
+            sizes = random.Random(0).choices(MODELS[name][2], k=chosen.sizes)
+            found = measure(name, sizes, chosen.rounds, trains=trains)
+            print(name, "training" if trains else "inference", flush=True)
+            for key, value in found.items():
+                print(f"  {key:24} {value:12.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
