@@ -130,7 +130,7 @@ def test_what_softmax_reads_and_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_question_has_its_words_and_its_place_in_a_page(language: str) -> None:
     for name, lesson in LESSONS.items():
-        said = words(name, language)
+        said, _ = words(name, language)
         assert list(said) == [question.name for question in lesson.questions]
         page = ROOT / "docs" / "learn" / ("zh" if language == "zh" else "") / f"{name}.md"
         text = page.read_text("utf-8")

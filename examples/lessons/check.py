@@ -27,7 +27,7 @@ def check(name: str, file: Path, language: str = "en") -> Iterator[str]:
     if file.suffix != ".py":
         from .predictions import grade, words
 
-        yield from grade(lesson, words(name, language), file)
+        yield from grade(lesson, *words(name, language), file)
         return
     if not lesson.operator:
         raise UsageError(

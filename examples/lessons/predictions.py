@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tilewright.records.errors import UsageError
@@ -11,15 +11,16 @@ from tilewright.records.errors import UsageError
 from .lesson import Lesson, Question, Words, value
 
 _NEAR = 1.2
+Phrases = Mapping[str, str]
 
 
-def words(name: str, language: str) -> dict[str, Words]:
-    """What `en.toml` or `zh.toml` says of each question of a lesson."""
-    said = tomllib.loads((Path(__file__).parent / f"{language}.toml").read_text(encoding="utf-8"))[name]
-    return {question: Words(**row) for question, row in said.items() if isinstance(row, dict)}
+def words(name: str, language: str) -> tuple[dict[str, Words], Phrases]:
+    """What `en.toml` or `zh.toml` says of each question of a lesson, and the phrases around it."""
+    said = tomllib.loads((Path(__file__).parent / f"{language}.toml").read_text(encoding="utf-8"))
+    return {question: Words(**row) for question, row in said[name].items() if isinstance(row, dict)}, said["phrases"]
 
 
-def grade(lesson: Lesson, said: dict[str, Words], file: Path) -> Iterator[str]:
+def grade(lesson: Lesson, said: Mapping[str, Words], phrases: Phrases, file: Path) -> Iterator[str]:
     """A sentence or two for each question, in the lesson's order."""
     given = _read(file)
     known = [question.name for question in lesson.questions]
@@ -29,13 +30,12 @@ def grade(lesson: Lesson, said: dict[str, Words], file: Path) -> Iterator[str]:
         )
     right = 0
     for question in lesson.questions:
-        answer = given.get(question.name, "")
-        verdict, is_right = (
-            _verdict(question, said[question.name], answer, lesson) if answer else ("no prediction yet", False)
-        )
-        right += is_right
-        yield f"{question.name}: {verdict}"
-    yield f"{right} of {len(lesson.questions)} right"
+        phrase, facts = "missing", {}
+        if answer := given.get(question.name, ""):
+            phrase, facts = _verdict(question, said[question.name], answer, lesson)
+        right += phrase in ("right", "near")
+        yield f"{question.name}: {phrases[phrase].format_map(facts)}"
+    yield phrases["total"].format(right=right, all=len(known))
 
 
 def _read(file: Path) -> dict[str, str]:
@@ -54,24 +54,25 @@ def _read(file: Path) -> dict[str, str]:
     return found
 
 
-def _verdict(question: Question, words: Words, answer: str, lesson: Lesson) -> tuple[str, bool]:
+def _verdict(question: Question, words: Words, answer: str, lesson: Lesson) -> tuple[str, dict[str, str]]:
+    """The phrase for an answer, and what stands in it."""
     truth = question.truth()
     if isinstance(truth, str):
         if answer not in question.choices:
             raise UsageError(f"{question.name} = {answer}: choose one of {', '.join(question.choices)}")
-        if answer == truth:
-            return f"right, {truth}. {words.why}", True
-        return f"you say {answer}; it is {truth}. {words.mistakes.get(answer, words.why)}", False
+        why = words.why if answer == truth else words.mistakes.get(answer, words.why)
+        return "right" if answer == truth else "mistaken", {"said": answer, "truth": truth, "why": why}
     said = value(answer, lesson.sizes)
-    here, there = _shown(answer, said), _number(truth, question.factor)
+    facts = {"said": _shown(answer, said), "truth": _number(truth, question.factor), "why": words.why}
     mistake = next((m for m in words.mistakes if _equal(said, value(m, lesson.sizes), 1)), None)
     # What is measured may be off by more than a mistake is.
     if _equal(said, truth, question.factor if mistake is None else min(question.factor, _NEAR)):
-        about = "" if question.factor == 1 else f"; it is {there}"
-        return f"right, {here}{about}. {words.why}", True
+        return "right" if question.factor == 1 else "near", facts
     if mistake is not None:
-        return f"you say {here}; it is {there}. {words.mistakes[mistake]}", False
-    return f"you say {here}; it is {there}{_distance(said, truth)}. {words.why}", False
+        return "mistaken", facts | {"why": words.mistakes[mistake]}
+    if said <= 0 or truth <= 0:
+        return "mistaken", facts
+    return "less" if said < truth else "more", facts | {"times": f"{max(truth / said, said / truth):.3g}"}
 
 
 def _number(number: float, factor: float = 1) -> str:
@@ -87,9 +88,3 @@ def _equal(said: float, truth: float, factor: float) -> bool:
     if factor == 1:
         return abs(said - truth) <= 1e-9 * abs(truth)
     return said > 0 and max(said / truth, truth / said) <= factor
-
-
-def _distance(said: float, truth: float) -> str:
-    if said <= 0 or truth <= 0:
-        return ""
-    return f", {truth / said:.3g} times that" if truth > said else f": you say {said / truth:.3g} times as much"
