@@ -30,7 +30,8 @@ def grade(lesson: Lesson, said: Mapping[str, Words], phrases: Phrases, file: Pat
         )
     right = 0
     for question in lesson.questions:
-        phrase, facts = "missing", {}
+        phrase: str = "missing"
+        facts: dict[str, str] = {}
         if answer := given.get(question.name, ""):
             phrase, facts = _verdict(question, said[question.name], answer, lesson)
         right += phrase in ("right", "near")
