@@ -1,6 +1,6 @@
 """Decides between what stands in a graph and what is offered in its place.
 
-    offers for one place → possible? → raced, or predicted with what is beside it → the fastest is written, a decision
+    offers for one place → possible? → raced, or predicted with its neighbours → the fastest is written, a decision
 
 What every choice compares is here: kernels that a person wrote, products of libraries on other operands, layouts of
 convolutions, and (`fused_regions.py`) one generated kernel against several.
@@ -132,10 +132,10 @@ class _Chooser:
         else:
             self.groups = self.groups or Groups(self.graph)
             nodes, profile = self.groups.around(offer.replaces), self.target.profile
-            how, before = "predicted with what is beside it", self.groups.predicted_us(nodes, profile)
+            how, before = "predicted with its neighbours", self.groups.predicted_us(nodes, profile)
             beside = self.groups.predicted_us(nodes - set(offer.replaces), profile)
         before += sum(predicted_us(work, self.target.profile, with_start=False) for work in offer.spared)
-        how += ", {} µs as generated kernels and library calls"
+        how += ", against {} µs for generated kernels and library calls"
         return _Priced(offer, how, own_us + beside, before, own_us)
 
     def _us(self, work: Iterable[Work | float]) -> float:
