@@ -1,6 +1,7 @@
 """The pages: in the navigation of the site; links have targets, blocks compile or run, commands are understood."""
 
 import ast
+import json
 import re
 import shlex
 from collections import Counter
@@ -75,6 +76,15 @@ def test_marked_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path
     for line, code, run in blocks(page, "python"):
         if run:
             exec(compile("\n" * line + code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run(notebook: Path, home: Path) -> None:
+    names: dict[str, object] = {"__name__": "__notebook__"}
+    cells = [cell for cell in json.loads(notebook.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert cells and not any(cell["outputs"] for cell in cells)
+    for cell in cells:
+        exec(compile("".join(cell["source"]), str(notebook), "exec"), names)
 
 
 def commands(page: Path) -> list[tuple[int, str]]:
