@@ -19,6 +19,8 @@ from tilewright.measure.truth.contract import compare
 def every_offer(in_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of short rows, and where small tensors make all times those of launches."""
     monkeypatch.setattr(chooser, "is_faster", lambda *_, **__: True)
+    # But few rows at inference are otherwise skinny_linear's.
+    monkeypatch.setattr("tilewright.choose.skinny.MOST_ROWS", 0)
     for package in ("norm", "softmax"):
         monkeypatch.setattr(f"tilewright.kernels.{package}.cuda.LONGEST_GENERATED", 0)
 
@@ -97,8 +99,6 @@ class Gelu(nn.Module):
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_linear_gelu(approximate: str, training: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.kernels.linear.offer._refusal", lambda *_: None)
-    # Ten rows at inference are otherwise skinny_linear's.
-    monkeypatch.setattr("tilewright.choose.skinny.MOST_ROWS", 0)
     torch.manual_seed(0)
     record = check(Gelu(dtype, approximate), norms.inputs(dtype), {"linear_gelu"}, training=training)
     forward = record.graphs[0].plan.graph

@@ -187,7 +187,7 @@ def test_softmax_of_long_rows_is_the_kernels_and_one_with_a_mask_before_it_gener
     ("model", "shapes", "device", "training", "why"),
     [
         (norms.Alone(), "fp64[64,4096],fp64[8,4096]", "h200", True, "its kernels take"),
-        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "a100", True, "measured on Hopper alone"),
+        (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "a100", True, "take thread-block clusters"),
         (norms.Alone(), "bf16[64,4096],bf16[8,4096]", "cpu", True, "for GPUs"),
         (norms.Alone(), "bf16[64,65536],bf16[8,65536]", "h200", True, "longer than 64 KiB"),
         (norms.Alone(), "bf16[64,1024],bf16[8,1024]", "h200", True, "as fast on short rows"),
@@ -199,7 +199,7 @@ def test_softmax_of_long_rows_is_the_kernels_and_one_with_a_mask_before_it_gener
             "over the last axis",
         ),
         (of_products, "fp64[64,64],fp64[64,512]", "h200", False, "its kernels take"),
-        (of_products, "bf16[64,64],bf16[64,512]", "a100", False, "measured on Hopper alone"),
+        (of_products, "bf16[64,64],bf16[64,512]", "a100", False, "take thread-block clusters"),
         (of_products, "fp32[64,64],fp32[64,512]", "cpu", False, "for GPUs"),
         (lambda x: torch.softmax(x.mT, -1), "bf16[9000,64]", "h200", False, "do not lie side by side"),
     ],
@@ -238,7 +238,7 @@ def test_a_linear_layer_and_its_gelu_are_one_kernel(training: bool) -> None:
     ("dtype", "shape", "device", "why"),
     [
         (torch.float32, "fp32[8,1024,768]", "h200", "16-bit floats"),
-        (torch.bfloat16, "bf16[8,1024,768]", "a100", "for Hopper"),
+        (torch.bfloat16, "bf16[8,1024,768]", "b200", "wgmma"),
         (torch.bfloat16, "bf16[4,8,768]", "h200", "fewer tiles"),
         (torch.bfloat16, "bf16[8,1024,768]", "cpu", "for GPUs"),
     ],

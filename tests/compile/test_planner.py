@@ -71,8 +71,9 @@ def test_what_is_explained_for_a_gpu_is_what_the_backend_would_assemble_there(mo
     ("name", "capability", "nearest"),
     [
         ("NVIDIA GeForce RTX 4090", "8.9", "rtx4090"),
-        ("NVIDIA H100 80GB HBM3", "9.0", "h200"),
-        ("NVIDIA B200", "10.0", "h200"),
+        ("NVIDIA H100 80GB HBM3", "9.0", "h100"),
+        ("NVIDIA GB200", "10.0", "b200"),
+        ("NVIDIA GeForce RTX 5060", "12.0", "rtx5090"),
         ("NVIDIA L4", "8.9", "rtx4090"),
         ("Tesla V100", "7.0", "2080ti"),
     ],

@@ -72,7 +72,7 @@ def test_an_unknown_capability_is_said() -> None:
 
 def test_limits_stated_and_reported_agree() -> None:
     """A simulated device answers as PyTorch does on a real one."""
-    for name in ("h200", "a100", "rtx4090", "2080ti"):
+    for name in ("h200", "h100", "b200", "a100", "l40s", "rtx4090", "rtx5090", "2080ti"):
         profile = profile_for(name)
         assert profile.capability is not None
         with simulated(profile, profile.capability):

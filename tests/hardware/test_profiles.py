@@ -58,6 +58,13 @@ def toy_ceilings(device: str = "Toy CPU") -> list[Ceiling]:
     ("name", "driver_name", "sms", "fp32_lanes", "boost_GHz", "pins", "Gbps"),
     [
         ("h200", "NVIDIA H200", 132, 128, 1.98, 6144, 6.25),
+        ("h100", "NVIDIA H100 80GB HBM3", 132, 128, 1.98, 5120, 5.235),
+        ("b200", "NVIDIA B200", 148, 128, 1.98, 8192, 7.8125),
+        ("l40s", "NVIDIA L40S", 142, 128, 2.52, 384, 18.0),
+        ("rtx5090", "NVIDIA GeForce RTX 5090", 170, 128, 2.407, 512, 28.0),
+        ("mi300x", "AMD Instinct MI300X", 304, 128, 2.1, 8192, 5.2),
+        ("mi250", "AMD Instinct MI250", 104, 64, 1.7, 8192 // 2, 3.2),
+        ("mi355x", "AMD Instinct MI355X", 256, 128, 2.4, 8192, 7.8125),
         ("a100", "NVIDIA A100-SXM4-80GB", 108, 64, 1.41, 5120, 3.186),
         ("rtx4090", "NVIDIA GeForce RTX 4090", 128, 128, 2.52, 384, 21.0),
         ("2080ti", "NVIDIA GeForce RTX 2080 Ti", 68, 64, 1.545, 352, 14.0),
@@ -69,8 +76,8 @@ def test_datasheets_agree_with_clocks_and_widths(
     sheet = datasheet_of(driver_name)
     assert sheet is not None
     assert sheet.vector_TFLOPs == pytest.approx(2 * sms * fp32_lanes * boost_GHz / 1e3, rel=0.01)
-    # Nobody states it for Turing.
-    assert name == "2080ti" or sheet.shared_GBps == pytest.approx(sms * 128 * boost_GHz, rel=0.001)
+    # Nobody states it for Turing and CDNA 4.
+    assert name in ("2080ti", "mi355x") or sheet.shared_GBps == pytest.approx(sms * 128 * boost_GHz, rel=0.001)
     assert sheet.dram_GBps == pytest.approx(pins / 8 * Gbps, rel=0.01)
     profile = profile_for(name)
     assert profile.sms == sms
@@ -102,8 +109,8 @@ def test_the_h200_is_as_it_was_measured() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UsageError, match="'h100'; known: h200, a100, rtx4090, 2080ti, cpu"):
-        profile_for("h100")
+    with pytest.raises(UsageError, match=r"'h300'; known: h200, h100, b200, a100, .*, cpu"):
+        profile_for("h300")
 
 
 def test_a_driver_name_finds_no_other_datasheet() -> None:
@@ -193,7 +200,7 @@ def test_idle_cpus_are_counted_by_their_times(monkeypatch: pytest.MonkeyPatch) -
     """Of 400 ticks of four CPUs 90 were idle and 10 waited for a disk."""
     texts = iter(["cpu  100 0 50 800 20 0 3 7 0 0", "cpu  350 0 90 890 30 0 5 15 0 0"])
     cpus = "".join(f"\ncpu{number} 1 1 1 1 1 1 1 1 0 0" for number in range(4))
-    monkeypatch.setattr(profiles, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.hardware.idle.SECONDS", 0.0)
     monkeypatch.setattr(Path, "read_text", lambda _: f"{next(texts)}{cpus}\nintr 5 cpus")
     assert profiles.idle_cpus() == 4 * 100 / 400
 

@@ -113,8 +113,8 @@ def _device(on: str | None) -> _Device:
         limits = limits_of(CUDA)
         return _Device(torch.cuda.get_device_name(CUDA), limits.multiprocessors, limits.capability, None)
     profile = profile_for(on or DEFAULT_DEVICE)
-    if profile.capability is None:
-        raise UsageError(f"{profile.name} is not a GPU; known GPUs: h200, a100, rtx4090, 2080ti")
+    if profile.capability is None or not profile.generation:
+        raise UsageError(f"kernels are compiled for NVIDIA's GPUs, which {profile.name} is not")
     return _Device(profile.name, profile.sms, profile.capability, profile)
 
 

@@ -136,6 +136,8 @@ class _Chooser:
             beside = self.groups.predicted_us(nodes - set(offer.replaces), profile)
         before += sum(predicted_us(work, self.target.profile, with_start=False) for work in offer.spared)
         how += ", against {} µs for generated kernels and library calls"
+        if self.target.is_gpu and not self.target.profile.is_timed:
+            how += f", by kernels timed on compute capability {self.target.profile.timed_on}"
         return _Priced(offer, how, own_us + beside, before, own_us)
 
     def _us(self, work: Iterable[Work | float]) -> float:

@@ -48,8 +48,7 @@ OPERATORS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
     """An offer for each product of a joint or inference graph of ATen operators that is not aligned."""
-    if not target.has_wgmma:
-        # Unaligned products were measured on Hopper alone.
+    if not target.runs_cuda:
         return
     padder = _Padder(gradients(graph))
     # Known before the first is padded, whose padding others read.

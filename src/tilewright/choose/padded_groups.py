@@ -43,14 +43,16 @@ LEAST_BYTES = 2**20
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
     """An offer for each convolution of a joint or inference graph of ATen operators whose groups are converted."""
-    if not target.has_wgmma:
+    if not target.runs_cuda:
         return
-    padder = _Padder()
+    padder, profile = _Padder(), target.profile
+    unraced = None if profile.is_timed else f"they were timed on compute capability {profile.timed_on} alone"
     for node in list(graph.nodes):
         if node.target in (FORWARD, BACKWARD) and (found := _groups(node)) is not None:
             write = padder.forward if node.target is FORWARD else padder.backward
             what = f"channels-last groups of {min(found.made, found.read)} channels, which cuDNN converts"
-            yield [Offer(f"groups padded to {found.width} channels", what, node, partial(write, node, found))]
+            kernel = f"groups padded to {found.width} channels"
+            yield [Offer(kernel, what, node, partial(write, node, found), unraced=unraced)]
 
 
 @dataclass(frozen=True)

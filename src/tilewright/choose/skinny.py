@@ -87,7 +87,7 @@ class _Match:
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
     """An offer for each possible launch, in an inference graph of ATen operators."""
-    if target.language != "triton" or (target.is_gpu and not target.has_wgmma) or gradients(graph):
+    if target.language != "triton" or gradients(graph):
         return
     for match in _matches(graph):
         yield [_offer(match, target.profile)]

@@ -10,6 +10,7 @@ import typer
 from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Inputs, Quiet, Target, Training
 from tilewright.cli.output import show, working
+from tilewright.hardware.profiles import profile_names
 from tilewright.records.errors import UsageError
 
 
@@ -18,9 +19,7 @@ def explain(
     inputs: Inputs = None,
     on: Annotated[
         str | None,
-        typer.Option(
-            help="h200, a100, rtx4090, 2080ti, cpu; default: this machine.", autocompletion=completion.devices
-        ),
+        typer.Option(help=f"{', '.join(profile_names())}; default: this machine.", autocompletion=completion.devices),
     ] = None,
     training: Training = None,
     tree: Annotated[bool, typer.Option("--tree", help="The graph as an annotated tree instead of tables.")] = False,

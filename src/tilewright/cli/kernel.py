@@ -31,7 +31,7 @@ def kernel(
     on: Annotated[
         str | None,
         typer.Option(
-            help="h200, a100, rtx4090, 2080ti: compile for it, run nothing.", autocompletion=completion.devices
+            help="An NVIDIA GPU of `explain --on`: compile for it, run nothing.", autocompletion=completion.devices
         ),
     ] = None,
     inputs: Inputs = None,

@@ -1,7 +1,8 @@
-"""The resources and instructions of each GPU architecture: the only table that tells compute capabilities apart.
+"""The resources and instructions of each GPU architecture: the only table that tells them apart.
 
 Sources: "CUDA C++ Programming Guide" 13.0, tables of features, technical specifications and arithmetic throughput per
-compute capability; `cuda_occupancy.h` of CUDA 13.0; the tuning guides of Hopper and Blackwell for clusters of 16.
+compute capability; `cuda_occupancy.h` of CUDA 13.0; the tuning guides of Hopper and Blackwell for clusters of 16; AMD's
+white papers and instruction sets of CDNA 2, 3 and 4.
 `limits_of` gives a device's row, with what the device itself reports, as plain data for a kernel's plan.
 """
 
@@ -24,7 +25,7 @@ class Architecture:
     """A compute capability: what one multiprocessor holds, and which instructions it has. Sizes in bytes."""
 
     capability: str
-    """`9.0`."""
+    """`9.0`; of an AMD GPU `gfx942`."""
     max_threads: int
     max_blocks: int
     shared_bytes: int
@@ -44,6 +45,8 @@ class Architecture:
     """Bulk copies through tensor maps (TMA)."""
     wgmma: bool = False
     """Asynchronous products of a warpgroup, with operands in shared memory."""
+    cuda: bool = True
+    """It runs CUDA C++ and NVIDIA's libraries."""
     flops_per_transcendental: int = 16
     """fp32 FLOPs in the time of one special function: two for each multiply-add, over 16 special functions a cycle."""
 
@@ -80,6 +83,15 @@ def _from_hopper(
     )  # fmt: skip
 
 
+def _cdna(capability: str, shared_kib: int, flops_per_transcendental: int) -> Architecture:
+    """A compute unit: four SIMD units of eight waves of 64; special functions run at a quarter of 64 lanes a cycle."""
+    shared_bytes = shared_kib * KIB
+    return Architecture(
+        capability, 2048, 32, shared_bytes, shared_bytes, 512, 0, registers=4 * 512 * 64, max_registers_per_thread=512,
+        cuda=False, flops_per_transcendental=flops_per_transcendental,
+    )  # fmt: skip
+
+
 _ARCHITECTURES = {
     row.capability: row
     for row in (
@@ -96,6 +108,9 @@ _ARCHITECTURES = {
         _from_hopper("11.0", 1536, 24, 228, 8),
         _from_hopper("12.0", 1536, 24, 100, 8),
         _from_hopper("12.1", 1536, 24, 100, 8),
+        _cdna("gfx90a", 64, 8),
+        _cdna("gfx942", 64, 16),
+        _cdna("gfx950", 160, 16),
     )
 }
 
@@ -171,4 +186,6 @@ def stated_limits(capability: str, multiprocessors: int, l2_bytes: int) -> Devic
     >>> stated_limits("9.0", multiprocessors=132, l2_bytes=60 * 2**20).shared_bytes_per_block
     232448
     """
-    return DeviceLimits(**vars(architecture(capability)), multiprocessors=multiprocessors, l2_bytes=l2_bytes)
+    row = architecture(capability)
+    warp_size = 32 if row.cuda else 64
+    return DeviceLimits(**vars(row), multiprocessors=multiprocessors, l2_bytes=l2_bytes, warp_size=warp_size)

@@ -37,6 +37,20 @@ DATASHEETS = {
         vector_TFLOPs=67.0,
         shared_GBps=33454.0,
     ),
+    # NVIDIA H100 datasheet (SXM; figures with sparsity halved). Shared memory as of the H200.
+    "NVIDIA H100 80GB HBM3": Datasheet(
+        dram_GBps=3350.0,
+        matmul_TFLOPs={"bfloat16": 989.5, "float16": 989.5, "tf32": 494.5, "float32": 67.0, "float64": 67.0},
+        vector_TFLOPs=67.0,
+        shared_GBps=33454.0,
+    ),
+    # NVIDIA HGX B200 datasheet, an eighth (figures with sparsity halved). Shared memory: 148 × 128 bytes × 1.98 GHz.
+    "NVIDIA B200": Datasheet(
+        dram_GBps=8000.0,
+        matmul_TFLOPs={"bfloat16": 2250.0, "float16": 2250.0, "tf32": 1125.0, "float32": 75.0, "float64": 37.0},
+        vector_TFLOPs=75.0,
+        shared_GBps=37509.0,
+    ),
     # NVIDIA A100 datasheet, 80GB SXM. Shared memory: 108 SMs × 128 bytes × 1.41 GHz.
     "NVIDIA A100-SXM4-80GB": Datasheet(
         dram_GBps=2039.0,
@@ -50,6 +64,41 @@ DATASHEETS = {
         matmul_TFLOPs={"bfloat16": 165.2, "float16": 165.2, "tf32": 82.6, "float32": 82.6, "float64": 1.29},
         vector_TFLOPs=82.6,
         shared_GBps=41288.0,
+    ),
+    # NVIDIA L40S datasheet (figures with sparsity halved). Shared memory: 142 SMs × 128 bytes × 2.52 GHz.
+    "NVIDIA L40S": Datasheet(
+        dram_GBps=864.0,
+        matmul_TFLOPs={"bfloat16": 362.0, "float16": 362.0, "tf32": 183.0, "float32": 91.6, "float64": 1.43},
+        vector_TFLOPs=91.6,
+        shared_GBps=45804.0,
+    ),
+    # "NVIDIA RTX Blackwell GPU Architecture", table of the GeForce RTX 5090. Shared memory: 170 SMs × 128 bytes × 2.407
+    # GHz.
+    "NVIDIA GeForce RTX 5090": Datasheet(
+        dram_GBps=1792.0,
+        matmul_TFLOPs={"bfloat16": 209.5, "float16": 209.5, "tf32": 104.8, "float32": 104.8, "float64": 1.64},
+        vector_TFLOPs=104.8,
+        shared_GBps=52376.0,
+    ),
+    # AMD Instinct MI300X datasheet. Shared memory: 304 CUs × 128 bytes × 2.1 GHz.
+    "AMD Instinct MI300X": Datasheet(
+        dram_GBps=5325.0,
+        matmul_TFLOPs={"bfloat16": 1307.4, "float16": 1307.4, "tf32": 653.7, "float32": 163.4, "float64": 163.4},
+        vector_TFLOPs=163.4,
+        shared_GBps=81715.0,
+    ),
+    # AMD Instinct MI250 datasheet, half: PyTorch has a device for each of its two dies. 104 CUs × 128 bytes × 1.7 GHz.
+    "AMD Instinct MI250": Datasheet(
+        dram_GBps=1638.4,
+        matmul_TFLOPs={"bfloat16": 181.0, "float16": 181.0, "float32": 45.3, "float64": 45.3},
+        vector_TFLOPs=22.6,
+        shared_GBps=22630.0,
+    ),
+    # AMD Instinct MI355X datasheet.
+    "AMD Instinct MI355X": Datasheet(
+        dram_GBps=8000.0,
+        matmul_TFLOPs={"bfloat16": 2516.6, "float16": 2516.6, "float32": 157.3, "float64": 78.6},
+        vector_TFLOPs=157.3,
     ),
     # "NVIDIA Turing GPU Architecture", table of the GeForce RTX 2080 Ti at reference clocks.
     "NVIDIA GeForce RTX 2080 Ti": Datasheet(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tilewright.hardware import kernel_times
 from tilewright.hardware.architectures import DeviceLimits, architecture, known, stated_limits
 from tilewright.hardware.datasheet import DATASHEETS
+from tilewright.hardware.idle import idle_cpus
 from tilewright.hardware.kernel_times import KernelTimes
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import BUSY, Ceiling, Origin
@@ -58,6 +57,19 @@ class DeviceProfile:
     """Writes into the last-level cache."""
     kernel_times: KernelTimes = field(default_factory=dict)
     """Coefficients that predict the times of kernels, by kind."""
+    timed_on: str | None = None
+    """Compute capability of the GPU on which they were fitted; None on a CPU."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether kernels were timed on such a device."""
+        return self.timed_on == self.capability
+
+    @property
+    def generation(self) -> int:
+        """The major compute capability; 0 for a CPU and for an AMD GPU."""
+        row = known(self.capability)
+        return int(row.capability.split(".")[0]) if row is not None and row.cuda else 0
 
     @property
     def limits(self) -> DeviceLimits | None:
@@ -138,10 +150,23 @@ _PROFILED = (
         sm_write_GBps=63.7,
         capability="9.0",
     ),
+    # "NVIDIA H100 Tensor Core GPU Architecture": L2 of 50 MB.
+    _stated("h100", "NVIDIA H100 80GB HBM3", "9.0", sms=132, l2_bytes=50 * MIB),
+    # "NVIDIA Blackwell Architecture Technical Brief"; SMs and L2 as CUDA reports them.
+    _stated("b200", "NVIDIA B200", "10.0", sms=148, l2_bytes=126 * MIB),
     # "NVIDIA A100 Tensor Core GPU Architecture": L2 of 40 MB, 5120 bytes per cycle, at 1410 MHz boost.
     _stated("a100", "NVIDIA A100-SXM4-80GB", "8.0", sms=108, l2_bytes=40 * MIB, l2_GBps=7219.0),
-    # "NVIDIA Ada GPU Architecture": L2 of 73728 KB.
+    # "NVIDIA Ada GPU Architecture": L2 of 98304 KB in the L40S, of 73728 KB in the RTX 4090.
+    _stated("l40s", "NVIDIA L40S", "8.9", sms=142, l2_bytes=96 * MIB),
     _stated("rtx4090", "NVIDIA GeForce RTX 4090", "8.9", sms=128, l2_bytes=72 * MIB),
+    # "NVIDIA RTX Blackwell GPU Architecture": L2 of 98304 KB.
+    _stated("rtx5090", "NVIDIA GeForce RTX 5090", "12.0", sms=170, l2_bytes=96 * MIB),
+    # "AMD CDNA 3 Architecture": Infinity Cache of 256 MB, at most 17.2 TB/s.
+    _stated("mi300x", "AMD Instinct MI300X", "gfx942", sms=304, l2_bytes=256 * MIB, l2_GBps=17200.0),
+    # "AMD CDNA 2 Architecture": L2 of 8 MB in each die.
+    _stated("mi250", "AMD Instinct MI250", "gfx90a", sms=104, l2_bytes=8 * MIB),
+    # "AMD CDNA 4 Architecture": Infinity Cache of 256 MB.
+    _stated("mi355x", "AMD Instinct MI355X", "gfx950", sms=256, l2_bytes=256 * MIB),
     # "NVIDIA Turing GPU Architecture": L2 of 5632 KB. bf16 has no matrix unit: at best it runs at the fp32 rate.
     _stated("2080ti", "NVIDIA GeForce RTX 2080 Ti", "7.5", sms=68, l2_bytes=5632 * KIB, bfloat16=13.4),
     DeviceProfile(
@@ -166,7 +191,8 @@ _PROFILED = (
     ),
 )
 _PROFILES = tuple(
-    replace(profile, kernel_times=kernel_times.H200) if profile.device == "cuda" else profile for profile in _PROFILED
+    replace(profile, kernel_times=kernel_times.H200, timed_on="9.0") if profile.device == "cuda" else profile
+    for profile in _PROFILED
 )
 _BY_NAME = {profile.name: profile for profile in _PROFILES}
 
@@ -225,7 +251,7 @@ def nearest_profile(name: str, capability: str) -> DeviceProfile:
     words = name.lower().replace(" ", "")
     if named := [profile for profile in gpus if profile.name in words]:
         return named[0]
-    known = sorted(gpus, key=lambda profile: _version(profile.capability))
+    known = sorted((one for one in gpus if one.generation), key=lambda profile: _version(profile.capability))
     older = [profile for profile in known if _version(profile.capability) <= _version(capability)]
     return replace((older or known[:1])[-1], capability=capability)
 
@@ -304,23 +330,6 @@ def _times_faster(one: Ceiling, other: Ceiling) -> float:
 
 BUSY_CPUS = 0.3
 """CPUs in use from which measurements come out too low."""
-BUSY_SECONDS = 0.2
-"""Time over which `idle_cpus` counts. A load average lags by a minute."""
-
-
-def idle_cpus() -> float:
-    """How many CPUs of the host were idle in a moment, by Linux's counters."""
-
-    def counted() -> tuple[int, int, int]:
-        lines = Path("/proc/stat").read_text().splitlines()
-        user, nice, system, idle, waiting, *others = map(int, lines[0].split()[1:9])
-        cpus = sum(line.startswith("cpu") and line[3] != " " for line in lines)
-        return idle + waiting, user + nice + system + idle + waiting + sum(others), cpus
-
-    idle, total, cpus = counted()
-    time.sleep(BUSY_SECONDS)
-    later_idle, later_total, _ = counted()
-    return cpus * (later_idle - idle) / max(later_total - total, 1)
 
 
 def _is_busy(machine: Machine) -> bool:
@@ -369,7 +378,8 @@ def measured_profile(machine: Machine, ceilings: list[Ceiling]) -> DeviceProfile
         origin=BUSY if any(ceiling.origin == BUSY for ceiling in ceilings) else "measured",
         capability=gpu.capability if gpu else None,
         # Kinds of kernels that were not timed here keep an H200's shares of the ceilings.
-        kernel_times={**(kernel_times.H200 if gpu else {}), **kept_kernel_times(name)},
+        kernel_times={**(kernel_times.H200 if gpu else {}), **(own := kept_kernel_times(name))},
+        timed_on=(gpu.capability if own else "9.0") if gpu else None,
     )
 
 

@@ -42,6 +42,18 @@ class Target:
         return found is not None and found.wgmma
 
     @property
+    def has_clusters(self) -> bool:
+        """Whether it is a GPU with thread-block clusters."""
+        found = known(self.profile.capability)
+        return found is not None and found.max_cluster > 1
+
+    @property
+    def runs_cuda(self) -> bool:
+        """Whether it is a GPU that runs CUDA C++, cuBLAS and cuDNN."""
+        found = known(self.profile.capability)
+        return self.is_gpu and (found is None or found.cuda)
+
+    @property
     def is_planned_gpu(self) -> bool:
         """Whether the program is planned for a GPU that its tensors are not on."""
         return self.is_gpu and not self.is_present

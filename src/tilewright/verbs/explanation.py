@@ -52,7 +52,8 @@ def explain(
     """`explain_case` for a module or function, called as `model(*inputs, **keywords)` would be.
 
     Tensors among the arguments may be anywhere, also on the meta device or fake; their values are not read. Dimensions
-    have no names, so costs are numbers. `on`: h200, a100, rtx4090, 2080ti, cpu; default this machine.
+    have no names, so costs are numbers. `on`: a name of
+    `hardware/profiles.py`, as `h200`; default this machine.
     """
     return explain_case(case_of(model, inputs, training, keywords), on)
 

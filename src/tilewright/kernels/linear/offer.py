@@ -66,7 +66,7 @@ def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node |
     if target.language != "triton" or not target.is_gpu:
         return "its kernel is for GPUs"
     if not target.has_wgmma:
-        return "its kernel is for Hopper"
+        return "its kernel takes the matrix instructions of a warpgroup (wgmma)"
     if target.is_present and not bindings_installed():
         return "the package cuda-bindings, which builds it, is not installed"
     if x.dtype not in (torch.bfloat16, torch.float16) or {weight.dtype, result.dtype, gelu.dtype} != {x.dtype}:

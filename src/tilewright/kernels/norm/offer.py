@@ -123,8 +123,8 @@ def _refusal(match: _Match, axes: int, target: Target) -> str | None:
     ]
     if target.language != "triton":
         return "its kernels are for GPUs"
-    if target.is_gpu and not target.has_wgmma:
-        return "its kernels were measured on Hopper alone"
+    if target.is_gpu and not target.has_clusters:
+        return "its kernels take thread-block clusters"
     if x.dtype not in ELEMENTS or any(vector.dtype not in ELEMENTS for vector in vectors):
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}"
     if axes != 1 or (match.bias is not None and match.weight is None):

@@ -47,8 +47,8 @@ def _refusal(tensors: list[torch.Tensor], target: Target) -> str | None:
     """Why the kernels do not take these rows here; None where they do."""
     if target.language != "triton":
         return "its kernels are for GPUs"
-    if target.is_gpu and not target.has_wgmma:
-        return "its kernels were measured on Hopper alone"
+    if target.is_gpu and not target.has_clusters:
+        return "its kernels take thread-block clusters"
     if tensors[0].dtype not in ELEMENTS or len({tensor.dtype for tensor in tensors}) > 1:
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}, and give what they take"
     if 0 in (shape := calls.shape_of(tensors[0])) or shape[-1] * tensors[0].element_size() <= cuda.LONGEST_GENERATED:

@@ -25,7 +25,7 @@ def choice(target: Target, dtype: torch.dtype, width: int | torch.SymInt, *, has
     """PyTorch's choice, in the order of its `sdp_utils.cpp` (2.11): cuDNN, FlashAttention-2, memory-efficient."""
     if dtype not in (torch.bfloat16, torch.float16) or width % STEP:
         return EFFICIENT
-    if int((target.profile.capability or "0").split(".")[0]) >= HOPPER and width <= MOST_WIDE:
+    if target.profile.generation >= HOPPER and width <= MOST_WIDE:
         return CUDNN
     return EFFICIENT if has_mask else FLASH
 
