@@ -198,6 +198,25 @@ def test_sums_of_few_rows_are_one_kernel(rows: int, kernels: int) -> None:
     assert taken >= rows and chosen.programs == across if kernels == 1 else chosen.programs > across
 
 
+def test_a_long_softmax_passes_over_its_rows_twice() -> None:
+    (lowered,) = nests_of(lambda x: x.softmax(-1), torch.empty(256, 40000, device="meta"))
+    assert emit_triton(lowered.nest).count("for start in range(") == 2
+
+
+def test_channels_of_a_long_row_are_numbers_of_its_loop() -> None:
+    function = lambda x, w: (y := x * w) - y.mean((1, 2), keepdim=True)  # noqa: E731
+    given = torch.empty(256, 3, 8100, device="meta"), torch.empty(3, 1, device="meta")
+    (lowered,) = nests_of(function, *given)
+    text = emit_triton(lowered.nest)
+    assert "tl.load(w_1_ptr + col0)" in text.replace(", mask=row_ok", "") and "// 8100" not in text
+
+
+@pytest.mark.parametrize(("rows", "masked"), [(4096, 0), (4097, 1)])
+def test_rows_are_masked_only_if_a_tile_has_more(rows: int, masked: int) -> None:
+    (lowered,) = nests_of(lambda x: x.softmax(-1), torch.empty(rows, 512, device="meta"))
+    assert plan(lowered.nest, 132).sizes["MASKED_ROWS"] == masked
+
+
 MOMENTS = """
 import torch, triton
 from tests.emit.machine_code import H200, sources

@@ -48,6 +48,7 @@ class _Main(LongRows):
 
     def text(self) -> str:
         self.numbers_outer_columns = self.schedule.cuts_columns
+        self.divides_rows = self.schedule.splits_columns and len(self.nest.rows) == 1
         self.last_stages = self.nest.last_stages()
         timed = zip(self.nest.stores, self.nest.store_stages(), strict=True)
         self.timed = [(store, stage) for store, stage in timed if not self.schedule.is_late(store.value)]
@@ -63,9 +64,8 @@ class _Main(LongRows):
         else:
             self.in_pieces = self.names_in_pieces()
             self._rows()
-        return self.define(
-            self.nest.name, ["BLOCK_ROWS", "BLOCK_COLS"] + (["TILES", "AHEAD"] if self.schedule.sums else [])
-        )
+        sizes = ["BLOCK_ROWS", "BLOCK_COLS", *["MASKED_ROWS"][: len(self.nest.rows)]]
+        return self.define(self.nest.name, sizes + (["TILES", "AHEAD"] if self.schedule.sums else []))
 
     def _extents(self) -> str:
         cols = " × ".join(map(str, self.nest.cols))

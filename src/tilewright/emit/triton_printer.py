@@ -16,7 +16,8 @@ from tilewright.loops.nest import Level, Nest, Step, Store
 
 RESERVED = frozenset(
     ["row", "col", "outer", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part",
-     "part_ok", "count", "found", "draw", "piece", "block", "step", "down", "tl", "tw", "libdevice", "float", "range"]
+     "part_ok", "count", "found", "draw", "piece", "block", "step", "down", "begin", "lane", "tl", "tw", "libdevice",
+     "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
 NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip", "carry", "terms", "next", "shift")
@@ -36,6 +37,9 @@ class Printer:
 
     numbers_outer_columns = False
     """Whether the outer columns are numbers, which are never out of bounds."""
+
+    divides_rows = False
+    """Whether `row` is the first of a tile, `begin`, and the number in the tile, `lane`."""
 
     def __init__(self, schedule: TritonSchedule) -> None:
         self.schedule = schedule
@@ -137,8 +141,15 @@ class Printer:
             rows, cols = self.nest.split(strides)
             places = [*self._places("row", self.row_axes, self.nest.rows, rows)]
             across = [*self._places(self.col_axes[0].removesuffix("0"), self.col_axes, self.nest.cols, cols)]
-            # Numbers of the program first: they are added to the pointer once.
-            places = [*across[:-1], *places, *across[-1:]] if self.schedule.cuts_columns else places + across
+            # Numbers of the program and of its loop first: they are added to the pointer once.
+            if self.schedule.cuts_columns:
+                places = [*across[:-1], *places, *across[-1:]]
+            else:
+                places += across
+            if self.divides_rows and rows[0]:
+                # The last term is known when the kernel is compiled: all loads of a tile share an address.
+                others = [place for place in places if place[0] != "row"]
+                places = [("begin", rows[0]), *others, ("lane", rows[0])]
         else:
             places = list(zip(axes, strides, strict=True))
         terms = [place if stride == 1 else f"{place} * {stride}" for place, stride in places if stride]
@@ -219,7 +230,10 @@ class Printer:
                 inside = self.values[condition]
                 mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
             place = f"{self.names[step.access.buffer]}_ptr + {place}"
-            if step.level is Level.COL and self.schedule.repeats_columns:
+            along_rows = (
+                step.level is Level.ROW and self.schedule.repeats_rows and strides[len(self.nest.rows) - 1] == 1
+            )
+            if along_rows or (step.level is Level.COL and self.schedule.repeats_columns):
                 # Load it in the layout of the tiles that it is combined with.
                 place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
             loaded = f"tl.load({place}{mask}{self.eviction(i)})"

@@ -18,9 +18,23 @@ class Rows(Printer):
 
     def _place_rows(self, tile: str) -> None:
         if self.nest.rows:
-            self.put(f"row = {tile} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
-            self.put(f"row_ok = row < {self.schedule.end}")
+            lanes = "tl.arange(0, BLOCK_ROWS)[:, None]"
+            if self.divides_rows:
+                self.put(f"begin = {tile} * BLOCK_ROWS")
+                self.put(f"lane = {lanes}")
+                self.put("row = begin + lane")
+            else:
+                self.put(f"row = {tile} * BLOCK_ROWS + {lanes}")
+            self.put(f"row_ok = {self._inside(f'row < {self.schedule.end}', 'MASKED_ROWS', '(BLOCK_ROWS, 1)')}")
             self.unravel("row", self.row_axes, self.nest.rows)
+
+    @staticmethod
+    def _inside(bound: str, condition: str, shape: str) -> str:
+        """`bound` where the constant `condition` holds, else true: the compiler drops such masks."""
+        return f"{bound} if {condition} else tl.full({shape}, True, tl.int1)"
+
+    def _inside_columns(self, place: str, extent: int) -> str:
+        return self._inside(f"{place} < {extent}", f"{extent} % BLOCK_COLS != 0", "(1, BLOCK_COLS)")
 
     def _in_block(self, place: str) -> str:
         """A number of the program, in 32 bits if indices of its block fit them and its own do not."""
@@ -36,7 +50,7 @@ class Rows(Printer):
         if self.schedule.cuts_columns:
             *outer, inner = self.nest.cols
             self.put(f"{self.col_axes[-1]} = {columns}")
-            self.put(f"col_ok = {self.col_axes[-1]} < {inner}")
+            self.put(f"col_ok = {self._inside_columns(self.col_axes[-1], inner)}")
             if len(outer) > 1:
                 self.unravel("outer", self.col_axes[:-1], tuple(outer))
             else:
@@ -45,7 +59,7 @@ class Rows(Printer):
             self.put(f"col = outer * {inner} + {self.col_axes[-1]}")
         else:
             self.put(f"col = {columns}")
-            self.put(f"col_ok = col < {self.nest.col_count}")
+            self.put(f"col_ok = {self._inside_columns('col', self.nest.col_count)}")
             self.unravel("col", self.col_axes, self.nest.cols)
         self.put_groups(begin, "BLOCK_COLS", "[None, :]")
         if self.nest.rows and not (self.schedule.sums and self.schedule.whole_row):

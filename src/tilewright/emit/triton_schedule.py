@@ -75,7 +75,8 @@ class TritonSchedule:
     @cached_property
     def divisor(self) -> int:
         """The power of two that kernels may assume to divide the extent: a vector's length if vectors run along it."""
-        return gcd(self.extent, WIDEST_VECTOR) if self.kind == "flat" or self.nest.transposes else 1
+        along_rows = self.kind == "flat" or self.nest.transposes or self.splits_columns
+        return gcd(self.extent, WIDEST_VECTOR) if along_rows else 1
 
     @property
     def count(self) -> int:
@@ -180,6 +181,12 @@ class TritonSchedule:
         return all(stride == 1 or stride % 4 == 0 for each in strides for stride in each)
 
     @property
+    def stores_vectors(self) -> bool:
+        """Whether rows of 16-bit results begin at vectors of four elements."""
+        narrow = [s.access for s in self.nest.stores if self.nest.buffers[s.access.buffer].dtype in NARROW]
+        return all(stride == 1 or stride % 4 == 0 for access in narrow for stride in access.strides)
+
+    @property
     def _reads_narrow(self) -> bool:
         loads = [s.access for s in self.nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
         return any(self.nest.buffers[access.buffer].dtype in NARROW for access in loads)
@@ -203,6 +210,12 @@ class TritonSchedule:
         ends += [store.value for store in self.nest.stores if not self.is_late(store.value)]
         of_columns = any(self.nest.steps[i].level is Level.COL for i in ends)
         return self.sums_apart and not self.splits_columns and not of_columns
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether row values are loaded again for each column, as vectors: a thread of a tile that is read along its
+        rows would else load each of its eight rows' values alone."""
+        return self.kind == "tiles" and self.nest.transposes
 
     @cached_property
     def one_strip(self) -> bool:

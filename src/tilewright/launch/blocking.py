@@ -24,20 +24,24 @@ SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "s
 MANY_COLUMN_VALUES = 3
 SECTOR = 16
 """16-bit elements of a 32-byte sector, the unit of memory traffic."""
-SMALL_TILE = 4096
-"""Elements up to which a tile of short rows has two sectors in a row, as DRAM has. Softmax over the 64 channels of
-64 x 64 x 65536: 311 µs on an H200 in bf16, 575 in fp32; with one sector 406 and 633."""
+SMALL_TILE = 16384
+"""Elements up to which a tile of short rows has two sectors in a row, as DRAM has, and a warp has 2048, so that few
+share a reduction. Softmax over the 64 channels of 64 x 64 x 65536: 311 µs on an H200 in bf16, 575 in fp32; with one
+sector 406 and 633. Over 256 of 64 x 256 x 16384 in bf16: 278, with one sector in 8 warps 459; their layer norm: 277, in
+16 warps 553."""
 LEAST_COLUMNS = 32
 """The fewest columns of a program that owns all rows: two sectors of 16-bit elements."""
-SINGLE_COLUMNS = 64
+SINGLE_COLUMNS = 128
 """Columns of a block that is loaded element by element: all loads of 64 rows are in flight. The mean over a middle axis
-of [128, 4096, 4095] in bf16 takes 1,252 µs on an H200, in blocks of 16 x 128 1,440; in fp32, prefetched, 2,092."""
+of [128, 4096, 4095] in bf16 takes 1,154 µs on an H200, in blocks of 16 rows 2,904; in fp32, prefetched, 2,071."""
+SINGLE_WAVES = 6
+"""Programs of such blocks per multiprocessor if each owns a strip of rows."""
 TRANSPOSED_TILE = 4096
 """Elements of a tile of a large nest that reads along the rows and writes along the columns, or the reverse: a program
 has 128 bytes or more in a row of each. H200, bf16: 16 x 64 x 262,144 to channels-last 306 µs, with 1024 elements 321
 (fp32: 566, 652); 32 x 513 x 513 x 64 to contiguous with a tanh 840 µs, 1,205."""
 TRANSPOSED_COLUMNS = 128
-"""The widest row of such a tile."""
+"""The widest row of such a tile if it is not whole. 512 x 14 x 14 x 1024 to contiguous: rows of 256 171 µs, 32 508."""
 FEWEST_READERS = 3
 """Loads of one buffer that make windows."""
 WINDOWED_TILE = 512
@@ -96,7 +100,15 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
 
     `shared_bytes` bounds the shared memory of a program's prefetched tiles.
     """
-    schedule = TritonSchedule(nest)
+    found = _plan(nest, TritonSchedule(nest), processors, tile, shared_bytes)
+    if nest.rows and "BLOCK_ROWS" in found.sizes:
+        # A program that owns too many rows masks those beyond the last.
+        owned = found.sizes["BLOCK_ROWS"] * found.sizes.get("TILES", 1)
+        found.sizes["MASKED_ROWS"] = int(nest.row_count % owned != 0)
+    return found
+
+
+def _plan(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shared_bytes: int) -> Blocking:
     rows, columns = nest.row_count, nest.col_count
     if schedule.kind == "flat":
         # A program that draws starts with 50 further instructions, so give a thread up to four vectors.
@@ -121,26 +133,28 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     fewest = _rows_of_sectors(schedule, wide) if nest.transposes else 1
     block_rows = min(power_of_two(rows), _power_below(max(tile // wide, fewest)))
     programs = -(-rows // block_rows)
-    if block_rows * wide <= SHORT_ROW * (2 if nest.transposes else 1) and programs >= PER_PROCESSOR * processors:
+    elements = block_rows * wide
+    if elements <= SHORT_ROW and programs >= PER_PROCESSOR * processors:
         # One warp needs no barrier, and fewer exchanges between threads for each row.
         warps = 1
+    elif nest.transposes and elements <= SMALL_TILE and programs >= PER_PROCESSOR * processors:
+        loads = sum(step.name == "load" and step.level is Level.FULL for step in nest.steps)
+        warps = min(max(power_of_two(elements * max(loads, 1) // (64 * WARP)), 1), 16)
     else:
-        warps = _most_warps(min(max(_power_below(block_rows * wide // 512), 4), 16), block_rows * block_cols)
+        warps = _most_warps(min(max(_power_below(elements // 512), 4), 16), block_rows * block_cols)
     return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
 def _in_tiles(nest: Nest, processors: int, tile: int) -> Blocking:
     """Elementwise over rows × columns."""
     rows, columns, warps = nest.row_count, nest.col_count, 4
-    widest = tile
-    if nest.transposes:
-        widest = TRANSPOSED_COLUMNS
-        if rows * columns >= processors * PER_PROCESSOR * TRANSPOSED_TILE and tile == TILE:
-            tile, warps = TRANSPOSED_TILE, 8
-    elif tile == TILE:
-        tile = widest = _windowed_tile(nest)
-    tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
-    block_cols = block_width(columns, widest)
+    if nest.transposes and tile == TILE and rows * columns >= processors * PER_PROCESSOR * TRANSPOSED_TILE:
+        tile, warps = (TRANSPOSED_TILE, 8) if TritonSchedule(nest).stores_vectors else (TRANSPOSED_TILE // 2, 4)
+        block_cols = power_of_two(columns) if columns <= 2 * TRANSPOSED_COLUMNS else TRANSPOSED_COLUMNS
+    else:
+        tile = _windowed_tile(nest) if tile == TILE and not nest.transposes else tile
+        tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
+        block_cols = block_width(columns, 64 if nest.transposes else tile)
     block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
     programs = -(-rows // block_rows) * -(-columns // block_cols)
     return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
@@ -215,7 +229,8 @@ def _tile_of_columns(
     widest = max(each // 4 * tile // rows, LEAST_COLUMNS) if schedule.has_few_rows else tile
     columns = nest.cols[-1] if schedule.cuts_columns else nest.col_count
     block_cols = block_width(columns, SINGLE_COLUMNS if single else widest)
-    block_rows = min(rows, max(each // 4 * tile // block_cols, 2))
+    # Many loads in flight, since each brings one element.
+    block_rows = min(rows, max(each // 4 * (2 if single else 1) * tile // block_cols, 2))
     elements = block_rows * block_cols
     return block_rows, block_cols, elements, max(elements // (each * WARP), 1)
 
@@ -250,8 +265,8 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     # If rows are too long for registers and each sum is one number, use as many programs as without a sum.
     is_number = not schedule.whole_row and all(nest.steps[i].level is Level.SCALAR for i in schedule.sums)
     if is_number:
-        # One vector of 16-bit elements a thread: 517 µs for a hinge loss of 32768² in bf16 on an H200, with two 639.
-        block_rows, block_cols, elements, warps = 1, wide, wide, max(wide // 256, 4)
+        # Four elements a thread: 471 µs for a hinge loss of 32768² in bf16 on an H200, with sixteen 603.
+        block_rows, block_cols, elements, warps = 1, wide, wide, max(wide // 128, 4)
     elif schedule.splits_columns:
         block_rows, block_cols, elements, warps = _tile_of_columns(nest, schedule, tile, repeats, len(loads))
     else:
@@ -259,7 +274,7 @@ def _in_strips(nest: Nest, schedule: TritonSchedule, processors: int, tile: int,
     across = schedule.column_blocks(block_cols) if schedule.splits_columns else 1
     tiles = -(-rows // block_rows)
     fills = schedule.whole_row and not schedule.splits_columns and wide * schedule.registers_per_column > FULL
-    waves = PER_PROCESSOR if is_number else 1 if fills else WAVES
+    waves = PER_PROCESSOR if is_number else 1 if fills else SINGLE_WAVES if schedule.loads_singly else WAVES
     most = 1 if schedule.one_strip else max(waves * processors // across, 1)
     strip = -(-tiles // min(tiles, most))
     if any(schedule.accumulator(nest.steps[i]) != accumulator_dtype(nest.steps[i]) for i in schedule.sums):
