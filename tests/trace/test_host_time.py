@@ -114,6 +114,55 @@ def test_the_verdict_names_the_cause_its_share_its_line_and_what_to_do(
     assert " less per step at most (" in gain
 
 
+def test_products_in_fp32_where_tensor_cores_would_pay() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(5): forward", 0, 1000)
+    trace.operator("aten::mm", 10, 60)
+    trace.launch(20, 30, 930, name="ampere_sgemm_128x64_tn")
+    trace.call("cudaDeviceSynchronize", 100, 940)
+    slow, why, action = verdict(trace)
+    # An H200 multiplies 7.9 times as fast in TF32; the device is busy for 90 % of the step.
+    assert slow == "Multiplying matrices in fp32 takes 90 % of the step, 0.9 ms of 1 ms at train.py:5."
+    assert why.startswith("aten::mm and others compute in fp32") and "8 × as fast in TF32" in why
+    assert action.startswith('torch.set_float32_matmul_precision("high")') and "(79 %)" in action
+    tensor_cores = Trace()
+    tensor_cores.step(0, 0, 1000)
+    tensor_cores.operator("aten::mm", 10, 60)
+    tensor_cores.launch(20, 30, 930, name="cutlass_80_tensorop_s1688gemm_128x64_tn")
+    assert not any("fp32" in sentence for sentence in verdict(tensor_cores))
+
+
+@pytest.mark.parametrize(("each", "grows"), [((8, 8, 8), True), ((8, 2, 8), False), ((8, 8), False)])
+def test_memory_that_grows_with_each_step(each: tuple[int, ...], grows: bool) -> None:
+    trace = Trace()
+    held = 0
+    trace.frame("train.py(5): train", 0, 100 * len(each))
+
+    def memory(at: int, nbytes: int, address: int) -> None:
+        nonlocal held
+        held += nbytes
+        args = {"Total Allocated": held, "Bytes": nbytes, "Device Id": 0, "Device Type": 0, "Addr": address}
+        event = {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": trace.pid, "tid": HOST}
+        trace.events.append(event | {"ts": 1000 + at, "args": args})
+
+    for step, megabytes in enumerate(each):
+        at = 100 * step
+        trace.step(step, at, at + 100)
+        trace.operator("aten::mm", at + 5, at + 50)
+        memory(at + 10, 4_000_000, 1)
+        memory(at + 20, 1_000_000 * megabytes, 100 + step)
+        trace.operator("aten::relu", at + 50, at + 98)
+        memory(at + 60, -4_000_000, 1)
+    said = verdict(trace)
+    if not grows:
+        assert not any("grows" in sentence for sentence in said)
+        return
+    slow, why, action = said
+    assert slow == "Memory of the CPU grows by 8 MB in each step."
+    assert why.endswith("made by aten::mm at train.py:5 (100%).") and "loss.item()" in action
+
+
 def test_a_compilation_has_pytorchs_reason() -> None:
     trace = Trace()
     trace.step(0, 0, 1000)

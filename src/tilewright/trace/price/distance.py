@@ -82,7 +82,7 @@ def add_distances(connection: DuckDBPyConnection) -> None:
     """Fill `operator_distance`; the run may hold regions with their costs and the device's measured ceilings."""
     connection.execute(TABLE)
     regions = _regions(connection)
-    profiles = _profiles(connection)
+    profiles = device_profiles(connection)
     rows: list[tuple[object, ...]] = []
     for found in connection.execute("FROM operator_call").fetchall():
         kind = _Kind(*found)
@@ -177,7 +177,7 @@ def _regions(connection: DuckDBPyConnection) -> dict[str, Cost]:
     }
 
 
-def _profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | None], DeviceProfile]:
+def device_profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | None], DeviceProfile]:
     """The profile of each device: the datasheet's or the shipped one of its name, with the run's own ceilings."""
     ceilings = connection.execute("SELECT device, kind, dtype, value FROM ceiling").fetchall()
     found: dict[tuple[int, int | None], DeviceProfile] = {}

@@ -84,6 +84,17 @@ doubles AS (
            arg_max(operator, host_distance.ms) AS what
     FROM host_distance WHERE dtype IN ('fp64', 'double', 'float64') GROUP BY file_id
 ),
+-- Matrix products in fp32 on a GPU, by the names of the libraries' kernels; of light steps at the file with the host's.
+singles AS (
+    SELECT coalesce(description.described_by, work.file_id) AS file_id, arg_max(work.source, work.dur) AS source,
+           coalesce(arg_max(work.operator, work.dur), 'a kernel') AS what,
+           sum(work.dur) / 1e6 / any_value(steps) AS ms, count(*) / any_value(steps) AS calls
+    FROM device_slice AS work JOIN (SELECT file_id, count(*) AS steps FROM step GROUP BY file_id) USING (file_id)
+    LEFT JOIN description ON description.file_id = work.file_id
+    WHERE work.kind = 'kernel' AND regexp_matches(work.name, '(?i)sgemm|simt|gemm_f32f32|f32f32_f32f32')
+      AND NOT regexp_matches(work.name, '(?i)tf32|bf16|s1688')
+    GROUP BY ALL
+),
 -- With what their operators would win at their floors.
 computing AS (
     SELECT file_id, arg_max(source, host_distance.ms) AS source, 'operators' AS what,
@@ -100,6 +111,7 @@ UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, NULL FROM
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
 UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FROM doubles
+UNION ALL SELECT file_id, 'single', source, what, ms, calls, NULL, NULL, NULL FROM singles
 UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time
 UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

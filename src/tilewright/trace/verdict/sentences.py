@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _MOST_WORKERS = 8
+_ON_DEVICE = ("single",)
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch has as one kernel, on a CPU too."""
 
@@ -39,6 +40,9 @@ class Step:
     """Why PyTorch compiled again, in its words."""
     threads: int = 0
     """PyTorch's threads for one operator, if the run knows them."""
+    tf32_times: float = 1.0
+    """How many times as fast as fp32 its device multiplies matrices in TF32."""
+    bf16_times: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ def advice_on(cause: Candidate, step: Step) -> Advice:
     """The advice on a cause; its gain is at most what the cause takes and what the device leaves idle."""
     found = _ADVICE[cause.kind](cause, step)
     most = min(cause.ms, max(step.bare_ms - step.busy_ms, 0.0))
+    if cause.kind in _ON_DEVICE:
+        # While the device is idle anyway it saves nothing.
+        most = max(cause.ms - (step.bare_ms - step.busy_ms), 0.0)
     return Advice(found.slow, found.why, found.action, max(min(found.win_ms, most), 0.0))
 
 
@@ -206,6 +213,18 @@ def _double(cause: Candidate, step: Step) -> Advice:
     return Advice("Computing in float64", why, action, cause.ms / 2)
 
 
+def _single(cause: Candidate, step: Step) -> Advice:
+    times, name = (step.tf32_times, "TF32") if step.tf32_times > 1.5 else (step.bf16_times, "bf16")
+    action = (
+        'torch.set_float32_matmul_precision("high") before the loop'
+        if name == "TF32"
+        else 'torch.autocast("cuda", dtype=torch.bfloat16) around the forward'
+    )
+    why = f"{cause.what} and others compute in fp32 beside the tensor cores, which are {times:.0f} × as fast in {name}."
+    win = cause.ms * (1 - 1 / times) if times > 1.5 else 0.0
+    return Advice("Multiplying matrices in fp32", why, action, win)
+
+
 def _optimizer(cause: Candidate, step: Step) -> Advice:
     kinds = max(cause.inner_ms or 1, 1)
     why = f"It makes {cause.calls:,.0f} calls of {kinds:.0f} operators, one by one for each parameter."
@@ -239,6 +258,7 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "Python": _python,
     "copy": _copy,
     "double": _double,
+    "single": _single,
     "optimizer": _optimizer,
     "threads": _threads,
     "logits": _logits,

@@ -8,6 +8,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
 
 from tilewright.trace.events.rows import append
+from tilewright.trace.price.distance import device_profiles
+from tilewright.trace.verdict.growth import growth_sentences
 from tilewright.trace.verdict.sentences import Advice, Candidate, Step, advice_on, at, share, spent
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     cores = _cores(connection)
     found: list[_Found] = []
     for file_id, bare_ms, busy_ms, has_workers, reason, threads in connection.execute(_STEPS).fetchall():
-        step = Step(bare_ms, busy_ms, has_workers, cores, reason.partition(": ")[2], threads or 0)
+        reason = reason.partition(": ")[2]
+        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, *_tensor_cores(connection))
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         candidates = [Candidate(*row) for row in rows]
         found += [(cause, step, advice_on(cause, step)) for cause in candidates]
@@ -76,6 +79,17 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     ]
     append(connection, "cause", rows)
     append(connection, "verdict", list(enumerate(_sentences(connection, found))))
+
+
+def _tensor_cores(connection: DuckDBPyConnection) -> tuple[float, float]:
+    """How many times as fast as fp32 the slowest device multiplies matrices in TF32 and bf16; 1 if none is known."""
+    rates = [
+        profile.matmul_TFLOPs for (_, device), profile in device_profiles(connection).items() if device is not None
+    ]
+    return (
+        min((of["tf32"] / of["float32"] for of in rates if {"tf32", "float32"} <= of.keys()), default=1.0),
+        min((of["bfloat16"] / of["float32"] for of in rates if {"bfloat16", "float32"} <= of.keys()), default=1.0),
+    )
 
 
 def _largest_gain(found: _Found) -> tuple[float, int, str, str]:
@@ -121,6 +135,8 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
             advice.why,
             f"{advice.action}: {gain}.",
         ]
+    if growth := growth_sentences(connection):
+        return growth
     if operator := _operator_sentences(connection):
         return operator
     ((on_host, win, bare),) = connection.execute(
