@@ -123,6 +123,7 @@ def test_commands_are_understood(page: Path) -> None:
 LINK = re.compile(r"\]\(([^()#\s]+)")
 TRANSLATED = [
     (ROOT / "README.md", CHINESE),
+    *((DOCS / page.name, page) for page in sorted((DOCS / "zh").glob("*.md"))),
     *((page, page.parent / "zh" / page.name) for page in sorted((DOCS / "learn").glob("*.md")) if page.stem != "index"),
 ]
 
