@@ -69,13 +69,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def short_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Races of milliseconds: each collects garbage, and most objects of a test run are pytest's and PyTorch's own."""
-    gc.freeze()
+def short_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Races of milliseconds."""
     monkeypatch.setattr("tilewright.measure.timing.benchmark.WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr("tilewright.measure.racing.ceiling_probe._CPU_BYTES", 2**20)
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -125,6 +122,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = f"needs a CUDA device; torch {torch.__version__} finds none"
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Collections, a tenth of a compiled test's time, pass over what exists by now: pytest's and PyTorch's objects."""
+    gc.collect()
+    gc.freeze()
 
 
 class Stopwatch:

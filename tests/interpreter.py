@@ -7,6 +7,7 @@ of a function can stay replaced, which takes half of the time; and equal shapes 
 import functools
 import math
 import types
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -19,6 +20,9 @@ def install() -> None:
 
     interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": core}))
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
+    # Each sum and product of integers is computed again in 64 bits, for an assertion that is then left out.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.ReduceOps.generic_reduce = reduce_in_halves
     # A scalar is kept as an array of one, which NumPy from 2.4 on does not convert to a number.
     core.tensor.__index__ = lambda own: int(own.handle.data.item())
 
@@ -52,3 +56,23 @@ def install() -> None:
     equal = core.tuple.__eq__
     core.block_type.__init__, core.tensor.__init__ = begin_type, begin_tensor
     core.tuple.__eq__ = lambda own, other: core.constexpr(True) if own is other else equal(own, other)
+
+
+def reduce_in_halves(self: Any, given: Sequence[Any]) -> list[Any]:
+    """As a GPU combines, by halves; the interpreter combines element by element, each in Python."""
+    import numpy as np
+
+    rank, kinds = given[0].handle.data.ndim, [x.dtype for x in given]
+    axis = 0 if self.axis is None else self.axis
+    parts = [x.handle.data.reshape(-1) if self.axis is None else x.handle.data for x in given]
+    while (extent := parts[0].shape[axis]) > 1:
+        halves = [np.take(part, range(start, extent, 2), axis) for start in (0, 1) for part in parts]
+        found = self.combine_fn.fn(*map(self.to_tensor, halves, kinds * 2))
+        results = found if isinstance(found, tuple) else (found,)
+        assert [x.dtype for x in results] == kinds, "the interpreter keeps numbers of 16 bits as integers"
+        parts = [x.handle.data for x in results]
+    if self.keep_dims:
+        parts = [part.reshape((1,) * rank) if self.axis is None else part for part in parts]
+    else:
+        parts = [np.take(part, 0, axis) for part in parts]
+    return [self.to_tensor(part, kind) for part, kind in zip(parts, kinds, strict=True)]

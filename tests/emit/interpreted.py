@@ -47,9 +47,10 @@ FUSED = {"addcmul.default specials torch.float32", "tanh_backward.default one to
 
 
 def in_small_blocks(lowered: Lowered) -> Blocking:
-    """Many programs and many blocks, so that every edge falls inside the tensors."""
-    elements = lowered.nest.row_count * lowered.nest.col_count
-    return plan(lowered.nest, processors=3, tile=256 if elements < 100_000 else 4096)
+    """Many programs and many blocks, so that every edge falls inside the tensors; of a long row four to eight."""
+    rows, columns = lowered.nest.row_count, lowered.nest.col_count
+    least = 256 if rows * columns < 100_000 else 4096
+    return plan(lowered.nest, processors=3, tile=max(least, 2 ** (columns.bit_length() - 3)))
 
 
 DRAWS_HERE = [name for name in DRAWS if name.removeprefix("rows that draw, ") not in OTHER_VECTORS]
