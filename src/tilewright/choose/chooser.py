@@ -8,6 +8,7 @@ convolutions, and (`fused_regions.py`) one generated kernel against several.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -122,6 +123,8 @@ class _Chooser:
         times = [outcome for outcome in outcomes if outcome is not None]
         if times and len(times) == len(outcomes):
             ours, theirs = (sum(one.us(name) for one in times) for name in (OURS, THEIRS))
+            if math.isinf(ours):
+                return _Priced(replace(offer, refusal="its results differ by more than rounding in a race"))
             how = f"measured{' forward and backward' if offer.with_backward else ''}"
             how += f" with {own_us:.1f} predicted for copies" if own_us else ""
             return _Priced(offer, f"{how}, {{}} µs otherwise", ours + own_us, theirs, own_us, raced=True)
