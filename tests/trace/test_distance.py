@@ -59,9 +59,15 @@ def test_the_runs_own_ceilings_go_before_the_shipped_ones(
     assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(floor),)]
 
 
-@pytest.mark.parametrize(("GBps", "stands_out"), [(4400, True), (2100, False)])
-def test_the_verdict_names_an_operator_that_takes_twice_its_floor(trace: Trace, GBps: float, stands_out: bool) -> None:
+@pytest.mark.parametrize(
+    ("GBps", "stands_out", "compiled"), [(4400, True, False), (4400, True, True), (2100, False, True)]
+)
+def test_the_verdict_names_an_operator_that_takes_twice_its_floor(
+    trace: Trace, GBps: float, stands_out: bool, compiled: bool
+) -> None:
     trace.step(0, 0, 600)
+    if compiled:
+        trace.slice("user_annotation", "Torch-Compiled Region: 0/0", 0, 590)
     add(trace, 0)
     connection = trace.analysed(ceilings("NVIDIA H200", copy=GBps, read=GBps, write=GBps))
     (slow,), *others = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
@@ -70,6 +76,7 @@ def test_the_verdict_names_an_operator_that_takes_twice_its_floor(trace: Trace, 
         return
     floor = 768 * MIB / GBps / 1e6
     assert slow == "aten::add takes 67 % of the step, 0.4 ms of 0.6 ms."
+    assert others[1][0].startswith("The program is compiled already" if compiled else "torch.compile(model, backend=")
     assert [f"takes {0.4 / floor:.1f} × its floor" in others[0][0], f"{0.4 - floor:.3g} ms less" in others[1][0]] == [
         1,
         1,

@@ -154,7 +154,8 @@ def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
     """About the operator that would win most at its floor, if that stands out and it takes twice as long as there."""
     found = connection.execute(
         """SELECT operator, source, sum(ms_per_step * scale) AS ms, sum(win_ms_per_step) AS win,
-                  arg_max(verdict, ms_per_step), (SELECT sum(bare_ms) FROM host_step_time) AS bare
+                  arg_max(verdict, ms_per_step), (SELECT sum(bare_ms) FROM host_step_time) AS bare,
+                  EXISTS (FROM slice WHERE name LIKE 'Torch-Compiled Region%' OR name LIKE 'CompiledFunction%')
            FROM distance WHERE win_ms_per_step IS NOT NULL GROUP BY operator, source
            HAVING win >= ? * bare AND win >= ms / 2 AND win < ms AND ms <= bare
            ORDER BY win DESC, operator, source LIMIT 1""",
@@ -162,12 +163,16 @@ def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
     ).fetchall()
     if not found:
         return []
-    ((operator, source, ms, win, bound, bare),) = found
+    ((operator, source, ms, win, bound, bare, compiled),) = found
+    advice = (
+        "The program is compiled already; larger sizes or a lower precision may bring it nearer to that"
+        if compiled
+        else 'torch.compile(model, backend="tilewright") fuses it with its neighbours or takes another kernel'
+    )
     return [
         f"{operator} takes {share(ms, bare)} of the step, {spent(ms)} of {spent(bare)}{at(source)}.",
         f"It is {bound} and takes {ms / (ms - win):.1f} × its floor.",
-        'torch.compile(model, backend="tilewright") fuses it with its neighbours or takes another kernel: '
-        f"{spent(win)} less per step at most ({share(win, bare)}).",
+        f"{advice}: {spent(win)} less per step at most ({share(win, bare)}).",
     ]
 
 
