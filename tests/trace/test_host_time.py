@@ -174,6 +174,18 @@ def test_a_compilation_has_pytorchs_reason() -> None:
     assert action.startswith("torch.compile(..., dynamic=True)")
 
 
+def test_a_block_that_is_entered_late_waits_for_a_lock() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    trace.operator("aten::mm", 5, 100)
+    lines(trace, (0, 2), (100, 5), (700, 6))
+    trace.header["tilewright lines"]["places"][1].append("with")
+    found = trace.rows("SELECT class, sum(dur), any_value(what) FROM host_time GROUP BY class ORDER BY class")
+    assert found == [("Python", 305_000, ""), ("operators", 95_000, "aten::mm"), ("sleep and locks", 600_000, "with")]
+    assert verdict(trace)[0].startswith("Entering a with block takes 60 % of the step, 0.6 ms of 1 ms at train.py:5")
+
+
 def test_lines_of_one_loop_of_python_are_one_cause() -> None:
     trace = Trace()
     trace.step(0, 0, 1000)

@@ -36,7 +36,7 @@ def followed(run: Callable[[], object]) -> list[tuple[str, str]]:
     source = Path(__file__).read_text().splitlines()
     places = [told["places"][which] for which in told["which"] if which >= 0]
     assert told["thread"] == threading.get_native_id() and all(since >= 0 for since in told["since"][1:])
-    return [(function, source[line - 1].strip()) for file, function, line in places if file == __file__]
+    return [(function, source[line - 1].strip()) for file, function, line, *_ in places if file == __file__]
 
 
 def inner(x: int) -> int:
@@ -48,6 +48,21 @@ def outer() -> int:
     a = 1
     b = inner(a) + inner(a)
     return b
+
+
+def test_lines_that_enter_a_block() -> None:
+    lock = threading.Lock()
+
+    def entering() -> int:
+        number = 1
+        with lock:
+            number += 1
+        with lock:
+            number += 1
+        return number
+
+    begun = entering.__code__.co_firstlineno
+    assert line_tracer.enters_blocks(entering.__code__) == {begun + 2, begun + 4}
 
 
 def test_every_line_and_the_way_back() -> None:

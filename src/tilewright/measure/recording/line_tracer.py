@@ -6,6 +6,7 @@ started, such as a training loop, by the line where it then was. `sys.monitoring
 
 from __future__ import annotations
 
+import dis
 import json
 import re
 import sys
@@ -58,6 +59,7 @@ class LineTracer:
         self._at = array("q")
         self._which = array("q")
         self._places: dict[tuple[str, str, int], int] = {}
+        self._codes: list[CodeType] = []  # of each place
         self._user_files = _UserFiles()
         self._thread = 0
         self._stopped = False
@@ -83,8 +85,9 @@ class LineTracer:
         release()
 
     def told(self, begins: Iterable[int]) -> str | None:
-        """JSON of `thread` (its number), `places` (file, function, line), `since` (nanoseconds since 1970, each minus
-        the one before) and `which` (the index of the place at each time, or -1 if unknown). None if nothing was traced.
+        """JSON of `thread` (its number), `places` (file, function, line, and "with" where it enters a block), `since`
+        (nanoseconds since 1970, each minus the one before) and `which` (the index of the place at each time, or -1 if
+        unknown). None if nothing was traced.
 
         Only the places where the thread was at one of `begins`, in nanoseconds since 1970, half a microsecond later, or
         at regular intervals.
@@ -99,7 +102,13 @@ class LineTracer:
         at = [self._at[number] for number in chosen]
         since = [now - last for now, last in zip(at, [0, *at], strict=False)]
         which = [self._which[number] for number in chosen]
-        traced = {"thread": self._thread, "places": list(self._places), "since": since, "which": which}
+        # Python tells no profiler of the call that enters a block, which may wait for a lock.
+        entered = {id(code): enters_blocks(code) for code in self._codes}
+        places = [
+            [*place, "with"] if place[2] in entered[id(code)] else place
+            for place, code in zip(self._places, self._codes, strict=True)
+        ]
+        traced = {"thread": self._thread, "places": places, "since": since, "which": which}
         return json.dumps(traced, separators=(",", ":"))
 
     def _monitor(self, running: list[FrameType]) -> None:
@@ -187,7 +196,11 @@ class LineTracer:
             self._end()
             return
         self._at.append(time.time_ns())
-        self._which.append(self._places.setdefault((code.co_filename, code.co_name, line), len(self._places)))
+        place = (code.co_filename, code.co_name, line)
+        if (number := self._places.get(place)) is None:
+            number = self._places[place] = len(self._places)
+            self._codes.append(code)
+        self._which.append(number)
 
     def _return_to(self, frame: FrameType | None) -> None:
         """After a return, time belongs to the calling line: that of the innermost frame of the user's."""
@@ -203,6 +216,17 @@ class LineTracer:
         self._stopped = self.ended_early = True
         self._at.append(time.time_ns())
         self._which.append(_NOWHERE)
+
+
+def enters_blocks(code: CodeType) -> set[int]:
+    """The lines of a function at which a `with` statement enters its block."""
+    found: set[int] = set()
+    line = 0
+    for step in dis.get_instructions(code):
+        line = (step.positions.lineno if step.positions else None) or line
+        if step.opname == "BEFORE_WITH" or (step.opname == "LOAD_SPECIAL" and "enter" in step.argrepr):
+            found.add(line)
+    return found
 
 
 def traced_by_another() -> bool:

@@ -13,7 +13,7 @@ CREATE OR REPLACE TEMP TABLE plain AS SELECT name, plain_name(name) AS plain FRO
 -- compilation and garbage collection. `called_id` is the outermost function that the user's line called.
 CREATE OR REPLACE TABLE host_time AS
 SELECT span.file_id, host_thread.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
-       coalesce(named.plain, '') AS what,
+       coalesce(named.plain, CASE WHEN span.code = 306 THEN 'with' END, '') AS what,
        coalesce(CASE WHEN span.code // 100 = 2 THEN host_line.source END, line.place, place_of(frame.name)) AS source,
        CASE WHEN span.code // 100 = 4 THEN $classes[span.inner_code % 100 + 1] END AS inner_class,
        inner_named.plain AS inner_what, coalesce(inner_line.place, place_of(inner_frame.name)) AS inner_source,

@@ -35,6 +35,8 @@ _GROUP = 100
 """A code is the group times this, plus the place in `CLASSES`: 0 has no class."""
 _PYTHON, _PROFILER = _GROUP + CLASSES.index("Python"), _GROUP + CLASSES.index("profiler")
 _OPERATORS, _WAITING, _DECIDING = 2, 3, 4
+_LOCKED = _WAITING * _GROUP + CLASSES.index("sleep and locks")
+_LONG_NS = 100_000
 _LATE_NS = 1000
 """An event's line is the one shortly after its begin, when the clocks surely agree; of a shorter one, in its middle."""
 
@@ -110,7 +112,9 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
         file_id,
     )
     step_ts, step_dur = fetch(connection, "SELECT ts, dur FROM host_step WHERE file_id = ? ORDER BY ts", file_id)
-    number, reached = fetch(connection, "SELECT number, ts FROM line_reached WHERE file_id = ? ORDER BY ts", file_id)
+    number, reached, enters = fetch(
+        connection, "SELECT number, ts, enters::BIGINT FROM line_reached WHERE file_id = ? ORDER BY ts", file_id
+    )
     nested = nest(np.zeros(len(ids), np.int64), ts, dur)
     ids, code = ids[nested.order], code[nested.order]
     causes = _Causes(nested, code, is_python[nested.order] > 0, is_own[nested.order] > 0)
@@ -151,6 +155,10 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     ]  # fmt: skip
     first = np.flatnonzero(np.r_[True, np.any([column[1:] != column[:-1] for column in columns], axis=0)])
     last = np.append(first[1:], len(starts)) - 1
+    # Long where a block is entered, and in no function that the trace has: it waits for a lock.
+    entering = _at(enters, np.searchsorted(reached, starts[first], side="right") - 1, 0) > 0
+    entering &= (found[first] == _PYTHON) & (columns[3][first] < 0) & (ends[last] - starts[first] >= _LONG_NS)
+    columns[1][first[entering]] = _LOCKED
     begins = np.searchsorted(nested.ts, np.append(starts, ends[-1]))
     spans = {  # noqa: F841  # DuckDB finds it by its name
         "start": starts[first],

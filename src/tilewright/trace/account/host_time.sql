@@ -85,7 +85,7 @@ SELECT file_id, ts, CASE WHEN lead(ts) OVER (PARTITION BY file_id ORDER BY ts) I
 FROM operator_step ORDER BY file_id, ts;
 
 CREATE OR REPLACE TEMP TABLE line_reached AS
-SELECT python_line.file_id, ts, CASE WHEN line > 0 THEN coalesce(spelled.path, python_line.file) || ':' || line END AS place,
+SELECT python_line.file_id, ts, enters, CASE WHEN line > 0 THEN coalesce(spelled.path, python_line.file) || ':' || line END AS place,
        CASE WHEN place IS NULL THEN -1 ELSE dense_rank() OVER (ORDER BY place) END AS number
 FROM python_line JOIN host_thread USING (file_id, utid)
 LEFT JOIN spelled ON spelled.file = python_line.file AND spelled.function = python_line.function;

@@ -27,6 +27,7 @@ traced_thread AS (
 )
 SELECT file_id, utid, ts::BIGINT AS ts,
        parse_filename(place[1]) AS file,    -- without folders
-       place[2] AS function, TRY_CAST(place[3] AS INTEGER)::BIGINT AS line
+       place[2] AS function, TRY_CAST(place[3] AS INTEGER)::BIGINT AS line,
+       coalesce(place[4] = 'with', false) AS enters     -- a block, in a call that no event shows
 FROM timed JOIN traced_thread USING (file_id, tid)
 WHERE abs(ts) < 1::HUGEINT << 61 AND file IS NOT NULL AND function IS NOT NULL AND line >= 0;

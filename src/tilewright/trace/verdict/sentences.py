@@ -113,6 +113,10 @@ def share(ms: float, whole: float) -> str:
 def _sleep(cause: Candidate, step: Step) -> Advice:
     if cause.what == "sleep":
         return Advice("time.sleep", _called(cause), "Take time.sleep out of the step", cause.ms)
+    if cause.what == "with":
+        why = "The block is entered only when another thread lets go of the lock, or its context is made by itself."
+        action = "Hold the lock for less time, or let each thread have its own object"
+        return Advice("Entering a with block", why, action, cause.ms)
     why = "The thread waits for a lock, a queue or another process that something else holds up."
     return Advice(
         f"Waiting in {cause.what}", why, "Make what it waits for ready earlier, or do it in this thread", cause.ms
