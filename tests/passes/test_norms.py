@@ -106,6 +106,11 @@ FEW_LONG_ROWS: dict[str, Callable[..., Any]] = {
     "gradient of a weight norm": lambda x, w, b, g: ops._weight_norm_interface_backward(
         g.view(-1, 4), x.view(-1, 4), w.view(1, 4), b.view(1, 4), 1
     ),
+    "layer norm": lambda x, w, b, g: ops.native_layer_norm(x, [4, 200, 200], g[0], g[1], 1e-5),
+    "layer norm without weights": lambda x, w, b, g: ops.native_layer_norm(x, [4, 200, 200], None, None, 1e-5),
+    "gradient of a layer norm": lambda x, w, b, g: ops.native_layer_norm_backward(
+        g, x, [4, 200, 200], w[:2].view(2, 1, 1, 1), b[:2].view(2, 1, 1, 1), x[0], x[1], [True, True, True]
+    ),
     "group norm without weights": lambda x, w, b, g: ops.native_group_norm(x, None, None, 2, 4, 200 * 200, 1, 1e-5),
 }
 

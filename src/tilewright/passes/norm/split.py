@@ -19,6 +19,7 @@ Runs on the partitioned graphs, after `norm/results.py` has computed results of 
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -38,10 +39,11 @@ aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
 WITHOUT_RUNNING, GROUP = aten._native_batch_norm_legit.no_stats, aten.native_group_norm.default
 WEIGHT, WEIGHT_BACKWARD = aten._weight_norm_interface.default, aten._weight_norm_interface_backward.default
+LAYER, LAYER_BACKWARD = aten.native_layer_norm.default, aten.native_layer_norm_backward.default
 SPREADS = {aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction}
 
 
-@rule(call((FORWARD, WITHOUT_RUNNING, BACKWARD, GROUP, WEIGHT, WEIGHT_BACKWARD, *SPREADS), ...))
+@rule(call((FORWARD, WITHOUT_RUNNING, BACKWARD, GROUP, WEIGHT, WEIGHT_BACKWARD, LAYER, LAYER_BACKWARD, *SPREADS), ...))
 def split_norms(node: fx.Node, target: Target) -> Any:
     args: tuple[Any, ...] = node.args
     if node.target is FORWARD and args[5] is True and _is_split(args[0], target):
@@ -54,7 +56,16 @@ def split_norms(node: fx.Node, target: Target) -> Any:
         return insert_formula(node, _group_norm, *args[:3], *args[6:])
     if node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
         return insert_formula(node, _weight_norm if node.target is WEIGHT else _weight_norm_backward, *args[:-1])
+    if node.target is LAYER and _is_long(args[0], _rows_of(*args[:2]), target):
+        return insert_formula(node, _layer_norm, *args)
+    if node.target is LAYER_BACKWARD and _starves(args[1], _rows_of(*args[1:3]), target):
+        return insert_formula(node, _layer_norm_backward, *args)
     return _spread_of(node) if node.target in SPREADS and _starves(args[0], _rows(node), target) else None
+
+
+def _rows_of(operand: fx.Node, shape: list[int]) -> int:
+    """The number of rows of `shape` elements."""
+    return calls.tensor(operand).numel() // max(prod(shape), 1)
 
 
 def _rows(node: fx.Node) -> int:
@@ -200,6 +211,36 @@ def _group_norm(
         y = y + _along(bias, x)
     mean, rstd = (moment.view(-1, groups).to(x.dtype) for moment in (mean, rstd))
     return y.to(x.dtype), mean, rstd
+
+
+def _layer_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.view(1, -1, prod(shape))
+    mean, rstd, _ = _moments(rows, eps)
+    y = normalised(rows.float(), None, None, mean, rstd).view(x.shape)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    of_rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return y.to(x.dtype), mean.view(of_rows), rstd.view(of_rows)
+
+
+def _layer_norm_backward(
+    g: Tensor, x: Tensor, shape: list[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None,
+    wanted: list[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """As `layer_norm_backward` in `operators/normalization.py`."""
+    rows, dims = list(range(x.dim() - len(shape))), list(range(x.dim() - len(shape), x.dim()))
+    wide, normal = g.float(), (x.float() - mean) * rstd
+    scaled = wide if weight is None else wide * weight
+    level, tilt = (of.sum(dims, keepdim=True) / prod(shape) for of in (scaled, scaled * normal))
+    dx = rstd * (scaled - level - normal * tilt)
+    dw, db = (of.sum(rows) if rows else of for of in (wide * normal, wide))
+    dtypes = x.dtype, *(x.dtype if vector is None else vector.dtype for vector in (weight, bias))
+    found = zip((dx, dw, db), dtypes, wanted, strict=True)
+    return tuple(value.to(dtype) if want else None for value, dtype, want in found)
 
 
 def _backward(
