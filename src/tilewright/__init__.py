@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tilewright.verbs import explain, explain_case, optimize, optimize_case
     from tilewright.verbs.questions import diff, sql
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Case", "InputSpec", "benchmark", "diff", "explain", "explain_case", "functional", "optimize", "optimize_case",
