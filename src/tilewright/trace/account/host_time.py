@@ -160,11 +160,19 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     entering &= (found[first] == _PYTHON) & (columns[3][first] < 0) & (ends[last] - starts[first] >= _LONG_NS)
     columns[1][first[entering]] = _LOCKED
     begins = np.searchsorted(nested.ts, np.append(starts, ends[-1]))
+    events = begins[last + 1] - begins[first]
+    _write(connection, file_id, starts[first], ends[last], [column[first] for column in columns], events)
+
+
+def _write(
+    connection: DuckDBPyConnection, file_id: int, starts: Ints, ends: Ints, columns: list[Ints], events: Ints
+) -> None:
+    """Add the spans of a file to `host_span`; -1 is NULL."""
     spans = {  # noqa: F841  # DuckDB finds it by its name
-        "start": starts[first],
-        "length": ends[last] - starts[first],
-        **{f"c{at}": column[first] for at, column in enumerate(columns)},
-        "events": begins[last + 1] - begins[first],
+        "start": starts,
+        "length": ends - starts,
+        **{f"c{at}": column for at, column in enumerate(columns)},
+        "events": events,
     }
     chosen = ", ".join(f"nullif(c{at}, -1)" for at in range(1, len(columns)))
     connection.execute(
