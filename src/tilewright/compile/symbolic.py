@@ -1,9 +1,9 @@
-"""One program for all sizes of a graph: planned for three, with each integer that differs as a function of the symbols.
+"""One program for all sizes of a graph: planned for four, with each integer that differs as a function of the symbols.
 
-    rows 11, 17, 29 and 88, 136, 232 elements for s0 = 11, 17, 29   →   rows s0, s0 * 8 elements
+    rows 11, 17, 22, 29 and 88, 136, 176, 232 elements for s0 = 11, 17, 22, 29   →   rows s0, s0 * 8 elements
 
-Kernels take such integers as arguments. The three sizes are prime where the graph's conditions allow it, so what the
-plans have in common is no coincidence of one size.
+Kernels take such integers as arguments. The four sizes are prime, or twice a prime, where the graph's conditions allow
+it, so what the plans have in common is no coincidence of one size.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SymbolicGraph:
         return program_cache.key_for_sizes(self.kept_for, self.name, (left_out(self.module.graph), *kinds))
 
     def plans(self, sizes: Sizes, args: Sequence[Any], modulus: int) -> dict[Sizes, GraphPlan]:
-        """The plans for three sizes near those of a call with these arguments. Raises NotAlike."""
+        """The plans for four sizes near those of a call with these arguments. Raises NotAlike."""
         points = self.symbols.points(sizes, modulus)
         if len(points) < POINTS:
             raise NotAlike("too few sizes meet its conditions")
@@ -139,7 +139,7 @@ class SymbolicProgram:
         self.inputs = [_layout(x) if isinstance(x, torch.Tensor) else x for x in args]
         self.otherwise = interpreted(graph.module.graph)
         self.plan = list(plans.values())[len(plans) // 2]
-        """The plan for the second of the sizes."""
+        """The plan for one of the sizes."""
         self.order = [unit.name for unit in self.plan.units]
         kernels = _Kernels(list(plans.values()))
         self.library = load(translation_unit(kernels.sources)) if kernels.sources else None

@@ -26,16 +26,16 @@ from tilewright.records.recipe import Layout
 Number = int | float
 Sizes = tuple[int, ...]
 """A value for each symbol."""
-POINTS = 3
+POINTS = 4
 """For so many sizes a program is planned, to see which of its integers are made of the symbols, and how."""
-SPREAD = (1, 0.6, 1.7, 0.8, 1.3, 0.4, 2.5, 0.9, 1.1)
-"""Where those sizes are looked for, as multiples of a call's."""
+SPREAD = ((0.8, 1.25), (0.8, 1.25), (0.6, 1.7), (0.6, 1.7), (0.6, 1.7), (0.4, 2.5), (0.4, 2.5), (1, 5), (1, 5))
+"""Between which multiples of a call's sizes those are looked for, one after the other."""
 NEAR = 200
 """How far from there."""
 FAR = 16
 """A size this many times those planned for, or this part of them, gets a program of its own: other kernels are faster.
 """
-TRIES = 8
+TRIES = 24
 """How often other ones are drawn if an expression has the values of another one."""
 OTHERS = 32
 """At so many other sizes expressions are compared that have the same values for those planned."""
@@ -107,15 +107,20 @@ class SizeSymbols:
 
     def points(self, sizes: Sizes, modulus: int = 1) -> list[Sizes]:
         """Sizes near those of a call, by which all sizes of the graph can be told apart: prime or twice a prime if the
-        conditions allow it; no two extents nor an extent and a constant are equal. They have the remainders of `sizes`
-        by the modulus. Few if there are no such sizes."""
+        conditions allow it; no two extents nor an extent and a constant are equal by chance. They have the remainders
+        of `sizes` by the modulus. Few if there are no such sizes."""
         drawn = Random(0)
+        others = self._others([sizes], modulus)
+        distinct = max((len(set(self._extents(*other))) for other in others), default=0)
         for _ in range(TRIES):
             found: list[Sizes] = []
-            for factor in SPREAD:
-                start = [max(round(size * factor), 5) for size in sizes]
-                if (point := self._point(start, found, [size % modulus for size in sizes], modulus, drawn)) is not None:
-                    found.append(point)
+            for least, most in SPREAD:
+                start = [max(round(size * drawn.uniform(least, most)), 3) for size in sizes]
+                for point in self._drawn(start, sizes, modulus, drawn, is_first=not found):
+                    is_new = all(a != b for other in found for a, b in zip(point, other, strict=True))
+                    if is_new and self._is_generic(point, distinct):
+                        found.append(point)
+                        break
                 if len(found) == POINTS:
                     break
             points = sorted(found)
@@ -123,42 +128,44 @@ class SizeSymbols:
                 break
         return points
 
-    def _point(
-        self, start: Sequence[int], others: Sequence[Sizes], rest: Sequence[int], modulus: int, drawn: Random
-    ) -> Sizes | None:
+    def _drawn(
+        self, start: Sequence[int], sizes: Sizes, modulus: int, drawn: Random, *, is_first: bool
+    ) -> Iterator[Sizes]:
+        """Sizes at and above `start`, nearest first, with the remainders of `sizes`; primes and their doubles first."""
         for are_prime in (True, False):
             for distance in range(NEAR):
-                point = tuple(size + drawn.randint(0, distance // 4 + 4) for size in start)
+                point = [size + drawn.randint(0, distance // 4 + 1) for size in start]
                 if are_prime:
                     # One of the points has even sizes, which a half of them, rounded down, tells apart.
-                    even = [r % 2 == 0 if modulus > 1 else not others for r in rest]
-                    point = tuple(map(_near_prime, point, even))
-                remains = all(size % modulus == r for size, r in zip(point, rest, strict=True))
-                is_new = all(a != b for other in others for a, b in zip(point, other, strict=True))
-                if remains and is_new and self._is_generic(point):
-                    return point
-        return None
+                    even = [size % 2 == 0 if modulus > 1 else is_first for size in sizes]
+                    point = list(map(_near_prime, point, even))
+                if all(new % modulus == old % modulus for new, old in zip(point, sizes, strict=True)):
+                    yield tuple(point)
 
-    def _is_generic(self, point: Sizes) -> bool:
+    def _is_generic(self, point: Sizes, distinct: int) -> bool:
         extents = self._extents(*point)
         return (
             min(extents, default=2) > 1
-            and len(set(extents)) == len(extents)
+            and len(set(extents)) >= distinct
             and len(set(point)) == len(point)
             and not self.constants & set(extents)
             and all(self._conditions(*point))
         )
 
-    def expressions(self, points: Sequence[Sizes], modulus: int = 1) -> Expressions:
-        """Finds how integers that have some values at these points are made of the symbols."""
+    def _others(self, points: Sequence[Sizes], modulus: int) -> list[Sizes]:
+        """Sizes of all orders that meet the conditions."""
         drawn, others = Random(0), list[Sizes]()
         for _ in range(NEAR):
             other = tuple(max(int(size * FAR ** drawn.uniform(-1, 1)), 2) for size in drawn.choice(points))
             other = tuple(size - (size - known) % modulus for size, known in zip(other, points[0], strict=True))
             if len(others) < OTHERS and self.are_general(other) and all(self._conditions(*other)):
                 others.append(other)
+        return others
+
+    def expressions(self, points: Sequence[Sizes], modulus: int = 1) -> Expressions:
+        """Finds how integers that have some values at these points are made of the symbols."""
         texts = (*self.extents, *self.numbers)
-        at = [self.evaluator(texts)(*point) for point in (*points, *others)]
+        at = [self.evaluator(texts)(*point) for point in (*points, *self._others(points, modulus))]
         return Expressions(texts, [tuple(values) for values in zip(*at, strict=True)], len(points))
 
 
@@ -198,7 +205,8 @@ class Expressions:
         if isinstance(values[0], float):
             found = list(self._fractions(values))
         else:
-            found = list(self._multiples(values)) or list(self._shifted(values)) or list(self._sums(values))
+            found = [*self._multiples(values), *self._shifted(values, self.integers)]
+            found = found or list(self._shifted(values, self.products)) or list(self._sums(values))
         return found[0][0] if len({known for _, known in found}) == 1 else None
 
     def _fractions(self, values: Sequence[Number]) -> Iterator[tuple[str, tuple[Number, ...]]]:
@@ -227,8 +235,8 @@ class Expressions:
                     scaled = text if times == 1 else f"{text} * {times}"
                     yield scaled if by == 1 else f"{scaled} // {by}", tuple(f * times // by for f in known)
 
-    def _shifted(self, values: Sequence[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        for text, known in self.products:
+    def _shifted(self, values: Sequence[Any], pool: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for text, known in pool:
             if known[1] == known[0]:
                 continue
             times, rest = divmod(values[1] - values[0], known[1] - known[0])
