@@ -107,6 +107,17 @@ def test_a_number_divided_by_integers() -> None:
         assert torch.equal(ours, eager)
 
 
+def test_a_number_that_changes_is_scaled_by_alpha() -> None:
+    """PyTorch makes it a tensor at the second call, and loses `alpha`."""
+
+    def scaled(x: torch.Tensor, s: float) -> tuple[torch.Tensor, ...]:
+        return torch.add(x, s, alpha=3), x.sub(s, alpha=2), x.clone().add_(s, alpha=s), torch.add(x, x, alpha=s)
+
+    step, x = compiled(scaled), torch.randn(5, 7)
+    for number in (0.75, -0.5, 1.25):
+        torch.testing.assert_close(step(x, number), scaled(x, number))
+
+
 def test_complex_tensors() -> None:
     def inside(x: torch.Tensor) -> torch.Tensor:
         return (torch.view_as_complex(x) * 2j + 1).real * 3 + F.gelu(x[..., 0])

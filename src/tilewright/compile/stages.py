@@ -52,6 +52,7 @@ from tilewright.passes.product.few_terms import sum_few_terms
 from tilewright.passes.random.dropout import split_dropout
 from tilewright.passes.random.identities import drop_identities
 from tilewright.passes.rule import Rule
+from tilewright.passes.scaled_numbers import scale_numbers
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
 from tilewright.passes.strided_rows import split_strided_rows
@@ -71,6 +72,7 @@ TORCH_LEVEL = Stage(
         Pass("prepare_calls", prepare_calls),
         Pass("zero_shift_gradients", zero_shift_gradients),
         drop_identities,
+        scale_numbers,
         gather_gradients,
         convolve_as_images,
         multiply_patches,

@@ -544,7 +544,7 @@ def test_in_autocast_the_kernel_takes_the_narrow_dtype() -> None:
     ("change", "reason"),
     [
         (lambda x: x.double(), "no fused attention in torch.float64"),
-        (lambda x: x[None], "not [B, H, S, D], or [B, S, D], of one batch"),
+        (lambda x: x[None], "operands other than [B, H, S, D] or [B, S, D] of one batch"),
         (lambda x: x[..., :13], "a head size that is no multiple of 16 bytes"),
     ],
     ids=["float64", "five axes", "13 wide"],
