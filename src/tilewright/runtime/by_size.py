@@ -13,6 +13,8 @@ from tilewright.graph.specialise import counted_inputs, reads_offsets, size_key
 
 MOST_PROGRAMS = 8
 """The most programs for all sizes of one graph; they then serve also sizes far from their own."""
+MOST_REFUSALS = 2
+"""After so many no further one is tried."""
 MOST_READY = 256
 """The most sizes for which a program's integers are kept."""
 AT_ONCE = 4
@@ -64,6 +66,8 @@ class ExecutableBySize:
         self.offsets = reads_offsets(graph)
         self.counted = counted_inputs(graph)
         self.programs: list[Program] = []
+        self.refusals = 0
+        """How often there was no program near some sizes; those that there are then serve also sizes far from them."""
         self.ready: dict[Sizes, Boxed] = {}
         self.fixed: dict[Hashable, Boxed] = {}
         self.seen: set[Hashable] = set()
@@ -80,13 +84,14 @@ class ExecutableBySize:
         if self.symbols is None or not self.symbols.are_general(sizes):
             return None
         known = [program for program in self.programs if program.serves(sizes)]
-        if not any(program.is_near(sizes) for program in known) and len(self.programs) < MOST_PROGRAMS:
+        is_far = not any(program.is_near(sizes) for program in known)
+        if is_far and len(self.programs) < MOST_PROGRAMS and self.refusals < MOST_REFUSALS:
             made = self.program(sizes, args)
             if made is None:
-                self.symbols = None
-                return None
-            self.programs.append(made)
-            known += [made] if made.serves(sizes) else []
+                self.refusals += 1
+            else:
+                self.programs.append(made)
+                known += [made] if made.serves(sizes) else []
         if not known:
             return None
         if len(self.ready) >= MOST_READY:
