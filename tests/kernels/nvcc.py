@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from tests.waiting import HANG_S
 from tilewright.launch.nvrtc import HEADERS, Definitions
 
 
+@cache
 def spilled(source: Path, definitions: Definitions, capability: str = "9.0") -> dict[str, int]:
-    """Bytes of registers spilled by each entry point."""
+    """Bytes of registers spilled by each entry point. One compilation tells of all, so equal calls share it."""
     with tempfile.TemporaryDirectory() as folder:
         said = _compiled(source, definitions, Path(folder) / "kernels.cubin", capability)
     found = re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", said, re.DOTALL)
