@@ -14,7 +14,7 @@ from tests.passes.test_one_row_convolutions import Gated, Volume, takes_the_layo
 from tests.passes.test_patch_convolutions import Embedded, of_convnets, of_transformers
 from tests.passes.test_upsampling import CALLS
 from tilewright.backend import recording
-from tilewright.compile import planner
+from tilewright.choose import layouts
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -41,7 +41,7 @@ def test_training_keeps_the_contract(name: str, layout: torch.memory_format) -> 
 @pytest.mark.parametrize("places", [1, 3])
 def test_sequences_and_volumes_take_the_layout(places: int, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # By rule: a race between kernels of a few microseconds may go either way.
-    monkeypatch.setattr(planner, "raced_layouts", lambda convolution: None)
+    monkeypatch.setattr(layouts, "layout_race", lambda convolution: None)
     of_sequences = {"batch": nn.BatchNorm1d(32), "group": nn.GroupNorm(4, 32), "instance": nn.InstanceNorm1d(32)}
     of_volumes = {"batch": nn.BatchNorm3d(32), "group": nn.GroupNorm(4, 32), "instance": nn.InstanceNorm3d(32)}
     model = Gated(of_sequences[norm]) if places == 1 else Volume(of_volumes[norm])

@@ -8,6 +8,8 @@ from benchmarks.discontinuous import ACTIVATIONS, DTYPES, ONLY_FLOAT32, READERS,
 pytestmark = pytest.mark.gpu
 
 
+# PyTorch says so at its first call on a GPU.
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta:UserWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("reader", READERS)
 def test_activations_before_it_keep_the_contract(reader: str, dtype: torch.dtype) -> None:

@@ -10,7 +10,22 @@ import torch
 import triton.language as tl
 from triton.language.extra import libdevice
 
-FUNCTIONS = ("acos", "asin", "atan", "atan2", "cosh", "erfc", "expm1", "log10", "log1p", "pow", "sinh", "tan", "tanh")
+FUNCTIONS = (
+    "acos",
+    "asin",
+    "atan",
+    "atan2",
+    "cosh",
+    "erfc",
+    "expm1",
+    "log10",
+    "log1p",
+    "pow",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "tanh",
+)
 """libdevice's functions of fp32 and fp64."""
 
 

@@ -64,11 +64,6 @@ def sqrt(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def rsqrt(x: tl.tensor) -> tl.tensor:
-    return div(1.0, sqrt(x))
-
-
-@triton.jit
 def maximum(x: tl.tensor, y: tl.tensor) -> tl.tensor:
     """The larger; NaN propagates."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)

@@ -25,7 +25,6 @@ from tilewright.emit.triton_arithmetic import (  # noqa: F401, generated kernels
     polynomial,
     product_over,
     round_even,
-    rsqrt,
     sign,
     sqrt,
     to_bfloat16,

@@ -16,7 +16,7 @@ BOOLEAN = {"add": "|", "mul": "&", "maximum": "|", "minimum": "&"}
 LANGUAGE = frozenset({"exp2", "log", "log2", "sin", "cos", "erf", "floor", "ceil", "abs"})
 """Functions of `triton.language` that are accurate enough."""
 LIBDEVICE = frozenset(
-    {"acos", "asin", "atan", "atan2", "cosh", "erfc", "expm1", "log10", "log1p", "pow", "sinh", "tan"}
+    {"acos", "asin", "atan", "atan2", "cosh", "erfc", "expm1", "log10", "log1p", "pow", "rsqrt", "sinh", "tan"}
 )
 """Functions of fp32 and fp64 from NVIDIA's library, as eager's kernels call them; the others are in `triton_math`."""
 FLOATS = ("float32", "float64")
