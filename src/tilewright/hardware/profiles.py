@@ -190,16 +190,24 @@ _PROFILED = (
         origin="datasheet",
     ),
 )
-_PROFILES = tuple(
-    replace(profile, kernel_times=kernel_times.H200, timed_on="9.0") if profile.device == "cuda" else profile
-    for profile in _PROFILED
-)
+_TIMED: dict[str, Any] = {"kernel_times": kernel_times.H200, "timed_on": "9.0"}
+_PROFILES = tuple(replace(one, **_TIMED) if one.device == "cuda" else one for one in _PROFILED)
 _BY_NAME = {profile.name: profile for profile in _PROFILES}
 
 
 def profile_names() -> tuple[str, ...]:
     """The names that `profile_for` takes."""
     return tuple(_BY_NAME)
+
+
+def profile_of_driver(name: str) -> DeviceProfile | None:
+    """The profile of a GPU by the name that its driver gives; None for one that is not known.
+
+    >>> profile_of_driver("NVIDIA H100 80GB HBM3").name, profile_of_driver("AMD Instinct MI300X").name
+    ('h100', 'mi300x')
+    """
+    plain = name.lower().replace(" ", "")
+    return next((one for one in _PROFILES if one.device == "cuda" and one.name in plain), None)
 
 
 def profile_for(name: str) -> DeviceProfile:

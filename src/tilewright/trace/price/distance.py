@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tilewright.hardware.floor import floor_us
-from tilewright.hardware.profiles import DeviceProfile, profile_for
-from tilewright.records.errors import UsageError
+from tilewright.hardware.profiles import DeviceProfile, profile_for, profile_of_driver
 from tilewright.records.program import Cost
 from tilewright.trace.account.waves import device_properties
 from tilewright.trace.events.rows import append
@@ -186,30 +185,18 @@ def device_profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | Non
     own = {
         (kind, dtype): value
         for device, kind, dtype, value in ceilings
-        if device not in devices and not _shipped(device)
+        if device not in devices and profile_of_driver(device) is None
     }
     if own:
         for (file_id,) in connection.execute("SELECT id FROM trace_file").fetchall():
             found[file_id, None] = _with_ceilings(profile_for("cpu"), own)
     for key, properties in device_properties(connection).items():
         name = str(properties.get("name"))
-        profile = _shipped(name)
+        profile = profile_of_driver(name)
         if profile is not None:
             measured = {(kind, dtype): value for device, kind, dtype, value in ceilings if device == name}
             found[key] = _with_ceilings(profile, measured)
     return found
-
-
-def _shipped(name: str) -> DeviceProfile | None:
-    """The profile of a device by the name that its driver gives: `NVIDIA GeForce RTX 4090` is `rtx4090`."""
-    plain = name.lower().replace(" ", "").replace("-", "")
-    for known in ("h200", "a100", "rtx4090", "2080ti"):
-        if known in plain:
-            try:
-                return profile_for(known)
-            except UsageError:
-                return None
-    return None
 
 
 def _with_ceilings(profile: DeviceProfile, measured: Mapping[tuple[str, str], float]) -> DeviceProfile:
