@@ -164,8 +164,8 @@ def test_backward_alone_is_shown() -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        ({"target": f"{KERNELS}:weighted", "on": "h100"}, UsageError, "no profile of a device named 'h100'"),
-        ({"target": f"{KERNELS}:weighted", "on": "cpu"}, UsageError, "cpu is not a GPU"),
+        ({"target": f"{KERNELS}:weighted", "on": "h300"}, UsageError, "no profile of a device named 'h300'"),
+        ({"target": f"{KERNELS}:weighted", "on": "cpu"}, UsageError, "for NVIDIA's GPUs, which cpu is not"),
         ({"target": f"{KERNELS}:weighted", "launch": "start"}, TargetError, "--launch NAME, default launch"),
         ({"target": f"{KERNELS}:weighted", "launch": "launch_badly"}, TargetError, "ValueError: no such size"),
         ({"target": f"{KERNELS}:weighted", "launch": "launch_nothing"}, NothingCaptured, "launches no Triton"),

@@ -89,7 +89,7 @@ def critical_path(tasks: Sequence[Task], begin: int, found: Simulated) -> list[P
     >>> host = Task(0, 5, "host", "python", 0)
     >>> kernel = Task(7, 20, "kernel", "mm", 0, [Edge(0, 2)])
     >>> [(part.start, part.end, part.kind) for part in critical_path([host, kernel], 0, simulate([host, kernel], 0))]
-    [(0, 5, 'host'), (5, 7, 'latency'), (7, 20.0, 'kernel')]
+    [(0, 5.0, 'host'), (5.0, 7.0, 'latency'), (7.0, 20.0, 'kernel')]
     """
     parts: list[PathPart] = []
     at = max(range(len(tasks)), key=lambda place: found.ends[place], default=-1)
