@@ -92,7 +92,8 @@ class SizeSymbols:
 
     def are_general(self, sizes: Sizes) -> bool:
         """Whether no extent is 0 or 1: PyTorch and the passes treat such tensors specially."""
-        return all(extent > 1 for extent in self._extents(*sizes))
+        # The ragged size of a nested tensor is no number.
+        return all(isinstance(size, int) for size in sizes) and all(extent > 1 for extent in self._extents(*sizes))
 
     def inputs_at(self, sizes: Sizes, args: Sequence[Any]) -> list[Any]:
         """The inputs `args` of a call with other sizes: layouts in place of the tensors that change."""
