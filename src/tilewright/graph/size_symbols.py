@@ -269,8 +269,7 @@ def size_symbols(graph: fx.Graph) -> SizeSymbols | None:
     inputs = [node.meta.get("val") for node in graph.find_nodes(op="placeholder")]
     places: dict[sympy.Symbol, tuple[int, int]] = {}
     for place, value in enumerate(inputs):
-        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(-1, value)]
-        for axis, size in sizes:
+        for axis, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(-1, value)]:
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 places.setdefault(size.node.expr, (place, axis))
     texts = _Texts(list(places))
@@ -278,7 +277,8 @@ def size_symbols(graph: fx.Graph) -> SizeSymbols | None:
     numbers = texts.of(size for value in values for size in _numbers(value))
     if texts.has_others or not places:
         return None
-    environment = next(x.node.shape_env for value in values for x in _extents(value) if isinstance(x, torch.SymInt))
+    sizes = (size for value in values for size in (*_extents(value), *_numbers(value)))
+    environment = next(size.node.shape_env for size in sizes if isinstance(size, torch.SymInt))
     return SizeSymbols(
         tuple(places.values()),
         tuple(map(texts.of_input, inputs)),
