@@ -97,7 +97,7 @@ def test_a_compiled_program_has_the_cost_of_its_kernels(tilewright: Tilewright, 
 
 
 def test_a_program_that_stops_once_recorded(tilewright: Tilewright, train: str) -> None:
-    ended = tilewright("profile", "--wait", "0", "--stop", "--", sys.executable, train, "1000000", "0")
+    ended = tilewright("profile", "--wait", "0", "--timed", "0", "--stop", "--", sys.executable, train, "1000000", "0")
     assert ended.code == 0, ended.err
     assert "recorded 3 steps" in ended.out and "step 100\n" not in ended.out
 
