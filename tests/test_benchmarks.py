@@ -278,7 +278,7 @@ def test_a_plan_without_the_device_names_what_is_planned_on_it() -> None:
 
 
 def test_the_inputs_of_a_model_want_no_gradient() -> None:
-    planned = explained(Workload(nn.Linear(32, 8), {"input": torch.randn(4, 32)}, "B4"), True, profile_for("h200"))
+    planned = explained(Workload(nn.Linear(32, 8), {"input": torch.randn(16, 32)}, "B16"), True, profile_for("h200"))
     products = [what for graph, _, what in planned if graph == "backward" and "mm" in what]
     assert products == ["aten.mm.default"], "that of the weight alone"
 
