@@ -113,7 +113,7 @@ for _ in range(6000):
 print("pages", len(pages), flush=True)
 sys.exit("""
     script.write_text(TRAIN.replace("\nsys.exit(", waits, 1))
-    ended = tilewright("profile", "--", sys.executable, train, "12", "3")
+    ended = tilewright("profile", "--timed", "0", "--", sys.executable, train, "60", "3")
     assert ended.code == 3 and "pages 1" in ended.out and "the program runs on (--stop" in ended.err
     assert ended.out.count("recorded 3 steps") == 1 and query(latest_run(), "SELECT steps_kept FROM recording")[1] == [
         (3,)
