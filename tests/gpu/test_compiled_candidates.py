@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.choose import test_padded
 from tests.contract import keeps_contract, own
-from tests.passes import norms, test_pad_products
+from tests.passes import norms
 from tests.passes.losses import LOSSES, Head, inputs
 from tilewright.backend import backend
 from tilewright.choose import chooser
@@ -34,7 +35,7 @@ def test_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dt
 @pytest.mark.parametrize("classes", [50257, 30522])
 @pytest.mark.parametrize("loss", [torch.nn.functional.cross_entropy, None], ids=["loss", "logits"])
 def test_products_that_are_not_aligned(loss: Callable[..., Tensor] | None, classes: int) -> None:
-    model = test_pad_products.Head(classes, 768, loss, bias=True).cuda()
+    model = test_padded.Head(classes, 768, loss, bias=True).cuda()
     x = torch.randn(4096, 768, dtype=torch.bfloat16, device="cuda", requires_grad=True)
     record = keeps_contract(model, [x, torch.randint(0, classes, (4096,), device="cuda")])
     assert [d.verdict for d in record.decisions if d.passed_by == "pad_products"] == ["taken"] * 3
