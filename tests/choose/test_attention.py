@@ -12,7 +12,8 @@ from tests.passes.graphs import aten, calls, run
 from tilewright.choose.attention import choose_kernels
 from tilewright.hardware.target import target_named
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.fused import CUDNN, PEERS, FusedAttention, Peer
+from tilewright.passes.attention.fused import FusedAttention
+from tilewright.passes.attention.library import CUDNN, PEERS, Peer
 from tilewright.passes.attention.mask_parts import Band
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default

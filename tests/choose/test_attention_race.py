@@ -1,4 +1,4 @@
-"""A race of attention kernels is run once, kept on disk, and followed."""
+"""A race of attention kernels is run once, kept on disk, and followed; what it compares is one formula."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from tilewright.choose import attention_race
-from tilewright.kernels.attention.request import Request
+from tilewright.choose.attention_race import Raced
+from tilewright.kernels.attention import reference
+from tilewright.kernels.attention.request import Mask, Request
 from tilewright.kernels.offer import OURS, THEIRS
+from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 
@@ -16,6 +19,7 @@ STRIDES = (7 * 3 * 16, 16, 3 * 16, 1)
 REQUEST = Request(
     torch.device("cuda:0"), torch.bfloat16, 2, 3, 3, 7, 7, 16, 16, STRIDES, STRIDES, STRIDES, True, 0.25, None, 0
 )  # fmt: skip
+RACED = Raced(REQUEST, FLASH, causal=True, biased=False, training=False, libraries=(), has_ours=True)
 
 
 @pytest.fixture(autouse=True)
@@ -35,30 +39,44 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
         runs.append(device)
         return times
 
-    def outcome(request: Request, training: bool, measure: bool = False) -> Outcome | None:
-        (race,) = attention_race.attention_race(request, training)
-        return race.outcome(measure=measure)
+    def outcome(raced: Raced, direction: int = 0, measure: bool = False) -> Outcome | None:
+        return attention_race.races_of(raced)[direction].outcome(measure=measure)
 
     monkeypatch.setattr("tilewright.launch.race.run", fixed)
-    assert outcome(REQUEST, True) is None
-    assert outcome(REQUEST, True, True) == outcome(REQUEST, True, True) == outcome(REQUEST, True) == times
-    assert len(runs) == 1 and outcome(REQUEST, False) is None
-    assert outcome(REQUEST._replace(right=None), True) is None
+    raced = RACED._replace(training=True)
+    assert outcome(raced) is None
+    assert outcome(raced, 0, True) == outcome(raced, 0, True) == outcome(raced) == times
+    assert len(runs) == 1 and outcome(raced, 1) is None and outcome(RACED) is None
+    assert outcome(raced._replace(request=REQUEST._replace(right=None))) is None
+    assert outcome(raced._replace(libraries=(CUDNN,))) is None
     # The same call on another GPU of the same kind.
-    assert outcome(REQUEST._replace(device=torch.device("cuda:1")), True) == times
+    assert outcome(raced._replace(request=REQUEST._replace(device=torch.device("cuda:1")))) == times
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another GPU")
-    assert outcome(REQUEST, True) is None
+    assert outcome(raced) is None
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("left", "right"), [(None, None), (None, 0), (3, 0), (1, 2)])
 @pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-def test_the_operands_of_a_race_lie_as_the_request_says(mask: str, training: bool) -> None:
-    request = REQUEST._replace(device=torch.device("cpu"), mask=mask)
-    operands = attention_race._operands(request, training)
-    assert [x.stride() for x in operands] == [STRIDES] * 3
-    assert all(x.requires_grad == training and x.dtype == torch.bfloat16 for x in operands)
-    made = attention_race._mask(request)
-    assert (made is None) == (mask == "none")
-    if made is not None:
-        out = torch.nn.functional.scaled_dot_product_attention(*operands, attn_mask=made)
-        assert out.isfinite().all()
+def test_all_alternatives_of_a_race_compute_one_formula(mask: Mask, left: int | None, right: int | None) -> None:
+    """The operands lie as the request says; PyTorch's kernel gets the window and the mask in one bias."""
+    request = REQUEST._replace(device=torch.device("cpu"), mask=mask, left=left, right=right, dtype=torch.float32)
+    q, k, v = attention_race._operands(request)
+    assert q.stride() == k.stride() == v.stride() == STRIDES
+    given = attention_race._mask(request)
+    assert (given is None) == (mask == "none")
+    expected, lse = reference.attention(
+        *(x.double() for x in (q, k, v)), scale=request.scale, window=(left, right), mask=given
+    )
+    raced = Raced(request, ON_CPU, causal=False, biased=True, training=True, libraries=(), has_ours=False)
+    ((name, kernels),) = attention_race._runnable(raced).items()
+    saved = kernels.attend()
+    assert name == THEIRS
+    torch.testing.assert_close(saved.out.double(), expected, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(saved.lse.double(), lse, rtol=0.0, atol=1e-6)
+
+
+def test_a_library_that_refuses_the_operands_is_left_out() -> None:
+    """cuDNN has no kernel for a CPU."""
+    request = REQUEST._replace(device=torch.device("cpu"))
+    raced = Raced(request, ON_CPU, causal=True, biased=False, training=True, libraries=(CUDNN,), has_ours=False)
+    assert list(attention_race._backwards(raced)) == [THEIRS]

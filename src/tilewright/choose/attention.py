@@ -1,4 +1,4 @@
-"""Fused attention runs in tilewright's kernels where they take it and are not slower.
+"""Fused attention runs in the kernels that take it and are fastest: tilewright's, cuDNN's or FlashAttention-2's.
 
     out, lse, … = _scaled_dot_product_flash_attention(q, k, v, …)        →   out, lse, … = attention(q, k, v, …)
     dq, dk, dv = …_attention_backward(dout, q, k, v, out, lse, …)        →   dq, dk, dv = attention_backward(dout, …)
@@ -9,6 +9,9 @@
 PyTorch has chosen one of its own kernels when this pass sees the joint graph, whether attention was written out, a
 call of `scaled_dot_product_attention`, or inside one of its modules. What PyTorch fuses gives zeros for a query that
 sees no key, and so do the kernels that take its place.
+
+Forward and backward are chosen together, each of whichever kernels: cuDNN, FlashAttention-2 and tilewright's kernels
+save the same log-sum-exp, so that of three forwards and three backwards, each raced once, nine pairs are known.
 
 Without a race on this machine, the kernels for Hopper are taken, and the others are not: those were measured on an
 H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward) and those for decoding take 0.96
@@ -25,19 +28,21 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 from torch import fx
 
-from tilewright.choose.attention_race import attention_race
+from tilewright.choose.attention_race import attention_races
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
 from tilewright.hardware.architectures import limits_of
 from tilewright.hardware.target import Target
-from tilewright.kernels.offer import Offer
+from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.fused import BY_FORWARD, CUDNN, ON_CPU, FusedAttention
-from tilewright.passes.attention.library import choice
+from tilewright.passes.attention.fused import FusedAttention
+from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, Peer, choice
 from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal, tensor_of
@@ -64,13 +69,13 @@ FEW_PROGRAMS = 128
 
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
-    """An offer for each attention of a joint or inference graph of ATen operators."""
+    """The offers for each attention of a joint or inference graph of ATen operators."""
     constants = Constants(graph)
     for node in [node for node in graph.nodes if node.target in BY_FORWARD]:
-        yield [_offer(node, constants, target)]
+        yield _offers(node, constants, target)
 
 
-def _offer(node: fx.Node, constants: Constants, target: Target) -> Offer:
+def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
     peer = BY_FORWARD[node.target]
     theirs, given = peer, calls.arguments(node)
     if target.is_planned_gpu and peer is ON_CPU:
@@ -88,27 +93,62 @@ def _offer(node: fx.Node, constants: Constants, target: Target) -> Offer:
         call = FusedAttention(node, peer, constants, target)
         if _splits_prefix(call):
             kernel = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]}, over the visible keys only)"
-            return replace(offer, kernel=kernel, apply=call.rewrite_by_prefix)
-        return _with_race(replace(offer, apply=call.rewrite), call, target)
+            return [replace(offer, kernel=kernel, apply=call.rewrite_by_prefix)]
+        return _raced_offers(offer, call, target)
+    except Refusal as refusal:
+        return [replace(offer, refusal=str(refusal))]
+
+
+def _raced_offers(offer: Offer, call: FusedAttention, target: Target) -> list[Offer]:
+    """Offers of all pairs of a forward and a backward whose log-sum-exps are alike; that of tilewright's first."""
+    training, ours = bool(call.backwards), _ours(offer, call, target)
+    libraries = _libraries(call, target)
+    races = attention_races(call, libraries, not ours.refusal)
+    kernels: list[Peer | None] = [None, *libraries]
+    found = [replace(ours, races=races, with_backward=training)]
+    for pair in product(kernels, repeat=1 + training):
+        own = [kernel is None for kernel in pair]
+        if all(own) or all(kernel is call.peer for kernel in pair) or (any(own) and ours.refusal):
+            continue
+        written = [kernel.name if kernel else "tilewright.attention" for kernel in pair]
+        found.append(
+            replace(
+                found[0],
+                kernel=" with the backward of ".join(dict.fromkeys(written)),
+                apply=partial(call.rewrite, *pair),
+                refusal=None,
+                unraced="no race was run here",
+                ways=tuple(THEIRS if kernel is call.peer else kernel.name if kernel else OURS for kernel in pair),
+                # A library gives way to another one only if that clearly won.
+                clear=1 / CLEAR,
+            )
+        )
+    return found
+
+
+def _libraries(call: FusedAttention, target: Target) -> list[Peer]:
+    """PyTorch's kernels that take the call too, that of the graph among them."""
+    if call.request.device.type != "cuda" or not call.peer.shares_lse or not call.is_plain or not call.has_rows:
+        return []
+    return [peer for peer in (CUDNN, FLASH) if peer is call.peer or peer.refuses(call.request, target) is None]
+
+
+def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
+    """The offer of the kernels that the request selects; if prediction does not know them, only after a race."""
+    request, training = call.request, bool(call.backwards)
+    try:
+        if target.is_planned_gpu:
+            ways, unraced = _planned_implementations(request, training, target), None
+        else:
+            ways = _implementations(request, training)
+            unraced = _why_not_fast(request, ways)
     except Refusal as refusal:
         return replace(offer, refusal=str(refusal))
-
-
-def _with_race(offer: Offer, call: FusedAttention, target: Target) -> Offer:
-    """An offer of the kernels that the request selects; if prediction does not know them, only after a race."""
-    request, training = call.request, bool(call.backwards)
-    if target.is_planned_gpu:
-        ways, unraced = _planned_implementations(request, training, target), None
-    else:
-        ways = _implementations(request, training)
-        unraced = _why_not_fast(request, ways)
     # In a plan PyTorch's kernel for CPUs stands for cuDNN. The interpreter, for tests, takes every call.
     if unraced is None and (target.is_planned_gpu or call.peer is CUDNN) and _fills_no_tiles(request):
         unraced = "many short sequences that fill no tiles, and no race was run here"
     kernel = f"tilewright.attention ({'; backward '.join(WRITTEN_IN[way] for way in ways)})"
-    return replace(
-        offer, kernel=kernel, races=attention_race(request, training), unraced=unraced, with_backward=training
-    )
+    return replace(offer, kernel=kernel, apply=call.rewrite, unraced=unraced)
 
 
 def _implementations(request: Request, training: bool) -> list[str]:

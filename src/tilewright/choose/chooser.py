@@ -122,9 +122,13 @@ class _Chooser:
         outcomes = [race.outcome(measure=self.target.measures) for race in offer.races]
         times = [outcome for outcome in outcomes if outcome is not None]
         if times and len(times) == len(outcomes):
-            ours, theirs = (sum(one.us(name) for one in times) for name in (OURS, THEIRS))
+            ways = offer.ways or (OURS,) * len(times)
+            ours = sum(one.us(way) for one, way in zip(times, ways, strict=True))
+            theirs = sum(one.us(THEIRS) for one in times)
             if math.isinf(ours):
-                return _Priced(replace(offer, refusal="its results differ by more than rounding in a race"))
+                return _Priced(
+                    replace(offer, refusal="its results differ by more than rounding in a race, or it gave none")
+                )
             how = f"measured{' forward and backward' if offer.with_backward else ''}"
             how += f" with {own_us:.1f} predicted for copies" if own_us else ""
             return _Priced(offer, f"{how}, {{}} µs otherwise", ours + own_us, theirs, own_us, raced=True)

@@ -47,7 +47,9 @@ class Offer:
     spared: tuple[Work, ...] = ()
     """Work of generated kernels that it saves beside the calls it replaces; launches are not counted."""
     races: tuple[Race, ...] = ()
-    """What is raced rather than predicted: the times of `OURS` and of `THEIRS` add up."""
+    """What is raced rather than predicted: the times of `ways` and of `THEIRS` add up."""
+    ways: tuple[str, ...] = ()
+    """Which alternative of each race the offer is; `OURS` of all if empty."""
     unraced: str | None = None
     """Why it is not taken without a race on this device."""
     with_backward: bool = False

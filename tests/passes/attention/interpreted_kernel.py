@@ -27,6 +27,7 @@ from tests.passes.attention.test_recognise import check_numbers, heads, value_an
 from tilewright import functional
 from tilewright.kernels.offer import OURS, THEIRS
 from tilewright.passes.attention import constants
+from tilewright.passes.attention.library import ON_CPU as ON_CPU_PEER
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 
@@ -193,27 +194,41 @@ def test_sizes_that_vary() -> None:
     assert [choice.verdict for choice in compiled.choices] == ["taken"]
 
 
-@pytest.mark.parametrize(("times", "verdict"), [((90.0, 100.0), "taken"), ((110.0, 100.0), "tried and lost")])
-def test_a_race_decides(times: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+@pytest.mark.parametrize(
+    ("times", "least", "kernels"),
+    [
+        ((45.0, 45.0), 90.0, ("tilewright.attention", "tilewright.attention_backward")),
+        ((55.0, 55.0), 105.0, (ON_CPU, f"{ON_CPU}_backward")),
+        ((40.0, 60.0), 90.0, ("tilewright.attention", f"{ON_CPU}_backward")),
+        ((60.0, 40.0), 90.0, (ON_CPU, "tilewright.attention_backward")),
+    ],
+)
+def test_races_decide_on_forward_and_backward(
+    times: tuple[float, float], least: float, kernels: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is raced against 50 µs; in 16 bits different kernels share the log-sum-exp, as the numbers show."""
 
     class Raced:
+        def __init__(self, us: float) -> None:
+            self.us = us
+
         def outcome(self, measure: bool) -> Outcome:
-            return Outcome({THEIRS: times[1], OURS: times[0]})
+            return Outcome({THEIRS: 50.0, OURS: self.us})
 
-    def race(request: object, training: bool) -> tuple[Raced]:
-        asked.append(training)
-        return (Raced(),)
-
-    monkeypatch.setattr("tilewright.choose.attention.attention_race", race)
-    compiled = Compiled(causal)
-    value_and_gradients(compiled.call, with_gradients(heads(d=16)))
+    monkeypatch.setattr("tilewright.choose.attention.attention_races", lambda *_: tuple(map(Raced, times)))
+    monkeypatch.setattr("tilewright.choose.attention._libraries", lambda *_: [ON_CPU_PEER])
+    compiled = trained(causal, with_gradients(heads(torch.bfloat16)))
     (choice,) = compiled.choices
-    assert asked == [True] and choice.verdict == verdict
-    assert choice.reason.endswith(f"{times[0]:.1f} µs measured forward and backward, 100.0 µs otherwise")
+    assert choice.verdict == ("tried and lost" if least > 100.0 else "taken")
+    assert choice.reason.endswith(f"{least:.1f} µs measured forward and backward, 100.0 µs otherwise")
     # Beside the prediction, which is of the forward.
     assert choice.measured_us is None
-    assert compiled.targets("tilewright.attention.default") == (verdict == "taken")
+    assert [name for name in targets(compiled.record) if "attention" in name] == [
+        f"{name}.default" if "." in name else f"aten.{name}.default" for name in kernels
+    ]
 
 
 def test_what_the_user_switched_off_is_not_replaced() -> None:

@@ -20,7 +20,7 @@ from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import Target, target_named
 from tilewright.passes.attention.acceptable import EFFICIENT, _CalledAttention
-from tilewright.passes.attention.fused import CUDNN, ON_CPU
+from tilewright.passes.attention.library import CUDNN, ON_CPU
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.sdpa import prepare_calls
 from tilewright.records.case import Case, InputSpec

@@ -27,8 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tilewright.graph.canonical import example, static
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.attention.fused import CUDNN
-from tilewright.passes.attention.library import choice
+from tilewright.passes.attention.library import CUDNN, choice
 from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.records.errors import first_line

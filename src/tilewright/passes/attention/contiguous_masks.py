@@ -14,7 +14,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.passes.attention.fused import ON_CPU
+from tilewright.passes.attention.library import ON_CPU
 from tilewright.passes.rule import call, cpu, rule
 from tilewright.records.recipe import dense_strides
 

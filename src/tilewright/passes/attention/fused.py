@@ -8,9 +8,9 @@ The results keep the strides of PyTorch's results, since later views were traced
 
 from __future__ import annotations
 
-import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +18,11 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.canonical import same_shape, static
-from tilewright.graph.insert import insert_call, insert_results, replace
+from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
+from tilewright.passes.attention.library import FILLS, Peer, Perform, Saved, options_of
 from tilewright.passes.attention.mask_parts import Band, read_hidden_keys, read_mask
-from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.shared_zeros import shared_zeros
@@ -33,55 +33,6 @@ if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Peer:
-    """One of PyTorch's fused kernels, forward and backward."""
-
-    name: str
-    forward: Any
-    backward: Any
-    causal_from_start: bool
-    """Whether query i is known to attend to keys 0 to i under its causal mask even if the numbers of queries and keys
-    differ."""
-    hidden_up_to: float = NEGLIGIBLE
-    """A mask value up to this masks a key."""
-
-
-CUDNN = Peer(
-    "cuDNN",
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_cudnn_attention_backward.default,
-    causal_from_start=False,
-    # PyTorch 2.11 replaces False in a bool mask by this number for cuDNN, by -inf for the others (pull request 177868).
-    hidden_up_to=-65504.0,
-)
-ON_CPU = Peer(
-    "PyTorch's attention for CPUs",
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    causal_from_start=True,
-)
-FLASH = Peer(
-    "FlashAttention-2",
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_flash_attention_backward.default,
-    causal_from_start=False,
-)
-EFFICIENT = Peer(
-    "PyTorch's memory-efficient attention",
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_efficient_attention_backward.default,
-    causal_from_start=True,
-)
-PEERS = (FLASH, CUDNN, EFFICIENT, ON_CPU)
-FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
-"""Mask values that mask a key, and whether a query without any key then attends to all keys as if unmasked: adding one
-finite number to all scores does not change a softmax, and fp32 still resolves the scores beside it. bf16 rounds -65504
-to -65536."""
-BY_FORWARD = {peer.forward: peer for peer in PEERS}
-"""By forward operator."""
 
 
 class FusedAttention:
@@ -237,32 +188,68 @@ class FusedAttention:
         _erase(self.node)
         return new
 
-    def rewrite(self) -> fx.Node:
-        """Replace the calls by tilewright's operators; returns the forward's node."""
-        import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
+    def rewrite(self, forward: Peer | None = None, backward: Peer | None = None) -> fx.Node:
+        """Replace the calls by others of PyTorch's, where None by tilewright's operators; returns the forward's node.
 
-        ours = torch.ops.tilewright
+        Forward and backward are of one kind unless both share the log-sum-exp.
+        """
+        mask = None if forward and backward else self._written_mask()
+        perform: Perform = partial(_inserted, self.node)
+        saved = self._attended(perform, forward, mask)
+        for call in self.backwards:
+            gradients = self._differentiated(partial(_inserted, call), backward, mask, call.args[0], saved)
+            for index, result in _results(call).items():
+                self._replace(result, gradients[index])
+            _erase(call)
+        if 0 in self.results:
+            self._replace(self.results[0], saved.out)
+        _erase(self.node)
+        new: fx.Node = saved.out.args[0]
+        return new
+
+    def _written_mask(self) -> fx.Node | None:
+        """The mask beside the band, of the shape of the scores."""
         mask = self.masks[0] if self.masks else None
         for part in self.masks[1:]:
             mask = insert_call(self.node, aten.logical_and.default, mask, part)
         if mask is not None and not self._fits(mask):
             mask = insert_call(self.node, aten.expand.default, mask, list(self._scores()))
-        operands, options = (self.q, self.k, self.v), (mask, *self._options())
-        new = insert_call(self.node, ours.attention.default, *operands, *options)
-        out, *saved = insert_results(self.node, new, 4)
-        for backward in self.backwards:
-            grad = backward.args[0]
-            own = insert_call(backward, ours.attention_backward.default, grad, None, *operands, out, *saved, *options)
-            for index, result in _results(backward).items():
-                self._replace(result, insert_call(backward, operator.getitem, own, index))
-            _erase(backward)
-        if 0 in self.results:
-            self._replace(self.results[0], out)
-        _erase(self.node)
-        for unused in (out, *saved):
-            if not unused.users:
-                unused.graph.erase_node(unused)
-        return new
+        return mask
+
+    def _attended(self, perform: Perform, kernel: Peer | None, mask: fx.Node | None) -> Saved:
+        if kernel is not None:
+            return kernel.attend(perform, self.library_options())
+        return attend(perform, (self.q, self.k, self.v), (mask, *self._options()))
+
+    def _differentiated(
+        self, perform: Perform, kernel: Peer | None, mask: fx.Node | None, grad: Any, saved: Saved
+    ) -> Sequence[Any]:
+        if kernel is not None:
+            return kernel.differentiate(perform, self.library_options(), grad, saved)
+        return differentiate(perform, (self.q, self.k, self.v), (mask, *self._options()), grad, saved)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the rows of all operands begin at multiples of 16 bytes."""
+        from tilewright.kernels.attention.dispatch import has_aligned_rows
+
+        with in_real_tensors():
+            return all(has_aligned_rows(_without_data(tensor_of(x))) for x in (self.q, self.k, self.v))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every kernel knows what hides keys: nothing, or a causal mask over as many queries as keys."""
+        queries, keys = map(str, self._scores()[2:])
+        causal = self.band == Band(None, 0) and queries == keys
+        return not self.masks and (causal or self.band == Band(None, None))
+
+    def library_options(self) -> dict[str, Any]:
+        """The arguments of PyTorch's kernels."""
+        mask, causal = self.mask, bool(calls.arguments(self.node)["is_causal"])
+        if self.is_plain:
+            mask, causal = None, self.band.right == 0
+        operands, training = (self.q, self.k, self.v, mask), bool(self.backwards)
+        return options_of(*operands, self._scores()[2:], training=training, causal=causal, scale=self.scale)
 
     def _replace(self, old: fx.Node, new: fx.Node) -> None:
         """Replace `old` by `new` with the strides of `old`, for which later views were traced.
@@ -280,6 +267,40 @@ class FusedAttention:
             dense = insert_call(old, aten.clone.default, ordered, memory_format=torch.contiguous_format)
             new = insert_call(old, aten.permute.default, dense, back)
         replace(old, new)
+
+
+def attend(perform: Perform, operands: Sequence[Any], options: Sequence[Any]) -> Saved:
+    """tilewright's forward."""
+    import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
+
+    forward = torch.ops.tilewright.attention.default
+    out, lse, lse64, state = perform(forward, range(4), *operands, *options)
+    return Saved(out, lse, state, state, lse64)
+
+
+def differentiate(
+    perform: Perform, operands: Sequence[Any], options: Sequence[Any], grad: Any, saved: Saved
+) -> Sequence[Any]:
+    """tilewright's backward of a forward that shares its log-sum-exp."""
+    import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
+
+    backward = torch.ops.tilewright.attention_backward.default
+    out, lse, state, _, lse64 = saved
+    if lse64 is None:
+        # Of 16-bit operands without dropout these are empty.
+        (lse64,) = perform(aten.new_empty.default, None, lse, [0], dtype=torch.float64)
+        (state,) = perform(aten.new_empty.default, None, lse, [0], dtype=torch.int64)
+        if not (tensor_of(lse) if isinstance(lse, fx.Node) else lse).is_contiguous():
+            (lse,) = perform(aten.clone.default, None, lse, memory_format=torch.contiguous_format)
+    return perform(backward, range(3), grad, None, *operands, out, lse, lse64, state, *options)
+
+
+def _inserted(
+    before: fx.Node, operator_: Any, wanted: Sequence[int] | None, *args: Any, **kwargs: Any
+) -> Sequence[fx.Node]:
+    """`Perform` in the graph of `before`."""
+    node = insert_call(before, operator_, *args, **kwargs)
+    return [node] if wanted is None else [insert_call(before, operator.getitem, node, index) for index in wanted]
 
 
 def _node(argument: object) -> fx.Node:

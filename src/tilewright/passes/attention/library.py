@@ -1,24 +1,170 @@
-"""Predicts which of PyTorch's fused attentions runs on a GPU that is absent.
+"""PyTorch's fused attentions: their operators, how each is called, and which of them runs on a GPU that is absent.
 
 A graph that was captured on a CPU calls the CPU's attention; all other calls are the same on a GPU.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import torch
 from torch import fx
 
 from tilewright.graph import calls
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.fused import CUDNN, EFFICIENT, FLASH, ON_CPU, Peer
+from tilewright.kernels.device import NARROW
+from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.passes.rule import Value, call, rule
 
+if TYPE_CHECKING:
+    from tilewright.kernels.attention.request import Request
+
+aten = torch.ops.aten
 HOPPER = 9
 """Major compute capability from which PyTorch prefers cuDNN."""
+AMPERE = 8
+"""Major compute capability from which cuDNN's attention and FlashAttention-2 run."""
 MOST_WIDE = 128
-"""Largest head size of cuDNN's kernels, forward and backward."""
+"""Largest head size for which PyTorch chooses cuDNN."""
+WIDEST = 256
+"""Largest head size of FlashAttention-2, and of cuDNN on Hopper."""
 STEP = 8
 """cuDNN and FlashAttention-2 need head sizes that are multiples of this."""
+Perform = Callable[..., Sequence[Any]]
+"""Calls an operator, or inserts its call into a graph: (operator, which results, *args, **kwargs) → these results."""
+
+
+class Saved(NamedTuple):
+    """What a forward leaves to its backward: tensors, or nodes of a graph."""
+
+    out: Any
+    lse: Any
+    """Natural logarithm of each row's sum of exponentials, fp32 [B, H, Sq] if the kernel `shares_lse`."""
+    seed: Any
+    offset: Any
+    lse64: Any = None
+    """As tilewright's backward takes it in fp32."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One of PyTorch's fused kernels, forward and backward."""
+
+    name: str
+    forward: Any
+    backward: Any
+    causal_from_start: bool
+    """Whether query i is known to attend to keys 0 to i under its causal mask even if the numbers of queries and keys
+    differ."""
+    hidden_up_to: float = NEGLIGIBLE
+    """A mask value up to this masks a key."""
+    random: tuple[int, int] = (6, 7)
+    """Which of the forward's results are the seed and the offset."""
+    shares_lse: bool = True
+    """Whether its forward and backward work with the backward and forward of the others that do."""
+    lse_has_column: bool = False
+    """Whether its log-sum-exp is [B, H, Sq, 1]."""
+
+    def attend(self, perform: Perform, options: Mapping[str, Any]) -> Saved:
+        """The forward with these `options_of` it."""
+        args, kwargs = _arguments(self.forward, options)
+        out, lse, seed, offset = perform(self.forward, (0, 1, *self.random), *args, **kwargs)
+        return Saved(out, perform(aten.squeeze.dim, None, lse, 3)[0] if self.lse_has_column else lse, seed, offset)
+
+    def differentiate(self, perform: Perform, options: Mapping[str, Any], grad: Any, saved: Saved) -> Sequence[Any]:
+        """dq, dk and dv of a forward with these options."""
+        lse = perform(aten.unsqueeze.default, None, saved.lse, 3)[0] if self.lse_has_column else saved.lse
+        more = {"grad_out": grad, "grad_out_": grad, "out": saved.out, "logsumexp": lse}
+        more |= {"philox_seed": saved.seed, "philox_offset": saved.offset}
+        args, kwargs = _arguments(self.backward, {**options, **more})
+        return perform(self.backward, range(3), *args, **kwargs)
+
+    def refuses(self, request: Request, target: Target) -> str | None:
+        """Why the kernel does not take what tilewright's do; None for what it may take."""
+        band = request.left, request.right
+        plain = band == (None, None) or (band == (None, 0) and request.queries == request.keys)
+        reasons = {
+            "only on an NVIDIA GPU from Ampere on": target.runs_cuda and target.profile.generation >= AMPERE,
+            f"{request.dtype}": request.dtype in NARROW,
+            "a mask, a window, or a soft cap": plain and request.mask == "none" and not request.softcap,
+            f"head size {request.head_size}": request.head_size % STEP == 0 and request.head_size <= WIDEST,
+            "values of a head size of their own": request.head_size == request.value_size,
+            "a deterministic order": not request.deterministic,
+        }
+        return next((reason for reason, fits in reasons.items() if not fits), None)
+
+
+def options_of(
+    q: Any, k: Any, v: Any, bias: Any, lengths: Sequence[Any], *, training: bool, causal: bool, scale: Any
+) -> dict[str, Any]:
+    """The arguments of all of PyTorch's fused kernels by name, without dropout; `lengths` are of queries and keys."""
+    return {
+        "query": q, "key": k, "value": v, "attn_bias": bias, "attn_mask": bias, "compute_log_sumexp": training,
+        "dropout_p": 0.0, "is_causal": causal, "scale": scale, "cum_seq_q": None, "cum_seq_k": None,
+        "max_q": lengths[0], "max_k": lengths[1], "grad_input_mask": [True, True, True, False],
+    }  # fmt: skip
+
+
+def _arguments(operator: Any, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of `operator` that are in `options`."""
+    args, kwargs = [], {}
+    for argument in operator._schema.arguments:
+        if argument.kwarg_only:
+            kwargs[argument.name] = options[argument.name]
+        elif argument.name in options:
+            args.append(options[argument.name])
+        else:
+            args.append(argument.default_value)
+    return args, kwargs
+
+
+def perform_now(operator: Any, wanted: Sequence[int] | None, *args: Any, **kwargs: Any) -> Sequence[Any]:
+    """`Perform` on tensors; without `wanted` the operator has one result."""
+    results = operator(*args, **kwargs)
+    return [results] if wanted is None else [results[index] for index in wanted]
+
+
+CUDNN = Peer(
+    "cuDNN",
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    causal_from_start=False,
+    # PyTorch 2.11 replaces False in a bool mask by this number for cuDNN, by -inf for the others (pull request 177868).
+    hidden_up_to=-65504.0,
+    lse_has_column=True,
+)
+ON_CPU = Peer(
+    "PyTorch's attention for CPUs",
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    causal_from_start=True,
+    random=(1, 1),
+)
+FLASH = Peer(
+    "FlashAttention-2",
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    causal_from_start=False,
+)
+EFFICIENT = Peer(
+    "PyTorch's memory-efficient attention",
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    causal_from_start=True,
+    random=(2, 3),
+    # It pads the rows of its log-sum-exp.
+    shares_lse=False,
+)
+PEERS = (FLASH, CUDNN, EFFICIENT, ON_CPU)
+FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
+"""Mask values that mask a key, and whether a query without any key then attends to all keys as if unmasked: adding one
+finite number to all scores does not change a softmax, and fp32 still resolves the scores beside it. bf16 rounds -65504
+to -65536."""
+BY_FORWARD = {peer.forward: peer for peer in PEERS}
+"""By forward operator."""
 
 
 def choice(target: Target, dtype: torch.dtype, width: int | torch.SymInt, *, has_mask: bool) -> Peer:
