@@ -29,28 +29,20 @@ def layout(name: str, dtype: torch.dtype, device: torch.device, columns: int = 3
 
     if name in SPECIALS:
         return _special(name, normal(5, columns))
-    if name == "3-d":
-        return normal(2, 3, columns)
-    if name == "transposed":
-        return normal(columns, 6).t()
-    if name == "every other row":
-        found = within(10, columns)[::2]
-    elif name == "every other column":
-        found = within(4, 2 * columns)[:, ::2]
-    elif name == "columns of a wider matrix":
-        found = within(4, columns + 17)[:, 3:-14]
-    elif name == "one element in":
-        found = within(4 * columns + 9)[1:-8].view(4, columns)
-    elif name == "one row of many":
-        found = within(9, columns)[4:5]
-    elif name == "one row for all":
-        return within(3, columns)[1:2].copy_(normal(1, columns)).expand(5, columns)
-    elif name == "one column for all":
-        return within(5, 9)[:, 4:5].copy_(normal(5, 1)).expand(5, columns)
-    else:
-        rows, length = name.split("x")
-        return normal(int(rows), int(length))
-    return found.copy_(normal(*found.shape))
+    if name in ("3-d", "transposed"):
+        return normal(2, 3, columns) if name == "3-d" else normal(columns, 6).t()
+    if name[0].isdigit():
+        return normal(*map(int, name.split("x")))
+    found = {
+        "every other row": within(10, columns)[::2],
+        "every other column": within(4, 2 * columns)[:, ::2],
+        "columns of a wider matrix": within(4, columns + 17)[:, 3:-14],
+        "one element in": within(4 * columns + 9)[1:-8].view(4, columns),
+        "one row of many": within(9, columns)[4:5],
+        "one row for all": within(3, columns)[1:2],
+        "one column for all": within(5, 9)[:, 4:5],
+    }[name]
+    return found.copy_(normal(*found.shape)).expand(5 if name.endswith("for all") else found.shape[0], columns)
 
 
 def _special(name: str, x: torch.Tensor) -> torch.Tensor:

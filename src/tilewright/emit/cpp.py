@@ -10,6 +10,8 @@ loop. A kernel that checks indices reads element 0 in place of one that is out o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewright.emit.cpp_printer import Printer
 from tilewright.emit.cpp_text import (
     COMPUTED,
@@ -97,20 +99,7 @@ class _Kernel(Printer):
                 self.put(f"#pragma omp for collapse({loops}) schedule(static)")
         elif loops:
             self.put(f"#pragma omp parallel for collapse({loops}) {team} schedule(static)")
-        for axis, count in enumerate(self.nest.rows[: len(self.nest.rows) - tiled]):
-            self.put(f"for (int64_t r{axis} = 0; r{axis} < {count}; ++r{axis})")
-        if tiled:
-            self.put(f"for (int64_t tile = 0; tile < {self.nest.rows[-1]}; tile += {TILE_ROWS})")
-        if is_cut:
-            self.open(f"for (int64_t block = 0; block < {extent}; block += {size})")
-            self.put(f"const int64_t end = block + {size} < {extent} ? block + {size} : {extent};")
-        else:
-            self.open("")
-            self.put(f"const int64_t block = 0, end = {extent};")
-        if tiled:
-            row, count = f"r{len(self.nest.rows) - 1}", self.nest.rows[-1]
-            self.put(f"const int64_t tile_end = tile + {TILE_ROWS} < {count} ? tile + {TILE_ROWS} : {count};")
-            self.open(f"for (int64_t {row} = tile; {row} < tile_end; ++{row})")
+        self._open_block(tiled, extent, size if is_cut else None)
         self.begin_checks()
         roots = [store.value for store in self.nest.stores]
         outside = [i for i in self.schedule.closure(roots, stage=None) if self.schedule.varies_by_row_only(i)]
@@ -134,31 +123,35 @@ class _Kernel(Printer):
             self._close_streams()
             self.close()
 
+    def _open_block(self, tiled: bool, extent: int, size: int | None) -> None:
+        """Loops over the rows, and over blocks of `size` columns, whose bounds are `block` and `end`."""
+        for axis, count in enumerate(self.nest.rows[: len(self.nest.rows) - tiled]):
+            self.put(f"for (int64_t r{axis} = 0; r{axis} < {count}; ++r{axis})")
+        if tiled:
+            self.put(f"for (int64_t tile = 0; tile < {self.nest.rows[-1]}; tile += {TILE_ROWS})")
+        if size is None:
+            self.open("")
+            self.put(f"const int64_t block = 0, end = {extent};")
+        else:
+            self.open(f"for (int64_t block = 0; block < {extent}; block += {size})")
+            self.put(f"const int64_t end = block + {size} < {extent} ? block + {size} : {extent};")
+        if tiled:
+            row, count = f"r{len(self.nest.rows) - 1}", self.nest.rows[-1]
+            self.put(f"const int64_t tile_end = tile + {TILE_ROWS} < {count} ? tile + {TILE_ROWS} : {count};")
+            self.open(f"for (int64_t {row} = tile; {row} < tile_end; ++{row})")
+
     # Nests with reductions.
 
     def _rows(self) -> None:
         nest = self.nest
         width = nest.col_count
-        for i, step in self.column_sums:
-            kind = self.schedule.sum_type(step)
-            count = width if step.level is Level.COL else 1
-            self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
-            start = identity(step.kind or "", step.dtype)
-            self.put(f"for (int64_t i = 0; i < {wide(count)} * threads; ++i) all{i}[i] = {start};")
-        self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
-        self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
-        for i, step in self.column_sums:
-            kind = self.schedule.sum_type(step)
-            count = width if step.level is Level.COL else 1
-            self.put(f"{kind}* const total{i} = all{i} + {wide(count)} * thread;")
-            if self.schedule.sums_in_row_blocks(step):
-                self.put(f"float* const part{i} = (float*)__builtin_malloc(sizeof(float) * {width});")
-                self.put(f"for (int64_t c = 0; c < {width}; ++c) part{i}[c] = 0;")
+        in_parts = [i for i, step in self.column_sums if self.schedule.sums_in_row_blocks(step)]
+        self._open_sums(in_parts)
         for i in sorted(self.schedule.kept):
             kind = COMPUTED[nest.steps[i].dtype]
             self.put(f"{kind}* const kept{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {width});")
         self._open_streams(nest.cols[-1])
-        if any(self.schedule.sums_in_row_blocks(step) for _, step in self.column_sums):
+        if in_parts:
             self.put("int64_t rows_in_part = 0;")
         if nest.rows:
             # The static schedule gives each thread consecutive rows, so column sums are reproducible.
@@ -170,22 +163,35 @@ class _Kernel(Printer):
         for stage in range(nest.stages + 1):
             self._stage(stage)
         self.end_checks()
-        self._flush_parts(last=False)
+        self._flush_parts(in_parts, last=False)
         self.close()
-        self._flush_parts(last=True)
-        for i in sorted(self.schedule.kept):
-            self.put(f"__builtin_free(kept{i});")
-        for i, step in self.column_sums:
-            if self.schedule.sums_in_row_blocks(step):
-                self.put(f"__builtin_free(part{i});")
+        self._flush_parts(in_parts, last=True)
+        for name in (*(f"kept{i}" for i in sorted(self.schedule.kept)), *(f"part{i}" for i in in_parts)):
+            self.put(f"__builtin_free({name});")
         self._close_streams()
         self.close()
         self._after()
         for i, _ in self.column_sums:
             self.put(f"__builtin_free(all{i});")
 
-    def _flush_parts(self, last: bool) -> None:
-        parts = [i for i, step in self.column_sums if self.schedule.sums_in_row_blocks(step)]
+    def _open_sums(self, in_parts: Sequence[int]) -> None:
+        """Open the threads, each with a total of every column sum, and with a part of those `in_parts`."""
+        width = self.nest.col_count
+        sums = [(i, step, width if step.level is Level.COL else 1) for i, step in self.column_sums]
+        for i, step, count in sums:
+            kind = self.schedule.sum_type(step)
+            self.put(f"{kind}* const all{i} = ({kind}*)__builtin_malloc(sizeof({kind}) * {count} * threads);")
+            start = identity(step.kind or "", step.dtype)
+            self.put(f"for (int64_t i = 0; i < {wide(count)} * threads; ++i) all{i}[i] = {start};")
+        self.open("\n  #pragma omp parallel num_threads(threads) if(threads > 1)\n  ")
+        self.put("const int thread = threads > 1 ? omp_get_thread_num() : 0;")
+        for i, step, count in sums:
+            self.put(f"{self.schedule.sum_type(step)}* const total{i} = all{i} + {wide(count)} * thread;")
+            if i in in_parts:
+                self.put(f"float* const part{i} = (float*)__builtin_malloc(sizeof(float) * {width});")
+                self.put(f"for (int64_t c = 0; c < {width}; ++c) part{i}[c] = 0;")
+
+    def _flush_parts(self, parts: Sequence[int], last: bool) -> None:
         if not parts:
             return
         if not last:

@@ -13,7 +13,7 @@ rows are in different threads, each of its elements has its own accumulator, and
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from tilewright.emit.triton_combine import Combine
@@ -109,10 +109,10 @@ class _Main(LongRows):
     # Rows with reductions
 
     def _rows(self) -> None:
-        whole, columns = self.schedule.whole_row, self.schedule.uses_columns
+        whole = self.schedule.whole_row
         if self.schedule.splits_columns:
             self._place_strip()
-        elif whole and columns and self.schedule.sums:
+        elif whole and self.schedule.uses_columns and self.schedule.sums:
             self._place_columns("")
         before = self._independent_of_rows() if whole and self.schedule.sums else []
         for i in before:
@@ -122,14 +122,7 @@ class _Main(LongRows):
             self.open("for tile in tl.range(TILES, num_stages=AHEAD):")
         self._place_rows(f"({self._strip()} * TILES + tile)" if self.schedule.sums else self.program())
         if whole:
-            if columns and not self.schedule.sums:
-                self._place_columns("")
-            elif columns and self.nest.rows:
-                self.put("ok = row_ok & col_ok")
-            for i in self._in_order(set(self.needed).difference(before), loads_first=True):
-                self._step(i)
-            for store in self.stores:
-                self.store(store)
+            self._whole_rows(before)
         else:
             for stage in range(self.nest.stages + 1):
                 self._stage(stage)
@@ -138,6 +131,17 @@ class _Main(LongRows):
         if self.schedule.sums:
             self.close()
         self._end_sums(known=before)
+
+    def _whole_rows(self, before: Sequence[int]) -> None:
+        """All columns of some rows at once; the steps `before` do not vary with the rows, and are known."""
+        if self.schedule.uses_columns and not self.schedule.sums:
+            self._place_columns("")
+        elif self.schedule.uses_columns and self.nest.rows:
+            self.put("ok = row_ok & col_ok")
+        for i in self._in_order(set(self.needed).difference(before), loads_first=True):
+            self._step(i)
+        for store in self.stores:
+            self.store(store)
 
     def _place_strip(self) -> None:
         self.put(f"program = {self.program()}")

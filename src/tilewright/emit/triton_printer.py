@@ -214,30 +214,7 @@ class Printer:
 
     def text_of(self, i: int, step: Step) -> str:
         if step.name == "load":
-            assert step.access
-            buffer = self.nest.buffers[step.access.buffer]
-            strides = step.access.strides
-            place = self.index(strides)
-            if self.schedule.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
-                # By default Triton gives a thread 16 neighbouring bytes, which spreads a tile's rows over warps.
-                place = f"tl.max_contiguous({place}, (1, 8))"
-            if step.access.offset:
-                place = f"{place} + {step.access.offset}"
-            for a, stride in zip(step.args, step.access.by, strict=False):
-                place += f" + {self.operand(a, wide=i in self.far)}" + (f" * {stride}" if stride != 1 else "")
-            mask = self.mask_of(step)
-            if (condition := self.nest.condition(step)) is not None:
-                inside = self.values[condition]
-                mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
-            place = f"{self.names[step.access.buffer]}_ptr + {place}"
-            along_rows = (
-                step.level is Level.ROW and self.schedule.repeats_rows and strides[len(self.nest.rows) - 1] == 1
-            )
-            if along_rows or (step.level is Level.COL and self.schedule.repeats_columns):
-                # Load it in the layout of the tiles that it is combined with.
-                place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
-            loaded = f"tl.load({place}{mask}{self.eviction(i)})"
-            return from_storage(buffer.dtype, step.dtype, loaded)
+            return self._load(i, step)
         if step.name == "index":
             assert step.strides is not None
             return f"({self.index(step.strides)})" + ("" if i in self.narrow else ".to(tl.int64)")
@@ -257,6 +234,29 @@ class Printer:
             return f"{self.operand(step.args[0])}.to(tl.int32)"
         of_elements = step.level is Level.FULL or (step.level is Level.COL and not self.nest.rows)
         return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last, of_elements)
+
+    def _load(self, i: int, step: Step) -> str:
+        assert step.access
+        buffer = self.nest.buffers[step.access.buffer]
+        strides = step.access.strides
+        place = self.index(strides)
+        if self.schedule.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
+            # By default Triton gives a thread 16 neighbouring bytes, which spreads a tile's rows over warps.
+            place = f"tl.max_contiguous({place}, (1, 8))"
+        if step.access.offset:
+            place = f"{place} + {step.access.offset}"
+        for a, stride in zip(step.args, step.access.by, strict=False):
+            place += f" + {self.operand(a, wide=i in self.far)}" + (f" * {stride}" if stride != 1 else "")
+        mask = self.mask_of(step)
+        if (condition := self.nest.condition(step)) is not None:
+            inside = self.values[condition]
+            mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
+        place = f"{self.names[step.access.buffer]}_ptr + {place}"
+        along_rows = step.level is Level.ROW and self.schedule.repeats_rows and strides[len(self.nest.rows) - 1] == 1
+        if along_rows or (step.level is Level.COL and self.schedule.repeats_columns):
+            # Load it in the layout of the tiles that it is combined with.
+            place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
+        return from_storage(buffer.dtype, step.dtype, f"tl.load({place}{mask}{self.eviction(i)})")
 
     def _draw(self, step: Step) -> str:
         """Whether each element's random number is below the threshold."""

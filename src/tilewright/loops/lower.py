@@ -318,24 +318,22 @@ class _Lowering:
             if r := by_position.get(position):
                 if self.divisible:
                     self._refuse_repeats(r, op, rows, cols)
-                if r.axes & rows and r.axes & rows != rows & self.deps[op.args[0]] | (r.axes & rows):
-                    raise Unfusable(
-                        "a reduction adds up some of the rows and keeps the others apart, which one loop cannot do"
-                    )
-                if r.axes & rows and rows - r.axes:
-                    raise Unfusable(
-                        "a reduction adds up some of the rows and keeps the others apart, which one loop cannot do"
-                    )
-                if r.axes & cols and cols - r.axes:
-                    raise Unfusable(
-                        "a reduction adds up some of the columns and keeps the others apart, which one loop cannot do"
-                    )
+                for axes, what in ((rows, "rows"), (cols, "columns")):
+                    if r.axes & axes and axes - r.axes:
+                        raise Unfusable(
+                            f"a reduction adds up some of the {what} and keeps the others apart, "
+                            "which one loop cannot do"
+                        )
                 if r.axes & rows:
                     late.add(position)
             elif late & set(op.args):
                 late.add(position)
                 if self.deps[position] & rows:
                     raise Unfusable("every row needs the sum over all rows, which is known only after the last row")
+        self._check_outputs(late, rows, cols)
+
+    def _check_outputs(self, late: set[int], rows: frozenset[Axis], cols: frozenset[Axis]) -> None:
+        """Raise Unfusable if an output does not fit; the positions `late` are known only after the last row."""
         for (node, value), strides in zip(self.outputs, self.output_strides, strict=True):
             axes = frozenset(strides)
             position = self.ids[value.id]

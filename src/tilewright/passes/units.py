@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 from torch import fx
 
@@ -14,6 +15,7 @@ from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED
+from tilewright.operators.row import Row
 from tilewright.operators.table import row_of
 from tilewright.passes.hazards import hazards
 from tilewright.passes.random.dropout import keep_mask
@@ -42,14 +44,8 @@ def is_fusible(node: fx.Node) -> str | None:
     if node.target is keep_mask:
         return "PyTorch's own generator draws the mask"
     row = row_of(node.target)
-    if row is None:
-        return f"{node.target} has no row in the operator table"
-    if row.own and row.body is None:
-        return f"{node.target} is a kernel of tilewright's own, into which nothing can be fused"
-    if row.operator_class in ("compute", "library", "random"):
-        return f"{node.target} is a library call, into which nothing can be fused"
-    if row.body is None:
-        return f"no kernel is generated for {node.target}"
+    if row is None or row.body is None or row.operator_class in ("compute", "library", "random"):
+        return _without_body(node.target, row)
     # Results without a reader do not count.
     tensors = [t for value in (*values_of(node), *node.all_input_nodes) for t in results(value)]
     for tensor in tensors:
@@ -65,6 +61,16 @@ def is_fusible(node: fx.Node) -> str | None:
     if any(isinstance(a, fx.Node) and not results(a) for a in node.all_input_nodes):
         return "an operand is no tensor"
     return None
+
+
+def _without_body(operator: Any, row: Row | None) -> str:
+    if row is None:
+        return f"{operator} has no row in the operator table"
+    if row.own and row.body is None:
+        return f"{operator} is a kernel of tilewright's own, into which nothing can be fused"
+    if row.operator_class in ("compute", "library", "random"):
+        return f"{operator} is a library call, into which nothing can be fused"
+    return f"no kernel is generated for {operator}"
 
 
 def is_elementwise(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -141,18 +142,10 @@ class LineTracer:
             if user_files[code.co_filename] and not self._stopped and threading.get_ident() == thread:
                 self._return_to(sys._getframe(1).f_back)
 
-        def release() -> None:
-            _MONITORING.set_events(tool, 0)
-            for code in followed:
-                local_events(tool, code, 0)
-            for event in callbacks:
-                _MONITORING.register_callback(tool, event, None)
-            _MONITORING.free_tool_id(tool)
-
         # Events of an exception that leaves a function exist for all code alone.
         leaving = dict.fromkeys((events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND), on_return)
         callbacks = {events.PY_START: on_start, events.LINE: on_line, **leaving}
-        self._release = release
+        self._release = partial(_end_monitoring, tool, followed, callbacks)
         _MONITORING.use_tool_id(tool, LINES)
         for event, callback in callbacks.items():
             _MONITORING.register_callback(tool, event, callback)
@@ -269,3 +262,12 @@ def is_user_file(path: Path) -> bool:
         return path.parts[path.parts.index(packages.pop()) + 1] not in _OTHERS
     # site-packages is inside the standard library's folder, so this comes last.
     return not path.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def _end_monitoring(tool: int, followed: Iterable[CodeType], events: Iterable[int]) -> None:
+    _MONITORING.set_events(tool, 0)
+    for code in followed:
+        _MONITORING.set_local_events(tool, code, 0)
+    for event in events:
+        _MONITORING.register_callback(tool, event, None)
+    _MONITORING.free_tool_id(tool)
