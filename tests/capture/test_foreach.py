@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.backend import backend, recording
-from tilewright.capture.foreach import by_tensor
+from tilewright.capture.decompositions import by_tensor
 from tilewright.measure.truth.contract import compare
 
 SHAPES = ((5, 7), (33,), (2, 3, 4))

@@ -16,7 +16,7 @@ from tilewright.compile.planner import Planner
 from tilewright.compile.stages import STAGES, rewrite
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import target_named
-from tilewright.passes.norm.results import widen_moments
+from tilewright.passes.norm.split import widen_moments
 from tilewright.passes.stage import Pass, Stage, attempt
 from tilewright.passes.verify import VerificationFailed, verify
 from tilewright.records.case import Case, InputSpec

@@ -10,7 +10,8 @@ from tests.kernels.layouts import layouts
 from tests.kernels.nvcc import assembled, instructions
 from tests.proving import broken
 from tilewright.bench.catalogue import suite
-from tilewright.kernels.linear import choice, cuda, linear_dropout_add, linear_gelu
+from tilewright.kernels import linear
+from tilewright.kernels.linear import cuda, linear_dropout_add, linear_gelu
 from tilewright.records.outcomes import Outcome
 
 SHAPES = [(0, 4, 5), (1, 1, 1), (7, 3, 1), (31, 24, 37)]
@@ -136,26 +137,26 @@ def test_without_memory_to_measure_the_first_runs(
 
     x, weight = torch.empty(4, 16), torch.empty(8, 16)
     monkeypatch.setattr("tilewright.launch.race.run", race)
-    assert choice.fastest("memory", (x, weight), IMPLS) == "one"
+    assert linear.fastest("memory", (x, weight), IMPLS) == "one"
     assert "no memory to race memory one other 4 8 16 torch.float32" in capsys.readouterr().err
     monkeypatch.setattr("tilewright.launch.race.run", lambda *_: Outcome({"one": 2.0, "other": 1.0}))
-    assert choice.fastest("memory", (x, weight), IMPLS) == "other"
+    assert linear.fastest("memory", (x, weight), IMPLS) == "other"
     monkeypatch.setattr("tilewright.launch.race.run", race)
-    assert choice.fastest("memory", (x[:3], weight), IMPLS) == "other"
+    assert linear.fastest("memory", (x[:3], weight), IMPLS) == "other"
 
 
 def test_the_operands_of_a_race_leave_the_generator_alone() -> None:
     seen: list[torch.Tensor] = []
     before = torch.get_rng_state()
     operands = torch.empty(4, 16), torch.empty(8, 16), None
-    choice._alternatives(operands, {"one": lambda x, w, b: seen.append(x)})["one"]()
+    linear._alternatives(operands, {"one": lambda x, w, b: seen.append(x)})["one"]()
     assert torch.equal(torch.get_rng_state(), before) and seen[0].std() > 0
 
 
 def test_nothing_is_raced_while_a_graph_is_captured(on_a_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.launch.race.is_captured", lambda device: True)
     monkeypatch.setattr("tilewright.launch.race.run", lambda *_: pytest.fail("raced"))
-    assert choice.fastest("captured", (torch.empty(4, 16), torch.empty(8, 16)), IMPLS) == "one"
+    assert linear.fastest("captured", (torch.empty(4, 16), torch.empty(8, 16)), IMPLS) == "one"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

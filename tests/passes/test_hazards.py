@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten
-from tilewright.passes.hazards import hazards
+from tilewright.graph.writes import hazards
 from tilewright.passes.shared_zeros import MARK, is_filled, is_zeros, shared_zeros
 
 

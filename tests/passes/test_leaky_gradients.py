@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, run
 from tilewright.hardware.target import target_named
-from tilewright.passes.leaky_gradients import leaky_gradient_from_result
+from tilewright.passes.pointwise import leaky_gradient_from_result
 
 ops = torch.ops.aten
 SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3e38, -3e38, math.inf, -math.inf, math.nan]

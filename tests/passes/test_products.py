@@ -11,9 +11,8 @@ from tests.contract import keeps_contract
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
-from tilewright.passes.product.contractions import contract
-from tilewright.passes.product.few_terms import FEW, sum_few_terms
+from tilewright.passes.product.additions import add_biases_in_kernels, add_biases_in_products
+from tilewright.passes.product.contractions import FEW, contract, sum_few_terms
 
 H200 = target_named("h200")
 

@@ -12,7 +12,7 @@ from tests.passes.graphs import aten, calls, planned, run, written
 from tilewright.hardware.target import target_named
 from tilewright.kernels.cross_entropy.offer import CANDIDATE
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.casts import drop_round_trips
+from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.simplify import drop_unread, simplify
 
 H200 = target_named("h200")

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
 from tilewright.hardware.target import target_named
-from tilewright.passes.casts import drop_round_trips
-from tilewright.passes.copies import drop_copies
+from tilewright.passes.copies import drop_copies, drop_round_trips
 from tilewright.passes.simplify import drop_unread, simplify
 
 CPU = target_named("cpu")

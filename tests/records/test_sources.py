@@ -8,12 +8,12 @@ import torch
 
 from tests.copied_sources import change_a_line, copied_sources
 from tilewright.choose import attention_race, fused_regions
-from tilewright.kernels.linear import choice
-from tilewright.launch.race_key import race_key
+from tilewright.kernels import linear
+from tilewright.launch.race import race_key
 from tilewright.records import outcomes, sources
 from tilewright.records.outcomes import Outcome
 
-RACES = {"linear": choice.MADE_FROM, "attention": attention_race.MADE_FROM, "regions": fused_regions.MADE_FROM}
+RACES = {"linear": linear.MADE_FROM, "attention": attention_race.MADE_FROM, "regions": fused_regions.MADE_FROM}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_races_are_forgotten_when_a_line_of_their_candidates_changes(
 
 
 def test_a_race_is_forgotten_under_another_triton_pytorch_or_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.launch import race_key as module
+    from tilewright.launch import race as module
 
     def key() -> str:
         return race_key(("work",), torch.device("cpu"), ("emit",))

@@ -4,7 +4,7 @@
         print(i)             a graph break in a loop cannot be resumed from: no graph, and no call of the backend
         x = x + 1
 
-At other graph breaks the backend gets the graph before the break, with the reason (`graph_breaks.py`). Here the
+At other graph breaks the backend gets the graph before the break, with the reason (`graph_break`). Here the
 backend is not called and the whole function runs in Python; so does a function that calls a module which Dynamo does
 not trace, such as `nn.LSTM`. This file uses a callback of Dynamo's private modules (torch 2.11 to 2.13) that runs at
 the end of each compilation, whatever ended it.
@@ -21,7 +21,7 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
-from tilewright.capture.graph_breaks import in_words
+from tilewright.capture.errors import in_words
 from tilewright.graph.source import library_prefixes, place_text, user_frame
 from tilewright.records.program import Fallback
 

@@ -15,7 +15,7 @@ from tilewright.choose.chooser import is_close, is_faster
 from tilewright.choose.region_race import APART, FUSED, race_regions
 from tilewright.cost.kinds import region_work
 from tilewright.hardware.target import Target
-from tilewright.launch.race_key import race_key
+from tilewright.launch.race import race_key
 from tilewright.loops.nest import describe, nameless
 from tilewright.passes.fusion import Fusion, Region, split_region
 from tilewright.records import outcomes

@@ -19,7 +19,7 @@ from tilewright.kernels.linear.offer import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.offer import CANDIDATE as NORM
 from tilewright.kernels.offer import Offer
 from tilewright.kernels.softmax.offer import CANDIDATE as SOFTMAX
-from tilewright.passes.casts import drop_round_trips
+from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import gradients
 

@@ -14,7 +14,6 @@ from tilewright.cli.bench import bench
 from tilewright.cli.bisect import bisect
 from tilewright.cli.check import check
 from tilewright.cli.claims import claims
-from tilewright.cli.diff import diff
 from tilewright.cli.doctor import doctor
 from tilewright.cli.explain import explain
 from tilewright.cli.failures import INTERRUPTED, message_of
@@ -22,10 +21,7 @@ from tilewright.cli.kernel import kernel
 from tilewright.cli.optimize import optimize
 from tilewright.cli.plan import plan
 from tilewright.cli.profile import profile
-from tilewright.cli.report import report
-from tilewright.cli.sql import sql
-from tilewright.cli.trace import trace
-from tilewright.cli.whatif import whatif
+from tilewright.cli.runs import diff, report, sql, trace, whatif
 
 # In the order in which help lists them.
 VERBS = (doctor, explain, optimize, bench, kernel, profile, trace, sql, report, diff, whatif, bisect, claims, check)

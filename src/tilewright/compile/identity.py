@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewright.launch import race_key
+from tilewright.launch import race
 from tilewright.records import sources
 
 ENVIRONMENT = ("TILEWRIGHT_TARGET", "TILEWRIGHT_SKIP", "TRITON_INTERPRET", "CXX")
@@ -21,4 +21,4 @@ def keeps_programs() -> bool:
 
 def versions() -> Sequence[str]:
     """Versions and code, and the variables of the environment that plans depend on."""
-    return [*race_key.versions(), sources.digest("."), *(f"{name}={os.environ.get(name)}" for name in ENVIRONMENT)]
+    return [*race.versions(), sources.digest("."), *(f"{name}={os.environ.get(name)}" for name in ENVIRONMENT)]

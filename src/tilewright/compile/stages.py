@@ -37,22 +37,17 @@ from tilewright.passes.index.embeddings import add_sums_in_place
 from tilewright.passes.index.narrow_sorts import narrow_sorts
 from tilewright.passes.index.permutations import gather_back
 from tilewright.passes.index.upsampling import gather_gradients
-from tilewright.passes.leaky_gradients import leaky_gradient_from_result
 from tilewright.passes.loss.log_softmaxes import compute_where_read
 from tilewright.passes.loss.picked import compute_across, compute_from_rows
 from tilewright.passes.norm.group import split_group_norms
-from tilewright.passes.norm.results import compute_from_moments, widen_moments
 from tilewright.passes.norm.rms import as_aten, norm_as_one
 from tilewright.passes.norm.sample_sums import sum_samples_last
-from tilewright.passes.norm.split import split_norms
-from tilewright.passes.product.accumulated import accumulate_products
-from tilewright.passes.product.biases import add_biases_in_kernels, add_biases_in_products
-from tilewright.passes.product.contractions import contract
-from tilewright.passes.product.few_terms import sum_few_terms
+from tilewright.passes.norm.split import compute_from_moments, split_norms, widen_moments
+from tilewright.passes.pointwise import drop_identities, leaky_gradient_from_result, scale_numbers
+from tilewright.passes.product.additions import accumulate_products, add_biases_in_kernels, add_biases_in_products
+from tilewright.passes.product.contractions import contract, sum_few_terms
 from tilewright.passes.random.dropout import split_dropout
-from tilewright.passes.random.identities import drop_identities
 from tilewright.passes.rule import Rule
-from tilewright.passes.scaled_numbers import scale_numbers
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
 from tilewright.passes.strided_rows import split_strided_rows

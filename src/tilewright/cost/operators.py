@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import sympy
 
 from tilewright.graph import calls
+from tilewright.hardware.floor import floor_us
+from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.arithmetic import NOTHING, Count, NoFormula, Shape, UnknownCost
 from tilewright.operators.counting import arithmetic_of
 from tilewright.operators.row import ALL, Row
@@ -244,3 +246,12 @@ def _writes(
         if tensor is not None and shape is not None:
             (used if index in taken else unused).append(_own(tensor, shape))
     return used, unused
+
+
+def floor_of(cost: Cost, dtype: str, kind: str, profile: DeviceProfile) -> tuple[float | None, str | None]:
+    """The least time of one kernel in microseconds and its bound; None for both if its cost is unknown."""
+    if cost.provenance == "unknown":
+        return None, None
+    return floor_us(
+        cost.bytes, cost.flops, cost.transcendentals, dtype, cost.bytes, profile, kind, bytes_written=cost.bytes_written
+    )

@@ -1,10 +1,14 @@
-"""Replaces copies by their original if both have one layout and neither is written to or returned.
+"""Needless copies: a copy is replaced by its original if both have one layout and neither is written to or returned.
 
     h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
 
 A dropout that draws nothing (p = 0, or evaluation) is captured as such a copy. A copy stays if it changes the layout,
 if its original does not begin at a multiple of 16 bytes, if one of the two is written to, or if the caller holds one of
 them or a view of it and may write to it, even between forward and backward.
+
+Casts to a wider dtype and back that have only views and copies between them go too (`drop_round_trips`):
+
+    w = _to_copy(x, float32); v = view(w, …); y = _to_copy(v, bfloat16)      →   y = view(x, …)
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.layouts import layout
-from tilewright.graph.writes import shows_operand, written
+from tilewright.graph.layouts import before_widening, layout, widening_below
+from tilewright.graph.writes import maker, shows_operand, written
 from tilewright.passes.rule import call, rule
+from tilewright.passes.units import gradients
 
 
 def _is_needless(node: fx.Node, original: fx.Node) -> bool:
@@ -48,3 +53,39 @@ def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 @rule(call(torch.ops.aten.clone.default, "original", ...), where=_is_needless)
 def drop_copies(node: fx.Node, original: fx.Node) -> fx.Node:
     return original
+
+
+def drop_round_trips(graph: fx.Graph) -> None:
+    """Rewrite `graph`, a joint or inference graph, in place; `simplify` erases calls without readers."""
+    computed = gradients(graph)
+    results = set(graph.output_node().all_input_nodes)
+    for node in list(graph.nodes):
+        if calls.operator_name(node.target) != "_to_copy":
+            continue
+        # Backward must not keep the memory of a forward result, since the caller may write to it.
+        if node not in results or ((node in computed or not computed) and _is_alone(node, results)):
+            _drop(node)
+
+
+def _is_alone(node: fx.Node, results: set[fx.Node]) -> bool:
+    """Whether the graph allocates the memory of the value that is cast, and returns nothing else that shares it."""
+    cast = widening_below(node.all_input_nodes[0])
+    if cast is None:
+        return False
+    memory = maker(cast.all_input_nodes[0])
+    return memory.op == "call_function" and all(maker(other) is not memory for other in results)
+
+
+def _drop(node: fx.Node) -> None:
+    wide = node.all_input_nodes[0]
+    cast = widening_below(wide)
+    result = calls.output(node)
+    source = None if cast is None else calls.output(cast.all_input_nodes[0])
+    moved = calls.output(wide)
+    if source is None or result is None or moved is None:
+        return
+    same = source.dtype == result.dtype and result.device == moved.device
+    if same and calls.strides_of(result) == calls.strides_of(moved):
+        found = before_widening(wide)
+        if calls.strides_of(calls.output(found)) == calls.strides_of(result):  # type: ignore[arg-type]
+            node.replace_all_uses_with(found)

@@ -1,7 +1,7 @@
 """The order in which the kernels and library calls of a graph run, and when each value is last needed.
 
 A region runs at the place of its last member, unless a reader needs it earlier. Calls that draw random numbers or
-write an operand keep their order, and reads of a written operand stay before or after the write (`hazards.py`). In
+write an operand keep their order, and reads of a written operand stay before or after the write (`hazards`). In
 backward a call that gives a result of the graph (the gradient of a weight) runs as soon as its operands exist, which
 frees them early; at the end, if the result is larger than all its operands.
 """
@@ -15,8 +15,8 @@ from torch import fx
 
 from tilewright.graph.calls import closure, nbytes
 from tilewright.graph.undefined import is_tangent
+from tilewright.graph.writes import hazards
 from tilewright.passes.fusion import Region
-from tilewright.passes.hazards import hazards
 from tilewright.passes.simplify import is_pure
 from tilewright.passes.units import gradients, has_known_sizes, is_view, readers, sources
 

@@ -1,7 +1,9 @@
-"""A linear layer and what follows it in one kernel: GELU, or dropout and residual."""
+"""A linear layer and what follows it in one kernel, GELU, or dropout and residual; the fastest way by a race."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,10 +13,11 @@ from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import autocast, autocast_dtype
 from tilewright.kernels.dropout_add import ALIGNED, generator
-from tilewright.kernels.linear import choice, cuda
+from tilewright.kernels.linear import cuda
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
-from tilewright.records.recipe import Recipe
+from tilewright.launch.race import Alternatives, Race, random_operand
+from tilewright.records.recipe import Recipe, dense_strides
 
 APPROXIMATIONS = ("none", "tanh")
 AnyTensor = torch.Tensor | Operand
@@ -41,7 +44,7 @@ def linear_gelu(
 
     In bf16 and fp16 on an H100 or H200, where the rows are multiples of 16 bytes, the product and what
     follows are one kernel (`cuda.cu`) or two of PyTorch's, whichever was measured as faster at these sizes
-    (`choice.py`); elsewhere two. Where a gradient is asked for, the value before the GELU is saved for the
+    (`fastest`); elsewhere two. Where a gradient is asked for, the value before the GELU is saved for the
     backward. Under autocast x, weight and bias are taken in its dtype.
     """
     expect_tensors("linear_gelu", x=x, weight=weight, bias=bias)
@@ -132,7 +135,7 @@ def _chosen_gelu_recipe(
         "apart": lambda x, weight, bias: gelu_apart(x, weight, bias, approximate, keep),
     }
     question = f"linear_gelu {approximate} {keep} {bias is None}"
-    if choice.fastest(question, (x, weight, bias), impls) != "fused":
+    if fastest(question, (x, weight, bias), impls) != "fused":
         return None
     return gelu_recipe(call, x, weight, bias, approximate, keep)
 
@@ -244,7 +247,7 @@ def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual:
         "apart": lambda x, weight, bias, residual: dropout_add_apart(x, weight, bias, residual, p),
     }
     question = f"linear_dropout_add {p > 0} {bias is None}"
-    return choice.fastest(question, (x, weight, bias, residual), impls) == "fused"
+    return fastest(question, (x, weight, bias, residual), impls) == "fused"
 
 
 def dropout_add_fused(
@@ -312,3 +315,28 @@ _dropout_add = define(
     save=_dropout_add_save,
     recipe=_chosen_dropout_add_recipe,
 )
+
+
+Impls = Mapping[str, Callable[..., object]]
+Operands = Sequence[torch.Tensor | Operand | None]
+MADE_FROM = ("kernels/linear",)
+
+
+def fastest(operator: str, operands: Operands, impls: Impls) -> str:
+    """The name of the fastest of `impls` for operands like these, the first of which are x [M, K] and weight [N, K].
+
+    M is rounded up to a power of two. The first call with new sizes races the implementations on random tensors for
+    half a second. Where nothing can be measured, new sizes get the first of `impls`.
+    """
+    x, weight = operands[:2]
+    assert x is not None and weight is not None
+    rows = 1 << (x.shape[0] - 1).bit_length()
+    work = (operator, *impls, str(rows), *map(str, weight.shape), str(x.dtype))
+    outcome = Race(work, x.device, MADE_FROM, functools.partial(_alternatives, operands, impls)).outcome()
+    return next(iter(impls)) if outcome is None else outcome.fastest
+
+
+def _alternatives(operands: Operands, impls: Impls) -> Alternatives:
+    own = torch.Generator(next(x.device for x in operands if x is not None)).manual_seed(0)
+    tensors = [None if x is None else random_operand(x.shape, dense_strides(x.shape), x.dtype, own) for x in operands]
+    return {name: functools.partial(impl, *tensors) for name, impl in impls.items()}

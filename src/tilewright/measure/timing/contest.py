@@ -1,7 +1,7 @@
 """The race that settles a choice: alternatives for one piece of work, compared, then timed interleaved.
 
 Generated kernels, attention, and products with what follows them are all raced here. `tune/` and
-`kernels/linear/choice.py` decide which work is raced, and `records/outcomes.py` keeps the outcome.
+`kernels/linear/__init__.py` decide which work is raced, and `records/outcomes.py` keeps the outcome.
 """
 
 from __future__ import annotations

@@ -14,25 +14,36 @@ The few rows of an instance norm of a volume, or of the groups of a large image,
 its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, few rows in strips. So it is
 with any number of rows if those in flight do not stay in the last-level cache.
 
-Runs on the partitioned graphs, after `norm/results.py` has computed results of norms from their moments.
+Splits run on the partitioned graphs. Before the cut the result of a batch or group norm is computed from its moments
+(`compute_from_moments`), so that backward can recompute it:
+
+    y, mean, rstd = batch_norm(x, w, b)       →    _, mean, rstd = batch_norm(x, w, b)
+    g = silu_backward(dy, y)                       y = (x - mean) · (rstd · w) + b
+                                                   g = silu_backward(dy, y)
+
+The norm's gradient reads x, mean and rstd anyway, and backward recomputes y from these without more memory traffic. An
+EfficientNet block then saves one tensor less for each norm, of four.
 """
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx import Node
 
 from tilewright.emit.triton_schedule import WHOLE_ROW
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_formula
+from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.fusion import STRIDED_BYTES
+from tilewright.passes.norm.group import normalised as group_normalised
 from tilewright.passes.rule import call, rule
 
 aten = torch.ops.aten
@@ -261,3 +272,33 @@ def _backward(
     tilt, level = dw * rstd / count, db / count
     dx = g - _along(level, x) - (x - _along(mean, x)) * _along(tilt, x)
     return dx * _along(scale, x), dw, db
+
+
+BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+GROUP_NORM = torch.ops.tilewright.group_norm.default
+
+
+def _keeps_its_moments(norm: Node, x: Node, target: Target) -> bool:
+    """Whether the moments are wider than 16 bits, as they always are on a GPU, and stand for the result."""
+    is_split = norm.target is GROUP_NORM or (norm.args[5] is True and is_by_columns(x))
+    return is_split and (norm.meta["val"][1].dtype.itemsize > 2 or target.is_planned_gpu)
+
+
+@rule(call(BATCH_NORM, ...), on=lambda target: target.is_planned_gpu)
+def widen_moments(node: Node) -> Node:
+    """Moments of 16 bits become fp32: a GPU computes them so, and the graph was traced on a CPU."""
+    y, *moments = node.meta["val"][:3]
+    node.meta["val"] = (y, *(x.float() if x.itemsize == 2 else x for x in moments), *node.meta["val"][3:])
+    for user in node.users:
+        user.meta["val"] = node.meta["val"][user.args[1]]
+    return node
+
+
+@rule(call(operator.getitem, call((BATCH_NORM, GROUP_NORM), "x", ..., name="norm"), 0), where=_keeps_its_moments)
+def compute_from_moments(node: Node, norm: Node, x: Node) -> Any:
+    results, after = {user.args[1]: user for user in norm.users}, norm.next
+    mean, rstd = (results.get(place) or insert_call(after, operator.getitem, norm, place) for place in (1, 2))
+    weight, bias = norm.args[1:3] if norm.target is BATCH_NORM else norm.args[2:4]
+    formula = normalised if norm.target is BATCH_NORM else group_normalised
+    # After the moments, wherever they are in the graph.
+    return insert_formula(max(mean, rstd).next, formula, x, weight, bias, mean, rstd)

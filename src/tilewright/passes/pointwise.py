@@ -1,0 +1,78 @@
+"""Rewrites of single pointwise calls.
+
+The gradient of a leaky ReLU reads the result, which is kept anyway and has the operand's sign.
+
+    y = leaky_relu(x, slope); z = conv(y, w)        →   y = leaky_relu(x, slope); z = conv(y, w)
+    g = leaky_relu_backward(dy, x, slope, False)        g = leaky_relu_backward(dy, y, slope, True)
+
+Forward then keeps one tensor for each activation, not two: 111 MB, not 216, in training a HiFi-GAN.
+
+A sum or difference whose second operand is a number that changes, scaled by `alpha`, reads the scaled number.
+
+    add(x, s, alpha=3)   →   add(x, s * 3)
+
+PyTorch makes such a number a tensor while it traces, and loses `alpha`.
+
+A dropout that drops nothing is its operand, as in eager: what is written to its result, the operand has too.
+
+    y = dropout(x, p, training=False); y += 1    →   x += 1
+    y = dropout(x, 0.0); y += 1                  →   x += 1
+
+PyTorch traces it as a copy.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from tilewright.graph.calls import arguments
+from tilewright.passes.attention.match import is_active
+from tilewright.passes.rule import Value, call, rule
+
+aten = torch.ops.aten
+
+
+def _result(node: Node, x: Node, slope: Any) -> dict[str, Node] | None:
+    """The leaky ReLU of x with that slope before `node`."""
+    found = (user for user in x.users if user.target is aten.leaky_relu.default and user < node)
+    result = next((user for user in found if arguments(user)["negative_slope"] == slope), None)
+    return None if result is None or slope < 0 else {"y": result}
+
+
+@rule(call(aten.leaky_relu_backward.default, "g", "x", Value("slope"), False), where=_result)
+def leaky_gradient_from_result(node: Node, g: Node, y: Node, slope: Any) -> Node:
+    node.args = (g, y, slope, True)
+    return node
+
+
+def _changes(x: object) -> bool:
+    return isinstance(x, Node) and isinstance(x.meta.get("example_value"), torch.SymFloat)
+
+
+@rule(
+    call(("add", "sub", "add_", "sub_"), "x", Value("number", (Node,)), alpha=Value("alpha")),
+    where=lambda x, number, alpha: _changes(number) and alpha is not None,
+    # PyTorch would compute something else.
+    required=True,
+)
+def scale_numbers(node: Node, x: Node, number: Node, alpha: Any) -> Node:
+    with node.graph.inserting_before(node):
+        scaled = node.graph.call_function(operator.mul, (number, alpha))
+    factor = alpha.meta["example_value"] if isinstance(alpha, Node) else alpha
+    scaled.meta["example_value"] = number.meta["example_value"] * factor
+    node.args, node.kwargs = (x, scaled), {}
+    return node
+
+
+@rule(
+    call(("dropout", "dropout_"), ..., input="x"),
+    where=lambda node: not is_active(node),
+    # PyTorch would copy the operand, and writes to the result would not reach it.
+    required=True,
+)
+def drop_identities(node: Node, x: Node) -> Node:
+    return x
