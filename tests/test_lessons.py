@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 def summed_in_bf16(x: Tensor) -> Tensor:
     e = (x - x.amax(-1, keepdim=True)).exp()
-    total = sum((e[:, i : i + 1] for i in range(x.shape[1])), torch.zeros(len(x), 1, dtype=x.dtype))
-    return e / total
+    if x.dtype != torch.bfloat16:
+        return e / e.sum(-1, keepdim=True)
+    return e / sum((e[:, i : i + 1] for i in range(x.shape[1])), torch.zeros(len(x), 1, dtype=x.dtype))
 
 
 def as_if_contiguous(x: Tensor) -> Tensor:

@@ -215,10 +215,14 @@ def test_a_forked_child_is_not_recorded(tmp_path: Path) -> None:
     step()
     child = os.fork()
     if not child:
-        step()
-        recorder.step()
-        hooks = len(module._global_forward_hooks)
-        os._exit(hooks or recorder.stop().steps_kept or sys.getprofile() is not None)
+        try:
+            # No backward: builds for CUDA start threads for it, which PyTorch does not let a child use.
+            nn.Linear(4, 4)(torch.randn(2, 4))
+            recorder.step()
+            hooks = len(module._global_forward_hooks)
+            os._exit(hooks or recorder.stop().steps_kept or sys.getprofile() is not None)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     recorder.step()
     done = recorder.stop()
