@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -19,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tilewright.records.case import Case
+from tilewright.records.case import Case, CopyOf
 from tilewright.records.errors import InputError, TargetError, UsageError
 from tilewright.records.input_grammar import parse_arguments
 
@@ -182,8 +181,7 @@ def _case_from(found: object, name: str, target: str, inputs: str | None) -> Cas
 
 
 def _case_of_module(module: nn.Module, name: str, target: str, inputs: str | None) -> Case:
-    # Each build is a copy, so that a run cannot change the parameters and buffers of the next.
-    return _with_inputs(lambda: copy.deepcopy(module), module.forward, name, target, inputs)
+    return _with_inputs(CopyOf(module), module.forward, name, target, inputs)
 
 
 def _without_inputs(case: Case, target: str, inputs: str | None) -> Case:

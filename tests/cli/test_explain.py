@@ -1,6 +1,7 @@
 """`tilewright explain` end to end: the figures of the definitions, the tree, JSON, every kind of target."""
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -71,6 +72,26 @@ def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
     # 160 MB at the 4255 GB/s that were measured on an H200.
     assert floors["h200"] == pytest.approx(160e6 / 4255e3, rel=0.01)
     assert floors["h200"] < floors["a100"] < floors["cpu"]
+
+
+NORMED = """
+from torch import nn
+
+net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
+"""
+
+
+def test_a_network_with_buffers_is_explained_whole(
+    tilewright: Tilewright, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[object] = []
+    monkeypatch.setattr(logging.Logger, "exception", lambda *said, **_: logged.append(said))
+    (tmp_path / "model.py").write_text(NORMED)
+    inputs = ("--inputs", "f32[B=2,3,8,8]")
+    document = json.loads(tilewright("explain", f"{tmp_path}/model.py:net", "--on", "h200", "--json", *inputs).out)
+    after = [op for op in document["operators"] if op["stage"] == "after"]
+    assert {"_foreach_copy_", "_foreach_add_"} <= {op["name"] for op in after} and not logged
+    assert [op["name"] for op in after if op["cost"]["provenance"] == "unknown"] == []
 
 
 ATTENDED = """

@@ -68,8 +68,8 @@ def timed(impl: str, us: float, spread: float = 0.01, direction: Direction = "in
     [
         (timed("eager", 300.0), "3.00× faster than eager (300 µs)"),
         (timed("eager", 50.0), "2.00× slower than eager (50.0 µs)"),
-        (timed("eager", 101.0, 0.0), "within the noise of eager (101 µs), 1% faster"),
-        (timed("eager", 90.0, 0.2), "within the noise of eager (90.0 µs), 10% slower"),
+        (timed("eager", 101.0, 0.0), "1.01× the speed of eager (101 µs; within the noise)"),
+        (timed("eager", 90.0, 0.2), "0.90× the speed of eager (90.0 µs; within the noise)"),
     ],
 )
 def test_the_outcome_comes_first_also_where_it_is_lost(eager: Measurement, said: str) -> None:
@@ -127,8 +127,8 @@ def test_alike_launches_are_one_row_and_each_has_its_reason(tmp_path: Path) -> N
     assert rows["forward0_gelu"]["why"].startswith("tried and lost, tanh → mul: one kernel took 90 µs")
     assert rows["forward0_gelu"]["off"] == 3.0
     assert rows["softmax"]["why"] is None
-    assert rows["odd"]["why"] == "its work is not known to the operator table" and rows["odd"]["lost_us"] == 20.0
-    assert rows["t"]["why"] == "a view: it moves nothing, and takes only the host"
+    assert rows["odd"]["why"] == "no floor: the operator table does not know its work" and rows["odd"]["lost_us"] == 20.0
+    assert rows["t"]["why"] == "a view: it moves no data, this is the host's time for the call"
 
 
 def test_the_terminal_marks_what_has_no_reason_and_what_was_predicted_wrong(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tilewright.records.case import CopyOf
+
 
 class Fakes:
     """Makes fake tensors on one device that can be traced together; one for each tensor."""
@@ -63,8 +65,10 @@ class Fakes:
 def built_without_memory(build: Callable[[], Callable[..., Any]]) -> Callable[[], Callable[..., Any]]:
     """`build`, whose module is built once, of fake tensors.
 
-    A module whose `__init__` reads values of tensors is built of real ones.
+    A module whose `__init__` reads values of tensors is built of real ones. One that exists is not copied: `Fakes` does.
     """
+    if isinstance(build, CopyOf):
+        return lambda: build.module
     made: list[Callable[..., Any]] = []
 
     def once() -> Callable[..., Any]:

@@ -177,7 +177,7 @@ def _planned_implementations(request: Request, training: bool, target: Target) -
     if why is None and training:
         why = "few queries or keys" if request.is_short else backward.refuses(request)
     if why is not None:
-        raise Refusal(f"{why}, and what takes it was not raced against it here")
+        raise Refusal(f"{why}; its other kernels were not timed against PyTorch's here")
     return ["hopper.forward", "hopper.backward"][: 1 + training]
 
 
@@ -220,7 +220,7 @@ def _why_not_fast(request: Request, ways: list[str]) -> str | None:
         if way not in FOR_HOPPER:
             why = importlib.import_module(f"{KERNELS}.{own}").supports(request, limits_of(request.device))
             what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
-            return f"{what}, and what takes it was not raced against it here"
+            return f"{what}; its other kernels were not timed against PyTorch's here"
     return None
 
 

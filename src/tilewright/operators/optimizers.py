@@ -1,8 +1,8 @@
-"""Operators of optimizers in traces: one step over lists of parameters, gradients and states."""
+"""Operators of optimizers, and others over lists of parameters, gradients and states."""
 
 from __future__ import annotations
 
-from tilewright.operators.arithmetic import each, of_argument
+from tilewright.operators.arithmetic import NOTHING, each, of_argument
 from tilewright.operators.row import Traffic, calls
 from tilewright.operators.shapes import CallAxes, Result, no_result
 
@@ -37,3 +37,13 @@ calls(
     traffic=BUFFERS,
 )
 calls("_foreach_norm.Scalar(self, ord, dtype)", "library", arithmetic=each(ELEMENTS, 2), shapes=_norms)
+# What compiled graphs write back at their end (`passes/write_back.py`); a trace prices it tensor by tensor.
+calls(
+    "_foreach_copy_.default(self, src, non_blocking)",
+    "library",
+    arithmetic=NOTHING,
+    shapes=no_result,
+    traffic=Traffic(unread=("self",)),
+    priced=False,
+)
+calls("_foreach_add_.Scalar(self, scalar)", "library", arithmetic=each(ELEMENTS, 1), shapes=no_result, priced=False)

@@ -94,7 +94,7 @@ def whose_kernel(node: fx.Node, target: Target) -> str | None:
         return f"{node.target} is computed by PyTorch's operators: its hand-written kernel is not for float64"
     if not target.runs_on_gpu(tensor.device):
         return f"{node.target} is computed by PyTorch's operators: its hand-written kernel is for GPUs"
-    return f"{node.target} runs tilewright's own hand-written kernel"
+    return f"{node.target} is a hand-written kernel of tilewright's, into which nothing can be fused"
 
 
 def sources(node: fx.Node) -> Iterator[fx.Node]:

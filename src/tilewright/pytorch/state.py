@@ -140,11 +140,3 @@ def compilations() -> tuple[int, int]:
     context = CompileContext.current_compile_id()
     return (context.frame_compile_id or 0) + 1 if context else 1, config.recompile_limit
 
-
-def needs_values(error: RuntimeError) -> bool:
-    """Whether a tracer ended because the program reads the value of a traced tensor."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    known = (DataDependentOutputException, GuardOnDataDependentSymNode)
-    return isinstance(error, known) or "value out of a tracing tensor" in str(error)

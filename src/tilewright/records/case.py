@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -109,6 +110,17 @@ class Case:
         """Every named dimension with its size, those of the inputs first."""
         sizes = {name: size for spec in self.specs() for name, size in zip(spec.names, spec.shape, strict=True) if name}
         return sizes | dict(self.dims)
+
+
+@dataclass(frozen=True)
+class CopyOf:
+    """The `build` of a module that exists: each is a copy, so that a run cannot change the parameters and buffers of
+    the next."""
+
+    module: Callable[..., Any]
+
+    def __call__(self) -> Callable[..., Any]:
+        return copy.deepcopy(self.module)
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -40,6 +40,8 @@ class _Parser:
         keywords: dict[str, Any] = {}
         if self.next == _END:
             raise self._error("is empty; e.g. fp32[N=4000,M=5000]")
+        if re.fullmatch(r"\d+(x\d+)+", self.text):
+            raise self._error(f"is sizes without a dtype: write fp32[{self.text.replace('x', ',')}]")
         while True:
             if self.tokens[1:2] == ["="]:
                 self._named(keywords)

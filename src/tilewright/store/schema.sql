@@ -49,8 +49,8 @@ WITH timed AS (
 )
 SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, share, predicted_us, off, bound,
        CASE WHEN decided IS NOT NULL THEN decided
-            WHEN is_view THEN 'a view: it moves nothing, and takes only the host'
-            WHEN floor_us IS NULL THEN 'its work is not known to the operator table'
+            WHEN is_view THEN 'a view: it moves no data, this is the host''s time for the call'
+            WHEN floor_us IS NULL THEN 'no floor: the operator table does not know its work'
             WHEN bound = 'launch-bound' THEN 'only its launch takes time'
             WHEN off > 2 THEN 'the model of times is not fitted to such a kernel on this device'
             WHEN measured_us <= 1.3 * predicted_us THEN 'as kernels of its kind take on this device'

@@ -37,7 +37,7 @@ def bench_case(
     from tilewright.compile.price import price_case
     from tilewright.hardware.profiles import local_profile
     from tilewright.hardware.target import Target
-    from tilewright.verbs.pieces import program_in_pieces, verify_case
+    from tilewright.verbs.pieces import program_in_pieces
 
     unknown = [name for name in impls if name not in BENCH_IMPLS]
     if unknown:
@@ -57,7 +57,7 @@ def bench_case(
     for impl in dict.fromkeys(("tilewright", *wanted)):
         for _ in range(CALLS_UNTIL_REPLAYED if impl in REPLAYED else 1):
             subject.call(impl)
-        verified = verify_case(subject, impl, program)
+        verified = subject.verified(impl)
         if broken := ", ".join(v.tensor for v in verified if not v.ok):
             if impl.startswith("tilewright"):
                 raise VerificationError(f"{case.name}: the numbers contract is broken for {broken}")

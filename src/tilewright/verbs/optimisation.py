@@ -162,7 +162,7 @@ def _optimized(
 ) -> _Outcome:
     from tilewright.compile.price import price_case
     from tilewright.hardware.target import Target
-    from tilewright.verbs.pieces import program_in_pieces, verify_case
+    from tilewright.verbs.pieces import program_in_pieces
 
     tell("pricing every operator, racing every fusion")
     try:
@@ -177,7 +177,7 @@ def _optimized(
         subject.call("tilewright")
         program = with_times(priced, subject.recording, device)
     tell("verifying against float64")
-    verified = verify_case(subject, "tilewright", program)
+    verified = subject.verified("tilewright")
     tell(f"timing tilewright beside {' and '.join(PEERS)}")
     return _Outcome(program, verified, measure(subject, program, suite="optimize", seconds=seconds))
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewright.records.errors import CaptureError
-from tilewright.records.measurement import Verified
 from tilewright.records.program import Fallback, Operator, Program, Region
 from tilewright.verbs.subject import Subject
 
@@ -63,19 +62,3 @@ def _priced(
         [replace(one, name=prefix + one.name, measured_us=us(one.name)) for one in regions],
     )
 
-
-def verify_case(subject: Subject, impl: str, program: Program) -> list[Verified]:
-    """`verify` of an implementation. Where a tensor's value decides what runs next, there is no reference in float64:
-    nothing is verified, and a fallback of `program` says so."""
-    from tilewright.measure.truth.verify import verify
-    from tilewright.pytorch.state import needs_values
-    from tilewright.records.errors import first_line
-
-    try:
-        return verify(subject.model, subject.functions[impl], subject.inputs, seed=1, training=subject.case.training)
-    except RuntimeError as error:
-        if not needs_values(error):
-            raise
-        why = f"a tensor's value decides what runs next: {first_line(error)}"
-        program.fallbacks.append(Fallback("the comparison with float64", subject.case.name, why))
-        return []

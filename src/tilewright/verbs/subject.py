@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tilewright.backend import Recording
     from tilewright.measure.inputs import Arguments
+    from tilewright.records.measurement import Verified
 
 
 class Subject:
@@ -113,6 +114,12 @@ class Subject:
         if results:
             torch.autograd.backward(results, self.gradients)
         self._drop_gradients()
+
+    def verified(self, impl: str) -> list[Verified]:
+        """The results and gradients of an implementation beside eager's and those of float64 (`verify`)."""
+        from tilewright.measure.truth.verify import verify
+
+        return verify(self.model, self.functions[impl], self.inputs, seed=1, training=self.case.training)
 
     def _drop_gradients(self) -> None:
         import torch

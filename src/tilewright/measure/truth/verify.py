@@ -127,7 +127,8 @@ def joint_graph(
     """The operators that eager runs for `model(*inputs)` and, with `training`, for its gradients.
 
     `tangents` are the gradients of the differentiable outputs. Attention is decomposed (the math backend), because
-    fused attention has no float64 and hides its dropout mask. Exceptions of the model pass through.
+    fused attention has no float64 and hides its dropout mask. Where a tensor's value decides what runs next
+    (`if mask.all()`), the graph has what ran for these inputs. Exceptions of the model pass through.
     """
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -155,7 +156,7 @@ def joint_graph(
 
     with sdpa_kernel(SDPBackend.MATH), _without_onednn():
         torch.manual_seed(seed)
-        graph = make_fx(whole)(*arguments())
+        graph = make_fx(whole, _error_on_data_dependent_ops=False)(*arguments())
     return JointGraph(graph, arguments(), names)
 
 

@@ -34,7 +34,7 @@ class Price:
 def price(call: PositionalCall) -> Price | None:
     """The price of a call; None where no row knows it."""
     try:
-        if call.name.startswith(_FOREACH) and not rows_of(call.name):
+        if call.name.startswith(_FOREACH) and not any(row.priced for row in rows_of(call.name)):
             return _price_each(call)
         row = row_for(call)
         arithmetic = None if row is None else arithmetic_of(row)
