@@ -154,25 +154,38 @@ def test_a_division_of_elements_by_a_number_is_a_product(divisor: float, factor:
         assert (f"* {factor}" in text or divisor == 1.0) and "div_rn" not in text and " / " not in text
 
 
-def test_a_mean_is_a_quotient() -> None:
+def test_only_where_eager_multiplies_by_a_reciprocal_a_quotient_is_a_product() -> None:
+    """Its kernels for GPUs do so where a call divides by a number, not where a formula has one."""
     assert "tw.mean(" in source(lambda x: x.mean(-1), torch.float32)
-    assert "tl.div_rn(" in source(lambda x: x.amax(-1) / 96, torch.float32)
+    assert "* 0.010416666977107525" in source(lambda x: x.amax(-1) / 96, torch.float32)
+    assert "* 0.1666666716337204" in source(lambda x: F.hardswish(x), torch.float32)
+    backward = source(lambda x: torch.ops.aten.hardswish_backward(x, x), torch.float32)
+    assert "tl.div_rn(" in backward and ", 3.0)" in backward
+    assert ", 0.7)" in source(lambda x: F.softplus(x, 0.7), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid"])
+def test_what_is_compared_is_computed_by_eagers_functions(name: str) -> None:
+    for function in (lambda x: getattr(x, name)() > 0.5, lambda x: getattr(x, name)().floor()):
+        assert "libdevice." in source(function, torch.float32)
+    assert "libdevice." not in source(lambda x: getattr(x, name)() + 0.5, torch.float32)
 
 
 @pytest.mark.parametrize(
-    ("function", "dtype"),
+    ("function", "dtype", "compared"),
     [
-        (lambda x: F.silu(x), torch.float32),
-        (lambda x: F.silu(x.float()), torch.bfloat16),
-        (lambda x: F.silu(x) > 0.5, torch.bfloat16),
-        (lambda x: F.silu(x) + F.silu(x.float()), torch.bfloat16),
-        (lambda x: (F.silu(x.float()) - 1).to(x.dtype), torch.bfloat16),
+        (lambda x: F.silu(x), torch.float32, False),
+        (lambda x: F.silu(x.float()), torch.bfloat16, False),
+        (lambda x: F.silu(x) > 0.5, torch.bfloat16, True),
+        (lambda x: F.silu(x) + F.silu(x.float()), torch.bfloat16, False),
+        (lambda x: (F.silu(x.float()) - 1).to(x.dtype), torch.bfloat16, False),
     ],
     ids=["fp32", "widened", "compared", "shared", "subtracted"],
 )
-def test_other_results_are_accurate(function: Callable[..., Any], dtype: torch.dtype) -> None:
+def test_other_results_are_accurate(function: Callable[..., Any], dtype: torch.dtype, compared: bool) -> None:
     text = source(function, dtype)
-    assert "approximate" not in text and "tw.exp(" in text and "tl.div_rn(" in text
+    exponential = "libdevice.exp(" if compared else "tw.exp("
+    assert "approximate" not in text and exponential in text and "tl.div_rn(" in text
 
 
 def test_tiles_with_repeated_elements_are_not_copied_ahead() -> None:

@@ -171,3 +171,24 @@ def test_marks_forbid_contraction_in_the_kernels_of_forward(program: Program, al
     nest = region.lowered.nest
     assert TritonSchedule(nest).allows_fma is allowed
     assert bool(feeds_discontinuous(nest)) is not allowed
+
+
+@pytest.mark.parametrize(
+    ("program", "allowed"),
+    [
+        (lambda x: (x * x + 1).rsqrt().sort()[0], False),
+        (lambda x: (1 - x * x).amax(-1, keepdim=True) > x, False),
+        (lambda x: (y := x * x, y.float() + 1, (y + 1).float())[1:], False),
+        (lambda x: -(x * x) + 1 > 0.5, False),
+        (lambda x: x * x + 1, True),
+        (lambda x: (x + 1).abs() * x > 0.5, True),
+    ],
+    ids=["sorted elsewhere", "in a row", "widened", "negated", "nothing rounds it", "no sum of a product"],
+)
+def test_a_product_that_is_rounded_before_it_is_added_is_not_contracted(program: Program, allowed: bool) -> None:
+    """LLVM narrows both to 16 bits, and ptxas makes an FMA of them that rounds once."""
+    graph = aten(program, draw(64, 96).bfloat16())
+    mark_exact(graph)
+    nests = [region.lowered.nest for region in fuse(graph, "forward", target_named("h200")).regions]
+    assert any(step.name == "mul" for nest in nests for step in nest.steps)
+    assert all(TritonSchedule(nest).allows_fma for nest in nests) is allowed

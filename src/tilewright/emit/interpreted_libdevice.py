@@ -17,6 +17,7 @@ FUNCTIONS = (
     "atan2",
     "cosh",
     "erfc",
+    "exp",
     "expm1",
     "log10",
     "log1p",

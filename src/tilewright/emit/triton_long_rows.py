@@ -161,7 +161,7 @@ class LongRows(Rows):
     def _exponential(self, total: int, of: str) -> str:
         """The function that the terms of the sum `total` are, in the dtype of its accumulator."""
         step: Step = self.nest.steps[self.nest.steps[total].args[0]]
-        return self._widened(self.nest.steps[total], expression(step, lambda *_: of, step.dtype, True))
+        return self._widened(self.nest.steps[total], expression(step, lambda *_: of, step.dtype))
 
     # Hints for the cache
 

@@ -232,8 +232,8 @@ class Printer:
         wide = step.dtype == "int64" and i not in self.narrow
         if step.name == "cast" and i in self.narrow:
             return f"{self.operand(step.args[0])}.to(tl.int32)"
-        of_elements = step.level is Level.FULL or (step.level is Level.COL and not self.nest.rows)
-        return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last, of_elements)
+        exact = i in self.schedule.feeds_discontinuous
+        return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last, exact)
 
     def _load(self, i: int, step: Step) -> str:
         assert step.access

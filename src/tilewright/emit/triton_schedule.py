@@ -323,16 +323,25 @@ class TritonSchedule:
         """Whether the compiler may contract a product and a sum to an FMA, as eager's kernels do inside one operator.
 
         Not if a discontinuous operator reads the result, in this nest or another: its operands must equal eager's, and
-        a value recomputed in a later stage must be bitwise the same.
+        a value recomputed in a later stage must be bitwise the same. Nor if the product is rounded to 16 bits before it
+        is added: LLVM computes both in 16 bits then, and the contracted product is not rounded.
         """
         steps = self.nest.steps
-        if self._feeds_discontinuous and self.nest.stages and not self.whole_row:
+        if self.feeds_discontinuous and self.nest.stages and not self.whole_row:
             return False
-        sums = (steps[i] for i in self._feeds_discontinuous if steps[i].name in ("add", "sub"))
-        return not any(steps[a].name == "mul" for step in sums for a in step.args)
+        sums = ((i, a) for i, step in enumerate(steps) if step.name in ("add", "sub") for a in step.args)
+        return not any(self._is_product(a, rounded=i not in self.feeds_discontinuous) for i, a in sums)
+
+    def _is_product(self, i: int, rounded: bool) -> bool:
+        """Whether step `i` is a product, perhaps negated; with `rounded` only one that is rounded to 16 bits."""
+        step = self.nest.steps[i]
+        if step.name in ("round", "neg"):
+            return self._is_product(step.args[0], rounded and step.name != "round")
+        return step.name == "mul" and not rounded
 
     @cached_property
-    def _feeds_discontinuous(self) -> set[int]:
+    def feeds_discontinuous(self) -> set[int]:
+        """Positions of the steps on which a discontinuous operator depends."""
         return feeds_discontinuous(self.nest)
 
     @cached_property

@@ -19,6 +19,12 @@ LIBDEVICE = frozenset(
     {"acos", "asin", "atan", "atan2", "cosh", "erfc", "expm1", "log10", "log1p", "pow", "rsqrt", "sinh", "tan"}
 )
 """Functions of fp32 and fp64 from NVIDIA's library, as eager's kernels call them; the others are in `triton_math`."""
+OF_EAGER = {
+    "exp": "libdevice.exp({0})",
+    "tanh": "libdevice.tanh({0})",
+    "sigmoid": "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))",
+}
+"""Functions of fp32 of which `triton_math` has faster ones that round otherwise, as eager's kernels compute them."""
 FLOATS = ("float32", "float64")
 UNSIGNED_LIMIT = {"uint8": 1 << 8}
 SIGNED_BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
@@ -94,10 +100,10 @@ def scan(kind: str, value: str) -> str:
     return f"tl.cum{kind}({value}, 1)"
 
 
-def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: bool) -> str:
+def expression(step: Step, argument: Argument, operand_dtype: str, exact: bool = False) -> str:
     """A step other than `load`, `const`, `index`, reductions and scans; `operand_dtype` is that of its last operand.
 
-    `of_elements` says that it varies with all axes of its nest, as no result of a reduction does.
+    `exact` says that a discontinuous operator depends on it: it has the bits of eager's kernels.
     """
 
     def args(literals: bool) -> list[str]:
@@ -115,7 +121,7 @@ def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: 
         return f" {BOOLEAN[name]} ".join(args(True))
     if name in INFIX:
         return f" {INFIX[name]} ".join(args(True))
-    if name == "div" and (factor := _reciprocal(args(True)[1], step.dtype, of_elements)) is not None:
+    if name == "div" and (factor := _reciprocal(args(True)[1], step.dtype)) is not None:
         return f"{args(True)[0]} * {factor}"
     if step.approximate:
         return _approximation(name, args(name == "div"))
@@ -123,23 +129,19 @@ def expression(step: Step, argument: Argument, operand_dtype: str, of_elements: 
         return " / ".join(args(True)) if step.dtype == "float64" else f"tl.div_rn({', '.join(args(True))})"
     if name in ("maximum", "minimum"):
         return f"{'tw' if floating else 'tl'}.{name}({', '.join(args(True))})"
+    if exact and step.dtype == "float32" and name in OF_EAGER:
+        return OF_EAGER[name].format(args(False)[0])
     return _function(name, args(False), floating, operand_dtype)
 
 
-def _reciprocal(divisor: str, dtype: str, of_elements: bool) -> str | None:
-    """1 / divisor as text, if the divisor is a number and this is exact or eager's GPU kernels multiply by it too.
-
-    Eager does so for the elements of a tensor (`div_true_kernel_cuda`); a fake quantisation depends on the last bit.
-    """
-    import torch
-
+def _reciprocal(divisor: str, dtype: str) -> str | None:
+    """1 / divisor as text, if the divisor is a number and this is exact: a power of two."""
     try:
-        number = torch.tensor(float(divisor), dtype=getattr(torch, dtype))
+        number = float(divisor)
     except ValueError:
         return None
-    mantissa, exponent = math.frexp(number.item())
-    exact = abs(mantissa) == 0.5 and abs(exponent) < 100
-    return literal(number.reciprocal().item(), dtype) if exact or of_elements else None
+    mantissa, exponent = math.frexp(number)
+    return literal(1 / number, dtype) if abs(mantissa) == 0.5 and abs(exponent) < 100 else None
 
 
 def _approximation(name: str, args: Sequence[str]) -> str:

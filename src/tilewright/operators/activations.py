@@ -66,10 +66,10 @@ formulas(
         "tanh_backward.default(grad_output, output)": lambda c, g, y: g * (1 - y * y),
         "elu.default(self, alpha, scale, input_scale)": _elu,
         "celu.default(self, alpha)": lambda c, x, alpha=1: _elu(c, x, alpha, 1, 1 / alpha),
-        "hardsigmoid.default(self)": lambda c, x: _hard_gate(c, x) / 6,
+        "hardsigmoid.default(self)": lambda c, x: c.quotient(_hard_gate(c, x), 6),
         "hardsigmoid_backward.default(grad_output, self)": lambda c, g, x: where((x > -3) & (x < 3), g * SIXTH, 0),
         # Howard et al., arXiv:1905.02244.
-        "hardswish.default(self)": lambda c, x: x * _hard_gate(c, x) / 6,
+        "hardswish.default(self)": lambda c, x: c.quotient(x * _hard_gate(c, x), 6),
         "hardtanh.default(self, min_val, max_val)": lambda c, x, low=-1, high=1: call(
             "minimum", call("maximum", x, low), high
         ),

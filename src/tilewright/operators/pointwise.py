@@ -81,7 +81,7 @@ formulas(
             y - _scaled(x, alpha)
         ),
         "mul.Tensor(self, other) mul.Scalar(self, other)": lambda c, x, y: x * y,
-        "div.Tensor(self, other) div.Scalar(self, other)": lambda c, x, y: x / y,
+        "div.Tensor(self, other) div.Scalar(self, other)": Call.quotient,
         "maximum.default(self, other)": lambda c, x, y: call("maximum", x, y),
         "minimum.default(self, other)": lambda c, x, y: call("minimum", x, y),
         "pow.Tensor_Tensor(self, exponent)": lambda c, x, exponent: call("pow", x, exponent),
@@ -249,9 +249,9 @@ formulas(
 )
 def divide_and_round(c: Call, x: Value, y: Value | Scalar, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
-        return x / y
+        return c.quotient(x, y)
     if rounding_mode == "trunc" and c.dtype in FLOATS:
-        return call("trunc", x / y)
+        return call("trunc", c.quotient(x, y))
     quotient = _quotient(x, y)
     return quotient if rounding_mode == "floor" else where((x < 0) & (quotient * y).ne(x), quotient + 1, quotient)
 

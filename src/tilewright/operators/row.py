@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from ctypes import c_float
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import copysign, inf
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, Formula
-from tilewright.operators.language import Trace
+from tilewright.operators.language import FLOATS, Scalar, Trace, Value
 from tilewright.operators.shapes import Rule, pointwise
 from tilewright.records.program import OperatorClass
 
@@ -41,6 +43,19 @@ class Call:
     """The dtype PyTorch promotes the operands to."""
     in_cpp: bool = False
     """Whether the kernel will be one in C++."""
+
+    def quotient(self, x: Value, y: Value | Scalar) -> Value:
+        """x / y; PyTorch's kernels for GPUs multiply by the reciprocal of a number, rounded to the dtype, instead.
+
+        A mean that is written out is a quotient all the same: that of equal values is that value.
+        """
+        op = self.trace.ops[x.id]
+        is_mean = op.name == "reduce" and op.detail[0] == "sum"
+        if self.in_cpp or isinstance(y, Value) or x.dtype not in FLOATS or is_mean:
+            return x / y
+        number = y if x.dtype == "float64" else c_float(y).value
+        inverse = 1 / number if number else copysign(inf, number)
+        return x * (inverse if x.dtype == "float64" else c_float(inverse).value)
 
 
 Body = Callable[..., Any]
