@@ -106,6 +106,7 @@ def plan(
         "ROWS": rows,
         "TMA": bool(descriptors),
         "SPLITS": triton.next_power_of_2(splits),
+        "ONE_MASK": mask[1] == 0 and (mask[2] == 0 or request.queries == 1),
     }
     launch = LaunchPlan(decode, splits * kv_heads, scalars, constants, blocks.warps, blocks.stages, descriptors)
     return DecodePlan(launch, 0 if splits == 1 else splits * kv_heads * count * (request.value_size + 1), kv_heads)

@@ -49,6 +49,7 @@ def decode(
     ELSE_ALL: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     NO_PADDING: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr, SPLITS: tl.constexpr,
+    ONE_MASK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Program (batch · key heads + key head) · splits + split: all queries, keys from origin + split · length on.
 
@@ -56,8 +57,8 @@ def decode(
     on are hidden from all. SPLITS is `splits`, padded to a power of two. For several splits, scratch (fp32) holds O of
     each [program, row, :], then L of each [program, row], 0 and -inf where all keys of a split are hidden; counters,
     int32 [batch · key heads], is zero before and after. PREFIX: query i sees keys below prefix[batch, i] + `more`, and
-    the splits divide the keys that some query sees; ELSE_ALL: a query with an empty prefix sees all keys. The rest is
-    as in `forward`; `factor` may be negative.
+    the splits divide the keys that some query sees; ELSE_ALL: a query with an empty prefix sees all keys. ONE_MASK: all
+    rows share one row of the mask. The rest is as in `forward`; `factor` may be negative.
     """
     split = tl.program_id(0) % splits
     kv_index = tl.program_id(0) // splits
@@ -81,7 +82,9 @@ def decode(
     if ALIBI:
         slope = tl.load(slopes + batch * heads + head, mask=valid, other=0.0)[:, None]
     if MASK != "none":
-        mask = mask + batch64 * mask_stride_b + (head.to(tl.int64) * mask_stride_h)[:, None]
+        mask += batch64 * mask_stride_b
+        if not ONE_MASK:
+            mask = mask + (head.to(tl.int64) * mask_stride_h)[:, None]
     acc = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
@@ -104,7 +107,7 @@ def decode(
         acc, row_sum, row_max, q_tile, k, v, mask, None, begin, end, i, k_first, batch, kv_head, None, queries, keys,
         seen, head_size, value_size, k_stride_s, v_stride_s, mask_stride_q, mask_stride_k, factor, softcap, slope, left,
         right, None, True, PREFIX, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, False, PRECISION, ROWS, BLOCK_K, WIDTH,
-        VALUE_WIDTH, NO_PADDING, TMA, False,
+        VALUE_WIDTH, NO_PADDING, TMA, False, MASK != "none", ONE_MASK,
     )  # fmt: skip
     empty = row_sum == 0.0
     acc *= tl.where(empty, 0.0, 1.0 / row_sum)[:, None]

@@ -27,6 +27,7 @@ from tilewright.kernels.attention.portable.tile import (
     dot_accumulate,
     dropout_mask,
     exponential,
+    load_mask,
     load_rows,
     scores,
     sequence_bounds,
@@ -103,9 +104,11 @@ def _accumulate_dk_dv(
         )
         lse_high, lse_low = load_row_lse(row_lse + q_first, position, queries)
         s = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+        i = position[None, :]
+        mask_tile = load_mask(mask, i, j, queries, keys, mask_stride_q, mask_stride_k, MASK, False)
         s, cap_slope = scores(
-            s, position[None, :], j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left,
-            right, EDGE, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
+            s, i, j, queries, keys, factor, softcap, slope, mask_tile, left, right, EDGE, LEFT,
+            RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
         )  # fmt: skip
         p = probabilities(s, lse_high[None, :], lse_low[None, :], NATURAL)
         dout_tile = load_rows(

@@ -12,6 +12,7 @@ from tilewright.kernels.attention.portable.forward import key_range
 from tilewright.kernels.attention.portable.tile import (
     dot_accumulate,
     dropout_mask,
+    load_mask,
     load_rows,
     scores,
     sequence_bounds,
@@ -40,8 +41,9 @@ def _accumulate_dq(
         )
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_K)[None, :]
+        mask_tile = load_mask(mask, i, j, queries, keys, mask_stride_q, mask_stride_k, MASK, False)
         s, cap_slope = scores(
-            s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
+            s, i, j, queries, keys, factor, softcap, slope, mask_tile, left, right,
             EDGE, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
         )  # fmt: skip
         p = probabilities(s, lse_high[:, None], lse_low[:, None], NATURAL)

@@ -25,6 +25,7 @@ from tilewright.kernels.attention.portable.tile import (
     dot_accumulate,
     dropout_mask,
     exponential,
+    load_mask,
     load_rows,
     logarithm,
     scores,
@@ -69,16 +70,25 @@ def attend_keys(
     RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, NO_PADDING: tl.constexpr, TMA: tl.constexpr, NATURAL: tl.constexpr,
+    MASK_AHEAD: tl.constexpr, ONE_MASK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """(acc, row_sum, row_max) of a block of queries i [BLOCK_Q, 1], with the keys [begin, end) added.
 
-    PREFIX: those below `seen` alone.
+    PREFIX: those below `seen` alone. MASK_AHEAD: a block's mask is loaded a block ahead, where its tile is small and
+    little else hides how long that takes. ONE_MASK: all rows have the mask's first row.
     """
     PLAIN: tl.constexpr = not (EDGE or SOFTCAP or ALIBI or MASK != "none")
+    block = tl.arange(0, BLOCK_K)[None, :]
+    if MASK_AHEAD:
+        ahead = load_mask(mask, i, begin + block, queries, end, mask_stride_q, mask_stride_k, MASK, ONE_MASK)
     for start in tl.range(begin, end, BLOCK_K):
         k_tile = load_rows(
             k, batch, kv_head, k_first + start, k_first + keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA
         )
+        j = start + block
+        if MASK_AHEAD:
+            mask_tile = ahead
+            ahead = load_mask(mask, i, j + BLOCK_K, queries, end, mask_stride_q, mask_stride_k, MASK, ONE_MASK)
         s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
         if PLAIN:
             # factor ≥ 0, so the largest product is the largest score.
@@ -86,9 +96,10 @@ def attend_keys(
             p = exponential(s * factor - new_max[:, None], NATURAL)
             rescale = exponential(row_max - new_max, NATURAL)
         else:
-            j = start + tl.arange(0, BLOCK_K)[None, :]
+            if not MASK_AHEAD:
+                mask_tile = load_mask(mask, i, j, queries, keys, mask_stride_q, mask_stride_k, MASK, ONE_MASK)
             s, _ = scores(
-                s, i, j, queries, keys, factor, softcap, slope, mask, mask_stride_q, mask_stride_k, left, right,
+                s, i, j, queries, keys, factor, softcap, slope, mask_tile, left, right,
                 EDGE, LEFT, RIGHT, SOFTCAP, ALIBI, MASK, NATURAL,
             )  # fmt: skip
             if PREFIX:
@@ -172,6 +183,7 @@ def forward(
             k_first, batch, kv_head, dropout_row, queries, keys, None, head_size, value_size, k_stride_s, v_stride_s,
             mask_stride_q, mask_stride_k, factor, softcap, slope, left, right, threshold, PART != 1, False, LEFT, RIGHT,
             SOFTCAP, ALIBI, MASK, DROPOUT, PRECISION, BLOCK_Q, BLOCK_K, WIDTH, VALUE_WIDTH, NO_PADDING, TMA, NATURAL,
+            False, False,
         )  # fmt: skip
     empty = row_sum == 0.0
     acc *= tl.where(empty, 0.0, dropout_scale / row_sum)[:, None]

@@ -95,18 +95,38 @@ def dot_accumulate(
 
 
 @triton.jit
+def load_mask(
+    mask: tl.tensor, i: tl.tensor, j: tl.tensor, queries: tl.tensor, keys: tl.tensor, stride_q: tl.tensor,
+    stride_k: tl.tensor, MASK: tl.constexpr, ALL_ROWS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The mask of a tile's queries `i` and keys `j`, 0 outside; ALL_ROWS: the rows share the row at `mask`.
+
+    Without a mask anything, which `scores` does not read.
+    """
+    if MASK == "none":
+        return j
+    else:
+        at = j.to(tl.int64) * stride_k
+        inside = j < keys
+        if not ALL_ROWS:
+            at += i.to(tl.int64) * stride_q
+            inside &= i < queries
+        return tl.load(mask + at, mask=inside, other=0)
+
+
+@triton.jit
 def scores(
     products: tl.tensor, i: tl.tensor, j: tl.tensor, queries: tl.tensor, keys: tl.tensor, factor: tl.tensor,
-    softcap: tl.tensor, slope: tl.tensor, mask: tl.tensor, mask_stride_q: tl.tensor, mask_stride_k: tl.tensor,
-    left: tl.tensor, right: tl.tensor,
+    softcap: tl.tensor, slope: tl.tensor, mask_tile: tl.tensor, left: tl.tensor, right: tl.tensor,
     EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, NATURAL: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
     """(scores, derivative of the soft cap) of a tile of products q·k; -inf where a key is hidden.
 
-    `i` and `j` are the tile's queries and keys and broadcast to its shape, of which either may be the rows. `factor`
-    is scale, or scale / softcap where SOFTCAP. Unless NATURAL, scores are times log₂ e, which `factor` or, where
-    SOFTCAP, `softcap` already holds. EDGE: positions may hide keys of the tile, or keys may not exist.
+    `i` and `j` are the tile's queries and keys and broadcast to its shape, of which either may be the rows, and so does
+    `mask_tile`, of `load_mask`. `factor` is scale, or scale / softcap where SOFTCAP. Unless NATURAL, scores are times
+    log₂ e, which `factor` or, where SOFTCAP, `softcap` already holds. EDGE: positions may hide keys of the tile, or
+    keys may not exist.
     """
     UNIT: tl.constexpr = 1.0 if NATURAL else 1.4426950408889634
     cap_slope = 1.0
@@ -118,13 +138,10 @@ def scores(
     position = j - i - (keys - queries)
     if ALIBI:
         products -= slope * UNIT * tl.abs(position).to(tl.float32)
-    inside = (i < queries) & (j < keys)
     if MASK == "additive":
-        at = i.to(tl.int64) * mask_stride_q + j.to(tl.int64) * mask_stride_k
-        products += tl.load(mask + at, mask=inside, other=0.0).to(tl.float32) * UNIT
+        products += mask_tile.to(tl.float32) * UNIT
     if MASK == "boolean":
-        at = i.to(tl.int64) * mask_stride_q + j.to(tl.int64) * mask_stride_k
-        products = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, products, float("-inf"))
+        products = tl.where(mask_tile != 0, products, float("-inf"))
     if EDGE:
         visible = j < keys
         if LEFT:
