@@ -1,6 +1,6 @@
 """A race of attention kernels is run once, kept on disk, and followed; what it compares is one formula."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from tilewright.choose.attention_race import Raced
 from tilewright.kernels.attention import reference
 from tilewright.kernels.attention.request import Mask, Request
 from tilewright.kernels.offer import OURS, THEIRS
-from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU
+from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, options_of
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 
@@ -73,6 +73,18 @@ def test_all_alternatives_of_a_race_compute_one_formula(mask: Mask, left: int | 
     assert name == THEIRS
     torch.testing.assert_close(saved.out.double(), expected, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(saved.lse.double(), lse, rtol=0.0, atol=1e-6)
+
+
+def test_what_inference_does_not_give_is_not_read() -> None:
+    """cuDNN gives no log-sum-exp then."""
+    operators: list[object] = []
+
+    def perform(operator: object, wanted: object, *args: object, **kwargs: object) -> Sequence[object]:
+        operators.append(operator)
+        return "out", None, "seed", "offset"
+
+    options = options_of("q", "k", "v", None, (7, 7), training=False, causal=True, scale=0.25)
+    assert CUDNN.attend(perform, options)[:2] == ("out", None) and operators == [CUDNN.forward]
 
 
 def test_a_library_that_refuses_the_operands_is_left_out() -> None:

@@ -72,7 +72,10 @@ class Peer:
         """The forward with these `options_of` it."""
         args, kwargs = _arguments(self.forward, options)
         out, lse, seed, offset = perform(self.forward, (0, 1, *self.random), *args, **kwargs)
-        return Saved(out, perform(aten.squeeze.dim, None, lse, 3)[0] if self.lse_has_column else lse, seed, offset)
+        # For inference cuDNN gives none.
+        if self.lse_has_column and options["compute_log_sumexp"]:
+            (lse,) = perform(aten.squeeze.dim, None, lse, 3)
+        return Saved(out, lse, seed, offset)
 
     def differentiate(self, perform: Perform, options: Mapping[str, Any], grad: Any, saved: Saved) -> Sequence[Any]:
         """dq, dk and dv of a forward with these options."""
