@@ -19,8 +19,10 @@ MOST_ROWS = 64
 """Queries of all heads that share keys; they are one tile in registers."""
 LEAST_KEYS = 512
 MOST_SPLITS = 128
-BLOCKS = {64: Blocks(0, 128, 8, 3), 128: Blocks(0, 128, 8, 3), 256: Blocks(0, 64, 8, 3)}
+BLOCKS = {64: Blocks(0, 128, 4, 3), 128: Blocks(0, 128, 8, 3), 256: Blocks(0, 64, 8, 3)}
 """By padded head size. One program with these blocks draws its multiprocessor's share of the bandwidth."""
+MANY_HEADS = {**BLOCKS, 128: Blocks(0, 64, 4, 3)}
+"""If there are more key heads than multiprocessors: several programs on each, where one begins while another ends."""
 INTERPRETED = Blocks(0, 16, 4, 1)
 LEAST_STAGES = 2
 """Where shared memory is short, tiles shrink before copies stop running ahead of the products."""
@@ -77,13 +79,14 @@ def plan(
     widths = padded_widths(request, limits)
     count, itemsize = request.queries * request.group, request.dtype.itemsize
     rows = max(16, triton.next_power_of_2(count))
-    blocks = INTERPRETED if interpreted() else BLOCKS[max(64, *widths)]
+    kv_heads = request.batch * request.kv_heads
+    table = MANY_HEADS if kv_heads > limits.multiprocessors else BLOCKS
+    blocks = INTERPRETED if interpreted() else table[max(64, *widths)]
     kept = rows * widths[0] * itemsize
     blocks = fitted(blocks, 0, sum(widths) * itemsize, limits, kept_bytes=kept, least_stages=LEAST_STAGES)
     origin, limit = visible_keys(request)
     origin = origin // blocks.keys * blocks.keys
     steps = max(1, triton.cdiv(limit - origin, blocks.keys))
-    kv_heads = request.batch * request.kv_heads
     splits = _splits(steps, kv_heads, limits.multiprocessors)
     length = triton.cdiv(steps, splits)
     splits = triton.cdiv(steps, length)
