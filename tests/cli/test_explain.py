@@ -77,7 +77,7 @@ def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
 NORMED = """
 from torch import nn
 
-net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
+net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
 """
 
 

@@ -139,4 +139,3 @@ def compilations() -> tuple[int, int]:
 
     context = CompileContext.current_compile_id()
     return (context.frame_compile_id or 0) + 1 if context else 1, config.recompile_limit
-

@@ -72,8 +72,8 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
         )
     if connection.execute("SELECT 1 FROM ceiling WHERE origin = ? LIMIT 1", [BUSY]).fetchone():
         yield (
-            f"ceilings were {BUSY}, so they are too low and floors too long: `tilewright doctor --refresh` measures them "
-            "again, best while nothing else runs"
+            f"ceilings were {BUSY}, so they are too low and floors too long: `tilewright doctor --refresh` measures "
+            "them again, best while nothing else runs"
         )
     ((without_shapes, on_device),) = connection.execute(_SHAPES).fetchall()
     known = ", ".join(f"{what} {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall())

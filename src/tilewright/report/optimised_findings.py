@@ -86,8 +86,8 @@ def _mispredicted(launches: Sequence[Operator]) -> list[str]:
 def _advice(op: Operator, regions: Sequence[Region]) -> str:
     if op.bound == "launch-bound":
         return (
-            "Only its launch takes time: give it a larger batch, or on a GPU let CUDA graphs launch all kernels at once "
-            "(`mode='reduce-overhead'`)."
+            "Only its launch takes time: give it a larger batch, or on a GPU let CUDA graphs launch all kernels at "
+            "once (`mode='reduce-overhead'`)."
         )
     region = next((one for one in regions if one.name == op.region), None)
     if region is not None and region.language == "c++":

@@ -61,4 +61,3 @@ def _priced(
         [replace(one, name=prefix + one.name, measured_us=us(one.name)) for one in launches],
         [replace(one, name=prefix + one.name, measured_us=us(one.name)) for one in regions],
     )
-
