@@ -8,6 +8,9 @@ FIND_TORCH = from importlib.metadata import distribution; torch = distribution("
 	major, minor = map(int, torch.version.split(".")[:2]); \
 	print(torch.locate_file("") if (major, minor) >= (2, 11) else "")
 
+# Where it is set, each of the hundred processes of the tests compiles the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test test-gpu docs lint format clean
 
 demo: $(READY)

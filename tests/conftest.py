@@ -91,8 +91,8 @@ def executor() -> None:
 
 
 @pytest.fixture
-def kept_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache that keeps programs, and its folder."""
+def kept_programs(executor: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache that keeps programs, and its folder. The executor, 25 s of a compiler, is from the usual cache."""
     from tilewright.capture import program_cache
 
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))

@@ -35,7 +35,9 @@ BLOCK = transformer_block.case(D=32, H=4, B=2, S=16)
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def own_home(
+    executor: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """A home and a cache of the test's own, ceilings that need no measuring, and short races."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("TILEWRIGHT_HOME", str(home))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +19,9 @@ from tilewright.capture.skipped import watch
 from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
+from tilewright.compile.recording import CompiledGraph, compilation_begins, current_recording
+from tilewright.compile.recording import Recording as Recording
+from tilewright.compile.recording import recording as recording
 from tilewright.compile.symbolic import SymbolicGraph, SymbolicProgram, symbolic_program
 from tilewright.emit.cpp import translation_unit
 from tilewright.graph.size_symbols import Sizes, SizeSymbols, size_symbols
@@ -57,37 +57,6 @@ BySize = dict[GraphName, tuple[fx.Graph, SizeSymbols | None]]
 """Graphs with symbolic sizes, and what is known of their symbols."""
 
 
-@dataclass
-class CompiledGraph:
-    """One graph of a plan, and what runs it."""
-
-    plan: GraphPlan
-    executable: Executable
-
-
-@dataclass
-class Recording:
-    """The results of compilations inside `recording()`."""
-
-    graphs: list[CompiledGraph] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    fallbacks: list[Fallback] = field(default_factory=list)
-
-
-_recording: ContextVar[Recording | None] = ContextVar("tilewright_recording", default=None)
-
-
-@contextmanager
-def recording() -> Iterator[Recording]:
-    """Collect all graphs, decisions and fallbacks of compilations in this block."""
-    record = Recording()
-    token = _recording.set(record)
-    try:
-        yield record
-    finally:
-        _recording.reset(token)
-
-
 def backend(
     module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
@@ -98,8 +67,9 @@ def backend(
     own backend the results of a call are overwritten by the next one then; those to be kept must be cloned.
     `options={"hand_written": False}`: no hand-written kernel takes part, only generated ones and library calls.
     """
+    compilation_begins()
     options = options or {}
-    record = _recording.get() or Recording()
+    record = current_recording() or Recording()
     hand_written = options.get("hand_written", True)
     planner = Planner(target_of(_device(inputs)), hand_written=hand_written, decisions=record.decisions)
     # A rewrite that fails halfway must leave nothing of itself in what runs instead.
@@ -147,7 +117,7 @@ if torch.cuda.is_initialized():
     hash_ahead()
     # Beside the first compilation.
     EXTENSION.module()
-watch(backend, lambda skipped: _leave_to_pytorch(_recording.get() or Recording(), skipped))
+watch(backend, lambda skipped: _leave_to_pytorch(current_recording() or Recording(), skipped))
 
 
 class _Compiler(Compiler):
@@ -168,7 +138,7 @@ class _Compiler(Compiler):
 
     def identity(self) -> Sequence[str] | None:
         # Who records wants what only planning gives: decisions, regions, fallbacks.
-        if _recording.get() is not None or not keeps_programs():
+        if current_recording() is not None or not keeps_programs():
             return None
         planner = self.planner
         return [*versions(), repr(planner.target), str(planner.hand_written), str(self.replays)]

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tilewright import backend
-from tilewright.backend import Recording as CompiledRecording
+from tilewright.compile import recording as compilations
 from tilewright.measure.recording.plan import Detail, Recording, RecordingPlan
 from tilewright.measure.recording.recorder import Recorder
 from tilewright.profiling.compiled import program_of
@@ -30,7 +29,7 @@ class Profile(Displayable):
         self._why = ""
         """Why there is no run, if the recorder failed."""
         self._recorder: Recorder | None = None
-        self._compiled: CompiledRecording | None = None
+        self._compiled: compilations.Recording | None = None
         self._entered = ExitStack()
         self._profiled: SavedProfile | None = None
 
@@ -56,7 +55,7 @@ class Profile(Displayable):
             with ExitStack() as entered:
                 folder = Path(entered.enter_context(tempfile.TemporaryDirectory(prefix="tilewright-profile-")))
                 recorder = Recorder(self._plan, folder, by_optimizer=not self._plan.whole)
-                self._compiled = entered.enter_context(backend.recording())
+                self._compiled = entered.enter_context(compilations.recording())
                 entered.enter_context(marked_regions(recorder))
                 recorder.start()
                 self._recorder, self._entered = recorder, entered.pop_all()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from tilewright.records.program import Fallback, Operator, Program, Region
 
 if TYPE_CHECKING:
-    from tilewright.backend import Recording
     from tilewright.compile.plan import GraphPlan
+    from tilewright.compile.recording import Recording
 
 Row = TypeVar("Row")
 

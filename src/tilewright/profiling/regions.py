@@ -5,11 +5,13 @@ On a GPU every kernel is in the trace anyway, under the name of its region.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from tilewright.compile.recording import before_next_compilation
 from tilewright.measure.recording.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -20,13 +22,21 @@ if TYPE_CHECKING:
 def marked_regions(recorder: Recorder) -> Iterator[None]:
     """While inside and while `recorder` records, each generated kernel, draw and attention on a CPU has a range with
     its step's name, which is also the name in the run's tables."""
-    from tilewright.runtime.draw import DrawStep
-    from tilewright.runtime.executable import CallStep, KernelStep
-
     with ExitStack() as stack:
-        for kind in (KernelStep, DrawStep):
-            stack.enter_context(_marked(kind, recorder, lambda _: True))
-        stack.enter_context(_marked(CallStep, recorder, lambda step: _is_tilewright(step.target)))
+
+        def mark() -> None:
+            from tilewright.runtime.draw import DrawStep
+            from tilewright.runtime.executable import CallStep, KernelStep
+
+            for kind in (KernelStep, DrawStep):
+                stack.enter_context(_marked(kind, recorder, lambda _: True))
+            stack.enter_context(_marked(CallStep, recorder, lambda step: _is_tilewright(step.target)))
+
+        # Importing the steps takes as long as importing PyTorch, and a program may compile nothing.
+        if "tilewright.runtime.executable" in sys.modules:
+            mark()
+        else:
+            stack.enter_context(before_next_compilation(mark))
         yield
 
 

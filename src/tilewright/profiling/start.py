@@ -31,8 +31,11 @@ RECORDED = "rank{:05}.recorded"
 
 def main() -> None:
     """Run the program of the command line as Python would, and write its trace to the folder."""
-    # Here, so that the process that starts this one, and imports the names above, does not import PyTorch.
-    from tilewright import backend
+    del sys.argv[0]
+    _check(sys.argv)
+    # Here, so that neither the process that starts this one, and imports the names above, imports PyTorch, nor one that
+    # has nothing to run. The compiler is imported by programs that compile.
+    from tilewright.compile.recording import recording as compilations
     from tilewright.measure.recording.recorder import Recorder
     from tilewright.profiling.compiled import program_of
     from tilewright.profiling.regions import marked_regions
@@ -55,11 +58,9 @@ def main() -> None:
         partial.write_bytes(pickle.dumps((recording, program_of(record), ranks)))
         partial.replace(path)
 
-    del sys.argv[0]
-    _check(sys.argv)
     sys.excepthook = _of_the_program
     recorder = Recorder(plan, folder, name=f"rank{rank:05}", by_optimizer=True, kept=kept)
-    with backend.recording() as record, marked_regions(recorder):
+    with compilations() as record, marked_regions(recorder):
         recorder.start()
         try:
             if sys.argv[0] == "-m":

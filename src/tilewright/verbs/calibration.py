@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.cost.fit import Timed, errors, fit
 
 if TYPE_CHECKING:
-    from tilewright.backend import CompiledGraph
+    from tilewright.compile.recording import CompiledGraph
 
 
 @dataclass(frozen=True)

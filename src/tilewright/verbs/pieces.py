@@ -10,7 +10,7 @@ from tilewright.records.program import Fallback, Operator, Program, Region
 from tilewright.verbs.subject import Subject
 
 if TYPE_CHECKING:
-    from tilewright.backend import CompiledGraph
+    from tilewright.compile.recording import CompiledGraph
     from tilewright.hardware.profiles import DeviceProfile
 
 A_GRAPH = "a graph of several"
