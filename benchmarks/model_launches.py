@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.model_zoo import Workload
-from tilewright.backend import CompiledGraph, Recording
 from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
+from tilewright.compile.recording import CompiledGraph, Recording
 from tilewright.cost.fit import Timed, fit
 from tilewright.cost.work import Work, predicted_us
 from tilewright.hardware.ceilings import keep_kernel_times

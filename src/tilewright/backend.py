@@ -45,7 +45,7 @@ from tilewright.runtime.assemble import Scheduled, assemble, interpreted
 from tilewright.runtime.by_size import MOST_SIZES, ExecutableBySize
 from tilewright.runtime.compiled_call import compiled_call
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import Executable, PlanMismatch
+from tilewright.runtime.executable import PlanMismatch
 from tilewright.runtime.overlap import UnlessOverlapping
 from tilewright.runtime.replay import Replay, asks_for_replay, obstacle
 
