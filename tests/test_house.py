@@ -13,14 +13,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/tilewright"
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 LONGER = {
-    "cli/profile.py: profile",
-    "compile/capture.py: capture",
     "kernels/attention/__init__.py: attention",
     *(f"kernels/attention/portable/{name}" for name in ("backward.py: backward_dk_dv", "backward_dq.py: backward_dq")),
     "kernels/attention/portable/forward.py: forward",
     "kernels/attention/decode/triton_kernel.py: decode",
 }
-"""A command's options, a docstring with all arguments, and Triton kernels, which have one function each."""
+"""A docstring with all arguments, and Triton kernels, which have one function each."""
 PRIVATE_ROOMS = {"capture", "pytorch"}
 PUBLIC_BY_USE = {"_ops", "_pytree", "_python_dispatch"}
 """`OpOverload` is the type of an operator; PyTorch's notes on extending it name the other two."""

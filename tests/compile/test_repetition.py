@@ -10,7 +10,6 @@ import torch
 
 from examples import online_softmax
 from tilewright.capture import call_cycles
-from tilewright.capture.function_calls import FunctionCalls, function_calls
 from tilewright.compile.price import price_case, price_program
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import absent
@@ -29,10 +28,6 @@ def long_from_forty_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def case(model: Callable[..., Any], inputs: str, *, training: bool = False) -> Case:
     return Case("case", lambda: model, [InputSpec.parse(one) for one in inputs.split()], training=training)
-
-
-def calls_of(function: Callable[..., Any], x: torch.Tensor) -> FunctionCalls | None:
-    return function_calls(lambda: function(x), function, [x])
 
 
 def launches(program: Program, graph: GraphName, stage: Stage) -> list[Operator]:
@@ -112,39 +107,6 @@ def test_a_kernel_of_many_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
     found, whole = price_program(asked, H200), price_case(asked, H200).program
     assert found.folded
     assert_alike(found, whole, "forward")
-
-
-def reads_a_value(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(100):
-        x = x * 2 if x.sum() > 0 else x + 1
-    return x
-
-
-def writes_an_attribute() -> torch.nn.Module:
-    class Counts(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("total", torch.zeros(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.total = self.total + x
-            return self.total
-
-    return Counts()
-
-
-def test_what_only_dynamo_can_capture_is_not_recorded() -> None:
-    assert calls_of(reads_a_value, torch.randn(3)) is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert calls_of(torch.sin, torch.randn(3)) is None
-
-
-def test_recording_leaves_a_module_as_it_was() -> None:
-    module = writes_an_attribute()
-    before = module.total
-    recorded = calls_of(module, torch.randn(3))
-    assert recorded is not None and len(recorded.calls) == 1 and len(recorded.leaves) == 2
-    assert module.total is before and not before.is_meta and before.eq(0).all()
 
 
 def test_a_program_without_a_cycle_is_captured_whole() -> None:

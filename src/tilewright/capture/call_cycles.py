@@ -3,28 +3,26 @@
     35,009 calls: 4, then 5,000 × 7, then 5   →   a graph of 4 + 85 × 7 + 5 calls; 4,915 iterations left out
 
 The iterations left out must read what their neighbours read: values of equally distant iterations, the same values from
-before the loop, or others of the same shape (each layer's weights, each step's column). A later call that reads a value
-of an iteration left out, as `torch.stack` of all steps does, gets an input in its place.
+before the loop, or inputs (each layer's weights). A later call that reads a value of an iteration left out, as
+`torch.stack` of all steps does, gets an input in its place.
 """
 
 from __future__ import annotations
 
-import linecache
-import operator
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate
 
-from tilewright.capture.function_calls import FunctionCall, FunctionCalls, Leaf, Value, attribute_of
+from tilewright.graph.canonical import example
+from tilewright.graph.source import user_line
+from tilewright.graph.undefined import copied
 
 FEWEST_CALLS = 1000
-"""Programs of fewer calls are captured whole."""
+"""Programs of fewer calls are planned whole."""
 KEPT_CALLS = 450
 """The number of repeated calls that are kept, about: more than the largest region holds, and quick to plan."""
 FEWEST_KEPT = 8
@@ -45,14 +43,21 @@ class Cycle:
     count: int
 
 
-@dataclass(frozen=True)
-class Folded:
-    """A program with `left_out` of the iterations of its longest cycle left out."""
+@dataclass
+class Traced:
+    """A program as Dynamo captured it."""
 
     module: fx.GraphModule
-    examples: list[torch.Tensor]
+    examples: list[Any]
+    """Of each placeholder."""
     inputs: dict[int, int]
     """The placeholders that are inputs of the program, and which."""
+
+
+@dataclass
+class Folded(Traced):
+    """A program with `left_out` of the iterations of its longest cycle left out."""
+
     cycle: Cycle
     left_out: int
     calls: int
@@ -65,21 +70,35 @@ class Folded:
         return self.cycle.count - self.left_out
 
 
-def folded(program: FunctionCalls, inputs: Sequence[torch.Tensor]) -> Folded | None:
-    """The program with equal iterations left out; None where it is short or does not repeat."""
-    calls = program.calls
-    if len(calls) < FEWEST_CALLS or (cycle := _cycle(calls)) is None:
+def folded(traced: Traced, making: Callable[[], Any]) -> Folded | None:
+    """The program with equal iterations left out; None where it is short or does not repeat.
+
+    Within `making` tensors are made like the program's.
+    """
+    calls = _calls(traced.module.graph)
+    if len(calls) < FEWEST_CALLS or (found := longest_cycle([_kind(call) for call in calls])) is None:
+        return None
+    if (cycle := _steady(calls, found)) is None:
         return None
     early = max(FEWEST_KEPT, KEPT_CALLS // cycle.length)
     left_out = cycle.count - early - LATE
     if left_out * cycle.length * 2 < len(calls):
         return None
-    return _Short(program, inputs, cycle, early, left_out).folded()
+    with making():
+        return _shortened(traced, cycle, early, left_out)
 
 
-def _cycle(calls: Sequence[FunctionCall]) -> Cycle | None:
-    cycle = longest_cycle([(call.function, call.specs, call.place) for call in calls])
-    return None if cycle is None else _steady(calls, cycle)
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+
+
+def _kind(call: fx.Node) -> Hashable:
+    values = call.meta.get("example_value")
+    specs = [
+        (tuple(x.shape), x.stride(), x.dtype, x.requires_grad) if isinstance(x, torch.Tensor) else type(x)
+        for x in (values if isinstance(values, (tuple, list)) else [values])
+    ]
+    return call.op, call.target, tuple(specs), user_line(call.meta.get("stack_trace") or "")
 
 
 def longest_cycle(kinds: Sequence[Hashable]) -> Cycle | None:
@@ -109,25 +128,25 @@ def _longest_run(true: Any) -> tuple[int, int]:
     return int(ends[2 * longest]), int(lengths[longest])
 
 
-def _steady(calls: Sequence[FunctionCall], cycle: Cycle) -> Cycle | None:
+def _steady(calls: Sequence[fx.Node], cycle: Cycle) -> Cycle | None:
     """The longest part of a cycle in which each iteration reads as the one before does."""
+    places = {call: place for place, call in enumerate(calls)}
     same = [
-        all(_reads_alike(calls[i - cycle.length], calls[i], cycle) for i in range(first, first + cycle.length))
-        for first in range(cycle.start + cycle.length, cycle.start + cycle.length * cycle.count, cycle.length)
+        all(_reads_alike(calls[i - cycle.length], calls[i], places, cycle) for i in range(at, at + cycle.length))
+        for at in range(cycle.start + cycle.length, cycle.start + cycle.length * cycle.count, cycle.length)
     ]
     start, length = _longest_run(np.array(same, dtype=bool))
     return Cycle(cycle.start + start * cycle.length, cycle.length, length + 1) if length else None
 
 
-def _reads_alike(before: FunctionCall, after: FunctionCall, cycle: Cycle) -> bool:
+def _reads_alike(before: fx.Node, after: fx.Node, places: dict[fx.Node, int], cycle: Cycle) -> bool:
     def alike(x: Any, y: Any) -> bool:
         match x, y:
-            case Value(), Value():
-                if y.call >= cycle.start and y.call - cycle.length >= cycle.start:
-                    return x == Value(y.call - cycle.length, y.place)
-                return y.call < cycle.start and x.call < cycle.start
-            case Leaf(), Leaf():
-                return True
+            case fx.Node(), fx.Node():
+                # Inputs of the program have no place.
+                first, second = places.get(x, -1), places.get(y, -1)
+                is_within = second - cycle.length >= cycle.start
+                return first == second - cycle.length if is_within else max(first, second) < cycle.start
             case (tuple(), tuple()) | (list(), list()):
                 return len(x) == len(y) and all(map(alike, x, y))
             case dict(), dict():
@@ -140,107 +159,54 @@ def _reads_alike(before: FunctionCall, after: FunctionCall, cycle: Cycle) -> boo
     return alike(before.args, after.args) and alike(before.kwargs, after.kwargs)
 
 
-class _Short:
-    """Builds the graph of the iterations kept: `early` of them, then those after what is left out."""
+def _shortened(traced: Traced, cycle: Cycle, early: int, left_out: int) -> Folded:
+    """The program with `early` iterations, and those behind what is left out."""
+    module = copied(traced.module)
+    graph, calls = module.graph, _calls(module.graph)
+    places = {call: place for place, call in enumerate(calls)}
+    gap = range(cycle.start + early * cycle.length, cycle.start + (early + left_out) * cycle.length)
+    end = cycle.start + cycle.count * cycle.length
+    given = dict(zip(graph.find_nodes(op="placeholder"), traced.examples, strict=True))
+    numbers = dict(zip(given, range(len(given)), strict=True))
+    held: dict[fx.Node, fx.Node] = {}
 
-    def __init__(
-        self, program: FunctionCalls, inputs: Sequence[torch.Tensor], cycle: Cycle, early: int, left_out: int
-    ) -> None:
-        self.program = program
-        self.cycle = cycle
-        self.left_out = left_out
-        self.positions = {id(x): i for i, x in enumerate(inputs)}
-        self.gap = range(cycle.start + early * cycle.length, cycle.start + (early + left_out) * cycle.length)
-        self.end = cycle.start + cycle.count * cycle.length
-        self.graph = fx.Graph()
-        self.examples: list[torch.Tensor] = []
-        self.inputs: list[fx.Node] = []
-        self.input_places: dict[int, int] = {}
-        self.leaves: dict[int, fx.Node] = {}
-        self.nodes: dict[int, fx.Node] = {}
-        self.items: dict[Value, fx.Node] = {}
+    def read_by(reader: int) -> Callable[[fx.Node], fx.Node]:
+        def read(value: fx.Node) -> fx.Node:
+            place = places.get(value, -1)
+            if gap.stop <= reader < end and cycle.start <= place < gap.stop:
+                # The value at the same distance before the gap.
+                return calls[place - len(gap)]
+            if place not in gap:
+                return value
+            if value not in held:
+                like = example(value)
+                assert like is not None
+                with graph.inserting_after(next(reversed(given))):
+                    held[value] = graph.placeholder(f"left_out_{len(given)}")
+                given[held[value]] = torch.empty_strided(
+                    like.shape, like.stride(), dtype=like.dtype, device=like.device
+                )
+                held[value].meta = dict(value.meta)
+            return held[value]
 
-    def folded(self) -> Folded:
-        calls = self.program.calls
-        for number, call in enumerate(calls):
-            if number not in self.gap:
-                self._add(number, call)
-        results = [x for x in self.program.results if isinstance(x, Leaf) or x.call not in self.gap]
-        self.graph.output(tuple(dict.fromkeys(self._operand(x, len(calls)) for x in results)))
-        self.graph.lint()
-        module = fx.GraphModule(torch.nn.Module(), self.graph)
-        file, line, _ = calls[self.cycle.start].place
-        place = f"{Path(file).name}:{line}"
-        return Folded(module, self.examples, self.input_places, self.cycle, self.left_out, len(calls), place)
+        return read
 
-    def _add(self, number: int, call: FunctionCall) -> None:
-        args = self._operands(call.args, number)
-        kwargs = self._operands(call.kwargs, number)
-        name = getattr(call.function, "__name__", "")
-        if name == "__get__":
-            node = self.graph.call_function(getattr, (args[0], attribute_of(call.function)))
-        elif name == "__getitem__":
-            node = self.graph.call_function(operator.getitem, args)
-        elif name == "__setitem__":
-            node = self.graph.call_function(operator.setitem, args)
-        elif getattr(torch.Tensor, name, None) is call.function:
-            node = self.graph.call_method(name, args, kwargs)
-        else:
-            node = self.graph.call_function(call.function, args, kwargs)
-        self._describe(node, number, call)
-        self.nodes[number] = node
-
-    def _describe(self, node: fx.Node, number: int, call: FunctionCall) -> None:
-        file, line, function = call.place
-        code = linecache.getline(file, line).strip()
-        node.meta["stack_trace"] = f'  File "{file}", line {line}, in {function}\n    {code}\n'
-        if self.cycle.start <= number < self.end:
-            kept = number if number < self.gap.start else number - len(self.gap)
-            node.meta["custom"] = {ITERATION: (kept - self.cycle.start) // self.cycle.length}
-
-    def _operands(self, x: Any, reader: int) -> Any:
-        return map_aggregate(x, lambda y: self._operand(y, reader) if isinstance(y, (Value, Leaf)) else y)
-
-    def _operand(self, x: Value | Leaf, reader: int) -> fx.Node:
-        if isinstance(x, Leaf):
-            return self._leaf(x)
-        in_late_iteration = self.gap.stop <= reader < self.end
-        if in_late_iteration and self.cycle.start <= x.call < self.gap.stop:
-            # The value at the same distance before the gap.
-            x = Value(x.call - len(self.gap), x.place)
-        if x in self.items:
-            return self.items[x]
-        call = self.program.calls[x.call]
-        if x.call in self.gap:
-            spec = call.specs[max(x.place, 0)]
-            assert spec is not None
-            node = self._input(f"left_out_{len(self.inputs)}", torch.empty_strided(spec[0], spec[1], dtype=spec[2]))
-        elif x.place < 0:
-            node = self.nodes[x.call]
-        else:
-            with self.graph.inserting_after(self.nodes[x.call]):
-                node = self.graph.call_function(operator.getitem, (self.nodes[x.call], x.place))
-            self._describe(node, x.call, call)
-        self.items[x] = node
-        return node
-
-    def _leaf(self, x: Leaf) -> fx.Node:
-        if x.number not in self.leaves:
-            tensor = self.program.leaves[x.number]
-            position = self.positions.get(id(tensor))
-            if position is not None:
-                self.input_places[len(self.inputs)] = position
-            name = f"l_parameter_{x.number}_" if position is None else f"l_inputs_{position}_"
-            self.leaves[x.number] = self._input(name, tensor)
-        return self.leaves[x.number]
-
-    def _input(self, name: str, tensor: torch.Tensor) -> fx.Node:
-        """A new placeholder after the existing ones."""
-        first = next(iter(self.graph.nodes), None)
-        behind = self.inputs[-1] if self.inputs else None
-        place = self.graph.inserting_after(behind) if behind else self.graph.inserting_before(first)
-        with place:
-            node = self.graph.placeholder(name)
-        self.inputs.append(node)
-        self.examples.append(tensor)
-        return node
+    for place, call in enumerate(calls):
+        if place >= gap.stop:
+            read = read_by(place)
+            call.args, call.kwargs = fx.map_arg(call.args, read), fx.map_arg(call.kwargs, read)
+        if cycle.start <= place < end:
+            kept = place if place < gap.start else place - len(gap)
+            iteration = (kept - cycle.start) // cycle.length
+            call.meta["custom"] = {**call.meta.get("custom", {}), ITERATION: iteration}
+    results = [x for x in graph.output_node().all_input_nodes if places.get(x, -1) not in gap]
+    graph.output_node().args = (tuple(results),)
+    for place in reversed(gap):
+        graph.erase_node(calls[place])
+    for node in [node for node in given if not node.users]:
+        graph.erase_node(node)
+        del given[node]
+    inputs = {at: traced.inputs[numbers[x]] for at, x in enumerate(given) if numbers.get(x) in traced.inputs}
+    place_text = user_line(calls[cycle.start].meta.get("stack_trace") or "") or "an unknown line"
+    line = place_text.split(": ")[0]
+    return Folded(module, list(given.values()), inputs, cycle, left_out, len(calls), line)

@@ -16,46 +16,64 @@ if TYPE_CHECKING:
     from tilewright.profiling.saved import SavedProfile
 
 
+Words = Annotated[
+    list[str], typer.Argument(metavar="TARGET | -- COMMAND", help="file.py:name, or after --: python train.py ...")
+]
+Impl = Annotated[
+    str,
+    typer.Option(
+        help="How a target runs: eager, inductor or tilewright.",
+        autocompletion=completion.offering(("eager", "inductor", "tilewright")),
+    ),
+]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        help="The optimizer that ends each step of a target: adamw, adam or sgd.",
+        autocompletion=completion.offering(("adamw", "adam", "sgd")),
+    ),
+]
+Wait = Annotated[int, typer.Option(min=0, help="First steps, without the profiler; they are timed.")]
+Warmup = Annotated[
+    int, typer.Option(min=0, help="Steps recorded to count events; on a GPU, operators are those of the last one.")
+]
+Active = Annotated[int, typer.Option(min=1, help="Steps to keep.")]
+Events = Annotated[int, typer.Option(min=1, help="The largest number of events; it bounds the memory.")]
+Shapes = Annotated[bool, typer.Option(help="Record the shapes of operands.")]
+Stacks = Annotated[bool, typer.Option(help="Record Python's call stacks.")]
+Memory = Annotated[bool, typer.Option(help="Record allocations.")]
+Layers = Annotated[bool, typer.Option(help="Record a range for each layer of a model.")]
+Light = Annotated[
+    bool, typer.Option(help="On a GPU, record the kept steps without operators, which come from the warm-up.")
+]
+Timed = Annotated[
+    float, typer.Option(min=0, help="Seconds of steps timed at last without the profiler; `diff` compares them.")
+]
+Whole = Annotated[bool, typer.Option("--whole", help="Record from the start, also without steps.")]
+Stop = Annotated[bool, typer.Option("--stop", help="End the program when its steps are recorded.")]
+Nvtx = Annotated[bool, typer.Option("--nvtx", help="NVTX ranges for Nsight Systems; record nothing here.")]
+
+
 def profile(
-    words: Annotated[
-        list[str], typer.Argument(metavar="TARGET | -- COMMAND", help="file.py:name, or after --: python train.py ...")
-    ],
+    words: Words,
     inputs: Inputs = None,
     training: Training = None,
-    impl: Annotated[
-        str,
-        typer.Option(
-            help="How a target runs: eager, inductor or tilewright.",
-            autocompletion=completion.offering(("eager", "inductor", "tilewright")),
-        ),
-    ] = "eager",
-    optimizer: Annotated[
-        str,
-        typer.Option(
-            help="The optimizer that ends each step of a target: adamw, adam or sgd.",
-            autocompletion=completion.offering(("adamw", "adam", "sgd")),
-        ),
-    ] = "",
+    impl: Impl = "eager",
+    optimizer: Optimizer = "",
     device: Device = None,
-    wait: Annotated[int, typer.Option(min=0, help="First steps, without the profiler; they are timed.")] = 5,
-    warmup: Annotated[
-        int, typer.Option(min=0, help="Steps recorded to count events; on a GPU, operators are those of the last one.")
-    ] = 2,
-    active: Annotated[int, typer.Option(min=1, help="Steps to keep.")] = 3,
-    events: Annotated[int, typer.Option(min=1, help="The largest number of events; it bounds the memory.")] = 200_000,
-    shapes: Annotated[bool, typer.Option(help="Record the shapes of operands.")] = True,
-    stacks: Annotated[bool, typer.Option(help="Record Python's call stacks.")] = True,
-    memory: Annotated[bool, typer.Option(help="Record allocations.")] = True,
-    layers: Annotated[bool, typer.Option(help="Record a range for each layer of a model.")] = True,
-    light: Annotated[
-        bool, typer.Option(help="On a GPU, record the kept steps without operators, which come from the warm-up.")
-    ] = True,
-    timed: Annotated[
-        float, typer.Option(min=0, help="Seconds of steps timed at last without the profiler; `diff` compares them.")
-    ] = 2.0,
-    whole: Annotated[bool, typer.Option("--whole", help="Record from the start, also without steps.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End the program when its steps are recorded.")] = False,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges for Nsight Systems; record nothing here.")] = False,
+    wait: Wait = 5,
+    warmup: Warmup = 2,
+    active: Active = 3,
+    events: Events = 200_000,
+    shapes: Shapes = True,
+    stacks: Stacks = True,
+    memory: Memory = True,
+    layers: Layers = True,
+    light: Light = True,
+    timed: Timed = 2.0,
+    whole: Whole = False,
+    stop: Stop = False,
+    nvtx: Nvtx = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

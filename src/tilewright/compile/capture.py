@@ -6,18 +6,16 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilewright.capture.aot import Boxed, Compiler, Rewriter, through_aot
-from tilewright.capture.call_cycles import Folded, folded
+from tilewright.capture.call_cycles import Folded, Traced, folded
 from tilewright.capture.errors import capture_error
 from tilewright.capture.fakes import Fakes
-from tilewright.capture.function_calls import function_calls
 from tilewright.capture.messages import messages_ignored
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
@@ -26,7 +24,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import traced_for_gpu
-from tilewright.measure.inputs import Arguments, make_arguments
+from tilewright.measure.inputs import make_arguments
 from tilewright.pytorch.compiler import forget_compiled, is_compilers
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, InputError
@@ -42,6 +40,8 @@ class Captured:
     """Placeholder position → position among the tensors of the case's arguments."""
     plan: Plan | None = None
     """How the graphs run; None for those of eager."""
+    folded: Folded | None = None
+    """The program with equal iterations left out, if the graphs are those of such a one."""
 
 
 def capture(
@@ -49,44 +49,33 @@ def capture(
     planner: Planner | None = None,
     *,
     target: Target | None = None,
+    fold: bool = False,
     instead: Folded | None = None,
-    eager: Captured | None = None,
 ) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
     With a planner they are rewritten and planned for its target; without one they are the graphs that eager runs, on
-    `target` (default: a CPU). If given, `instead`, the program with equal iterations left out, is captured in place of
-    the whole program, and `eager`, its graphs as eager runs them, is planned without a second trace if possible. Raises
-    CaptureError if the program is not one graph, or if its sizes depend on data, and InputError if the model rejects
-    its inputs.
+    `target` (default: a CPU). With `fold`, equal iterations of a long program are left out; `instead` is such a program
+    that is known, which is captured in place of the whole one. Raises CaptureError if the program is not one graph, or
+    if its sizes depend on data, and InputError if the model rejects its inputs.
     """
     captured = Captured()
     target = planner.target if planner is not None else target
     device = "cpu" if target is None else target.tensor_device
     stands_for_gpu = target is not None and target.is_planned_gpu
 
-    def observe(module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        return through_aot(_Observer(captured, planner or Rewriter()), module, list(examples))
-
-    def trace() -> None:
-        function, arguments, fakes = built(case, device)
-        inputs = {id(x): number for number, x in enumerate(arguments.tensors)}
-
-        def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
-            captured.inputs = {place: inputs[id(x)] for place, x in enumerate(examples) if id(x) in inputs}
-            # Tensors that are no parameters, such as those of a closure, are real.
-            return observe(module, fakes.tensors(examples))
-
-        arguments.call(torch.compile(_called(function), backend=backend, fullgraph=True, dynamic=False))
+    def observe(traced: Traced) -> Callable[..., Any]:
+        captured.folded = traced if isinstance(traced, Folded) else None
+        captured.inputs = traced.inputs
+        return through_aot(_Observer(captured, planner or Rewriter()), traced.module, traced.examples)
 
     forget_compiled()
     try:
         with torch.set_grad_enabled(case.training), _without_log(), messages_ignored(), traced_for_gpu(stands_for_gpu):
             if instead is None:
-                trace()
-            elif eager is None or planner is None or not _planned_from(eager, planner, instead, captured):
-                captured.inputs = dict(instead.inputs)
-                observe(copied(instead.module), instead.examples)
+                _trace(case, device, fold, observe)
+            else:
+                observe(replace(instead, module=copied(instead.module)))
     except _Seen:
         # Not an error: `_Observer` raises it once it has the graphs.
         pass
@@ -107,38 +96,21 @@ def capture(
     return captured
 
 
-def _planned_from(eager: Captured, planner: Planner, instead: Folded, captured: Captured) -> bool:
-    """Whether a trace with `planner` would give the graph that eager runs; then `captured` gets a rewritten copy. It
-    does if the planner rewrites nothing before the trace and there is no backward.
-    """
-    traced = eager.graphs["forward"].owning_module
-    if traced is None or "backward" in eager.graphs:
-        return False
-    module = copied(instead.module)
-    if planner.before_autograd(module) or str(module.graph) != str(instead.module.graph):
-        planner.decisions.clear()
-        return False
-    graph = copied(traced).graph
-    planner.joint(graph)
-    captured.graphs, captured.inputs = {"forward": graph}, dict(eager.inputs)
-    return True
-
-
-def built(case: Case, device: str) -> tuple[Callable[..., Any], Arguments, Fakes]:
-    """The function or module of `case` and its arguments, of fake tensors on `device`, and what made these."""
+def _trace(case: Case, device: str, fold: bool, observe: Callable[[Traced], Callable[..., Any]]) -> None:
+    """Let Dynamo capture `case`; `observe` gets the program, and ends the capture."""
     fakes = Fakes(device)
     function = fakes.model(case.build())
     with fakes.making():
-        return function, make_arguments(case, seed=0, device=device, requires_grad=case.training), fakes
+        arguments = make_arguments(case, seed=0, device=device, requires_grad=case.training)
+    inputs = {id(x): number for number, x in enumerate(arguments.tensors)}
 
+    def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        known = {place: inputs[id(x)] for place, x in enumerate(examples) if id(x) in inputs}
+        # Tensors that are no parameters, such as those of a closure, are real.
+        traced = Traced(module, fakes.tensors(examples), known)
+        return observe((folded(traced, fakes.making) if fold else None) or traced)
 
-def repeated_part(case: Case, device: str = "cpu") -> Folded | None:
-    """`case` with equal iterations left out, if it is long and repeats; None if it is captured whole."""
-    function, arguments, fakes = built(case, device)
-    with torch.set_grad_enabled(case.training):
-        program = function_calls(partial(arguments.call, function), function, arguments.tensors)
-        with fakes.making():
-            return None if program is None else folded(program, arguments.tensors)
+    arguments.call(torch.compile(_called(function), backend=backend, fullgraph=True, dynamic=False))
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tilewright.capture.call_cycles import Folded
-from tilewright.compile.capture import Captured, capture, repeated_part
+from tilewright.compile.capture import Captured, capture
 from tilewright.compile.launches import operators_after, operators_before, with_predictions
 from tilewright.compile.memory import eager_steps, memory
 from tilewright.compile.plan import Plan
@@ -41,26 +40,26 @@ def price_case(case: Case, target: Target) -> PricedCase:
 
 def price_program(case: Case, target: Target) -> Program:
     """The program of `price_case`; of a long one that repeats, a few iterations are captured and all are counted."""
-    part = repeated_part(case, target.tensor_device)
-    if part is not None:
-        priced = _priced(case, target, instead=part)
-        eager = {name: iterations(graph.nodes) for name, graph in priced.eager.graphs.items()}
-        planned = {graph.name: iterations(graph.units) for graph in priced.plan.graphs}
-        operators = {graph.name: iterations(graph.graph.nodes) for graph in priced.plan.graphs}
-        with suppress(Irregular):
-            return with_all_iterations(priced.program, part, eager, planned, operators)
+    priced = _priced(case, target, fold=True)
+    if (part := priced.eager.folded) is None:
+        return priced.program
+    eager = {name: iterations(graph.nodes) for name, graph in priced.eager.graphs.items()}
+    planned = {graph.name: iterations(graph.units) for graph in priced.plan.graphs}
+    operators = {graph.name: iterations(graph.graph.nodes) for graph in priced.plan.graphs}
+    with suppress(Irregular):
+        return with_all_iterations(priced.program, part, eager, planned, operators)
     return price_case(case, target).program
 
 
-def _priced(case: Case, target: Target, *, instead: Folded | None = None) -> PricedCase:
+def _priced(case: Case, target: Target, *, fold: bool = False) -> PricedCase:
     program = Program()
     profile = target.profile
-    eager = capture(case, target=target, instead=instead)
+    eager = capture(case, target=target, fold=fold)
     shapes = _shapes(case, eager)
     for name, graph in eager.graphs.items():
         program.operators += operators_before(name, graph, shapes[name], profile)
         program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
-    planned = capture(case, Planner(target), instead=instead, eager=eager)
+    planned = capture(case, Planner(target), instead=eager.folded)
     assert planned.plan is not None
     _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)
@@ -109,7 +108,7 @@ def tree_of(case: Case) -> Group:
     """The forward graph of `case` as eager runs it, as an annotated tree."""
     # Captured for inference, so that there are no views that only backward needs.
     case = replace(case, training=False)
-    part = repeated_part(case)
-    captured = capture(case, instead=part)
+    captured = capture(case, fold=True)
+    part = captured.folded
     shown = "" if part is None else f" ({part.kept:,} of {part.cycle.count:,} equal iterations)"
     return annotated_tree(captured.graphs["forward"], _shapes(case, captured)["forward"], case.name + shown)
