@@ -32,9 +32,13 @@ CREATE TABLE device_slice (slice_id BIGINT, file_id BIGINT, ts BIGINT, dur BIGIN
     name VARCHAR, upid BIGINT, stream BIGINT, launch_id BIGINT, launch_ts BIGINT);
 CREATE TABLE collective (slice_id BIGINT, file_id BIGINT, rank BIGINT, name VARCHAR, in_group VARCHAR,
     position BIGINT, skew_ns DOUBLE);
-CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR);
+CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR, events BIGINT DEFAULT 0);
+CREATE TABLE host_step_time (file_id BIGINT, ns_per_event DOUBLE);
 CREATE TABLE slice (ts BIGINT, dur BIGINT, name VARCHAR);
 CREATE TABLE operator_distance (operator VARCHAR, calls BIGINT, floor_us DOUBLE, device_ns BIGINT);
+CREATE TABLE host_account (file_id BIGINT, class VARCHAR, ms_per_step DOUBLE);
+CREATE TABLE description (file_id BIGINT, described_by BIGINT);
+CREATE TABLE operator_step (file_id BIGINT, ts BIGINT, host_dur BIGINT);
 CREATE TABLE bare_step (bare_ms DOUBLE, recorded_ms DOUBLE)
 """
 
@@ -103,7 +107,8 @@ def recorded(ranks: list[Machine], floor: str = "") -> duckdb.DuckDBPyConnection
 
     def insert(table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
-            connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            marks = ", ".join([*("?" * len(rows[0])), *["DEFAULT"] * (table == "host_time")])
+            connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
     tables = {"call": "device_call", "wait": "wait", "work": "device_slice", "host": "host_time", "range": "slice"}
     for rank in ranks:
@@ -112,12 +117,18 @@ def recorded(ranks: list[Machine], floor: str = "") -> duckdb.DuckDBPyConnection
             insert(table, rank.rows[name])
         found = [(each, rank.rank, rank.rank, "all_reduce", "", at, 0.0) for at, each in enumerate(rank.collectives)]
         insert("collective", found)
+        spent: dict[str, float] = {}
+        for _, _, took, kind, _ in rank.rows["host"]:
+            spent[kind] = spent.get(kind, 0) + took / 1e6
+        insert("host_account", [(rank.rank, kind, ms) for kind, ms in spent.items()])
         took = sum(row[3] for row in rank.rows["work"] if row[5] == floor)
         insert("operator_distance", [(floor, 1, took / 10_000, took)] if took else [])
     return connection
 
 
-def launches(host: float = 20, mm: float = 10, gelu: float = 10, data: float = 0, sync: bool = False) -> Machine:
+def launches(
+    host: float = 20, mm: float = 10, gelu: float = 10, data: float = 0, sync: bool = False, wait: bool = True
+) -> Machine:
     machine = Machine()
     for _ in range(4):
         if data:
@@ -126,8 +137,11 @@ def launches(host: float = 20, mm: float = 10, gelu: float = 10, data: float = 0
             machine.host(host)
             if us:
                 machine.launch((name, us))
-        if sync:
+        if sync and wait:
             machine.wait()
+        elif sync:
+            # The call is left, and what it takes where there is nothing to wait for.
+            machine.now += WAITED
     return machine
 
 
@@ -153,10 +167,19 @@ def replays(host: float = 200) -> Machine:
     return machine
 
 
-def on_host(mm: float = 50) -> Machine:
+def loading(data: float) -> Machine:
+    """Batches that take so long, and 20 µs of other work; two workers make one in half the time."""
     machine = Machine()
     for _ in range(3):
-        machine.host(mm, "operators", "mm")
+        machine.host(data, "data")
+        machine.host(20)
+    return machine
+
+
+def on_host(mm: float = 50, kind: str = "operators") -> Machine:
+    machine = Machine()
+    for _ in range(3):
+        machine.host(mm, kind, "mm")
         machine.host(20)
     return machine
 
@@ -194,6 +217,11 @@ PROGRAMS: dict[str, tuple[str, Callable[[], list[Machine]], Callable[[], list[Ma
     "two streams": ("floor:side", lambda: [streams()], lambda: [streams(side=8)]),
     "replays of a graph": ("class:Python", lambda: [replays()], lambda: [replays(host=0)]),
     "data": ("class:data", lambda: [launches(data=300)], lambda: [launches()]),
+    "no waits": ("class:device", lambda: [launches(sync=True)], lambda: [launches(sync=True, wait=False)]),
+    "a function": ("gone:mm", lambda: [on_host(kind="Python")], lambda: [on_host(mm=0)]),
+    "several kernels": ("gone:m*,gel*", lambda: [launches()], lambda: [launches(mm=0, gelu=0)]),
+    "two workers": ("workers:2", lambda: [loading(90)], lambda: [loading(25)]),
+    "eight workers": ("workers:8", lambda: [loading(90)], lambda: [loading(0)]),
     "no device": ("gone:mm", lambda: [on_host()], lambda: [on_host(mm=0)]),
     "an optimizer": ("optimizer", lambda: [optimizer()], lambda: [optimizer(calls=1)]),
     "a late rank": ("rank:1", lambda: ranks(late=70), ranks),
@@ -212,6 +240,44 @@ def test_the_changed_program_takes_as_long_as_predicted(name: str) -> None:
     assert simulator.measured.ends == [task.end for task in timeline.tasks]
     assert simulator.measured.end == max(machine.end for machine in machines)
     assert simulator.predict(change).predicted_us * 1000 == pytest.approx(max(one.end for one in after()), abs=1)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_light_steps_have_the_host_of_the_described_one(same: bool) -> None:
+    """The described step is twice as slow, and of its host's time three quarters load data."""
+
+    def steps(count: int, slow: int, data: float = 15) -> Machine:
+        machine = Machine(slow - 1)
+        for step in range(count):
+            for part in range(3 if slow == 1 or same or step else 2):
+                machine.host(slow * data, "data" if slow == 2 else "untraced")
+                machine.host(slow * 5)
+                machine.launch((f"kernel {part}", 2))
+        return machine
+
+    light, told = steps(2, 1), steps(1, 2)
+    connection = recorded([light, told])
+    connection.execute("DELETE FROM host_time WHERE file_id = 0")
+    connection.execute("INSERT INTO operator_step SELECT file_id, ts, host_dur FROM step WHERE file_id = 1")
+    connection.execute("DELETE FROM step WHERE file_id = 1")
+    connection.execute("INSERT INTO description VALUES (0, 1)")
+    connection.execute("UPDATE step SET dur = dur / 2, host_dur = host_dur / 2")
+    connection.execute("INSERT INTO step SELECT file_id, dur, dur, host_dur FROM step")
+    simulator = Simulator(connection, read_timeline(connection))
+    # Of two steps the mean.
+    assert 2000 * simulator.predict("class:data").predicted_us == pytest.approx(steps(2, 1, data=0).end, abs=2)
+
+
+def test_what_recording_adds_to_the_host_is_not_predicted_to_stay() -> None:
+    """Of 100 µs without the profiler 60 load data; the recording of 20 events adds 2 µs each to the others."""
+    machine = Machine()
+    machine.host(60, "data")
+    machine.host(80, "operators", "mm")
+    connection = recorded([machine])
+    connection.execute("UPDATE host_time SET events = 20 WHERE what = 'mm'")
+    connection.execute("INSERT INTO host_step_time VALUES (0, 2000)")
+    connection.execute("INSERT INTO bare_step VALUES (0.1, 0.14)")
+    assert Simulator(connection, read_timeline(connection)).predict("class:data").predicted_us == pytest.approx(40)
 
 
 def path_of(machines: list[Machine]) -> dict[str, float]:

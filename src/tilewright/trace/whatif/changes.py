@@ -10,22 +10,24 @@ import numpy as np
 
 from tilewright.records.errors import UsageError
 from tilewright.trace.account.host_time import CLASSES
-from tilewright.trace.events.rows import Ints, fetch
+from tilewright.trace.events.rows import Ints
 from tilewright.trace.whatif.simulation import Edge, Simulated, Task, simulate
 from tilewright.trace.whatif.timeline import Timeline
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+    from numpy.typing import NDArray
 
 WORK = ("kernel", "copy", "communication")
 _FIXED_NS = 2_000
 """What a kernel takes however little it does."""
 FORMS = {
     "floor:OPERATOR": "the operator at its floor",
-    "gone:NAME": "without that operator or kernel",
+    "gone:NAME": "without that operator, kernel or function; * stands for any letters, a comma parts several",
     "host": "a host that takes no time",
     "graph": "a CUDA graph: no time of the host for operators and launches",
     "class:CLASS": "without that class of the host's time",
+    "workers:N": "a DataLoader with so many workers",
     "batch:TIMES": "so many times the batch",
     "optimizer": "a fused optimizer",
     "overlap": "communication that is hidden entirely",
@@ -52,7 +54,7 @@ class Prediction:
 class _Change:
     """How long a task takes then, and how long after another it begins, or None if it does not wait for it."""
 
-    dur: Callable[[int, Task], float] = lambda _, task: task.dur
+    dur: Callable[[int, Task], float] | None = None
     lag: Callable[[int, Task, Edge], float | None] | None = None
     without: int | None = None
     """The file whose end does not count."""
@@ -64,11 +66,22 @@ class Simulator:
     def __init__(self, connection: DuckDBPyConnection, timeline: Timeline) -> None:
         self._connection, self._timeline = connection, timeline
         self.measured = simulate(timeline.tasks, timeline.begin)
+        self._whole = _Spans(connection, "true", [])
+        self._bare = [self._bare_dur(task) for task in timeline.tasks]
+        self._unchanged = simulate(timeline.tasks, timeline.begin, self._dur)
         rows = connection.execute(
             "SELECT avg(bare_ms) * 1e3, avg(recorded_ms) * 1e3 FROM bare_step WHERE bare_ms > 0"
         ).fetchone()
         recorded = self._step_us(self.measured)
         self._bare_us = float(rows[0]) if rows and rows[0] and rows[0] < rows[1] else recorded
+
+    def _bare_dur(self, task: Task) -> float:
+        """Of the host's time what the recording of its events did not add to it; light steps record none."""
+        known = task.kind == "host" and task.file_id in self._whole.files
+        return self._whole.within(task.file_id, task.start, task.end) if known else task.dur
+
+    def _dur(self, at: int, _: Task) -> float:
+        return self._bare[at]
 
     def _step_us(self, found: Simulated, without: int | None = None) -> float:
         ends = (end for end, task in zip(found.ends, self._timeline.tasks, strict=True) if task.file_id != without)
@@ -85,8 +98,8 @@ class Simulator:
         if make is None or any(form.startswith(f"{kind}:") for form in FORMS) != bool(given):
             raise UsageError(f"no change {asked!r}; known: {', '.join(FORMS)}")
         change: _Change = make(given) if given else make()
-        found = simulate(self._timeline.tasks, self._timeline.begin, change.dur, change.lag)
-        ratio = self._step_us(found, change.without) / self._step_us(self.measured)
+        found = simulate(self._timeline.tasks, self._timeline.begin, change.dur or self._dur, change.lag)
+        ratio = self._step_us(found, change.without) / self._step_us(self._unchanged)
         what = next(text for form, text in FORMS.items() if form.partition(":")[0] == kind)
         return Prediction(asked, what, self._bare_us, self._bare_us * ratio)
 
@@ -105,24 +118,29 @@ class Simulator:
 
     def _scaled(self, name: str, factor: float) -> _Change:
         """The operator on the device, with its launches if nothing is left of it; without a device on the host."""
-        tasks = self._timeline.tasks
-        kernels = self._connection.execute(
-            "SELECT DISTINCT coalesce(operator, name) FROM device_slice WHERE operator = $name OR name = $name",
-            {"name": name},
+        tasks, any_of = self._timeline.tasks, [_pattern(one) for one in name.split(",")]
+        found = self._connection.execute(
+            "SELECT slice_id FROM device_slice, (SELECT unnest($any) AS one) WHERE operator GLOB one OR name GLOB one",
+            {"any": any_of},
         ).fetchall()
-        names = {str(kernel) for (kernel,) in kernels}
-        own = {at for at, task in enumerate(tasks) if task.kind in WORK and task.name in names}
+        slices = {slice_id for (slice_id,) in found}
+        own = {at for at, task in enumerate(tasks) if task.kind in WORK and task.slice_id in slices}
         launches = {tasks[at].launched_by for at in own} if not factor else set()
+        # What stays of an operator on a device is called all the same.
         host = self._host_part(
-            "class = 'operators' AND what = ? AND file_id NOT IN (SELECT file_id FROM device_slice)", name
+            """EXISTS (FROM (SELECT unnest(?) AS one) WHERE what GLOB one)
+               AND (? OR class = 'operators' AND file_id NOT IN (SELECT file_id FROM device_slice))""",
+            *(any_of, not factor),
         )
         if not own and not host.changes:
-            raise UsageError(f"no operator or kernel {name!r} in the run's steps; the table `operator_time` lists them")
+            raise UsageError(
+                f"no operator, kernel or function {name!r} in the run's steps; the table `operator_time` lists them"
+            )
 
         def dur(at: int, task: Task) -> float:
             if at in own:
                 return task.dur * factor
-            return 0 if at in launches else host.left(task, factor)
+            return 0 if at in launches else host.left(at, factor)
 
         def lag(at: int, task: Task, edge: Edge) -> float | None:
             # What does not run waits for no launch, and leaves no gap before the next.
@@ -133,20 +151,34 @@ class Simulator:
         return _Change(dur, lag)
 
     def _host(self) -> _Change:
-        return _Change(lambda _, task: 0 if task.kind in ("host", "launch") else task.dur)
+        return _Change(lambda at, task: 0 if task.kind in ("host", "launch") else self._bare[at])
 
     def _graph(self) -> _Change:
         """What is not data, compilation and the like takes no time: the graph replays it."""
         kept = self._host_part("class NOT IN ('operators', 'Python', 'profiler', 'untraced', 'device')")
-        return _Change(
-            lambda _, task: task.dur if task.kind not in ("host", "launch") else task.dur - kept.left(task, 0)
-        )
+        return _Change(lambda at, task: self._bare[at] - (kept.left(at, 0) if task.kind in ("host", "launch") else 0))
 
     def _class(self, name: str) -> _Change:
         if name not in CLASSES:
             raise UsageError(f"no class {name!r} of the host's time; known: {', '.join(CLASSES[1:])}")
-        part = self._host_part("class = ?", name)
-        return _Change(lambda _, task: part.left(task, 0))
+        part, tasks = self._host_part("class = ?", name), self._timeline.tasks
+
+        def lag(_: int, task: Task, edge: Edge) -> float | None:
+            return None if task.kind == "wait" and tasks[edge.task].kind in WORK else edge.lag
+
+        return _Change(lambda at, _: part.left(at, 0), lag if name == "device" else None)
+
+    def _workers(self, number: str) -> _Change:
+        """They make batches while the step goes on, and the step waits for what they lack."""
+        count = int(number) if number.isdecimal() else 0
+        rows = self._connection.execute(
+            "SELECT sum(ms_per_step) FILTER (WHERE class = 'data'), sum(ms_per_step) FROM host_account"
+        ).fetchone()
+        if not count or not rows or not rows[0]:
+            raise UsageError(f"workers:{number} needs a number of workers, and a run that waits for a DataLoader")
+        data, whole = rows
+        part, factor = self._host_part("class = 'data'"), max(0.0, data / count - (whole - data)) / data
+        return _Change(lambda at, _: part.left(at, factor))
 
     def _batch(self, times: str) -> _Change:
         try:
@@ -159,23 +191,23 @@ class Simulator:
             "class IN ('operators', 'data') AND file_id NOT IN (SELECT file_id FROM device_slice)"
         )
 
-        def dur(_: int, task: Task) -> float:
+        def dur(at: int, task: Task) -> float:
             if task.kind in ("kernel", "copy"):
                 fixed = min(task.dur, _FIXED_NS)
                 return fixed + (task.dur - fixed) * factor
-            return on_host.left(task, factor)
+            return on_host.left(at, factor)
 
         return _Change(dur)
 
     def _optimizer(self) -> _Change:
         """One call instead of one for each parameter: of the host's time in it a call's share is left."""
-        part = self._host_part("", of="optimizer")
+        part = self._host_part("class IN ('operators', 'Python')", of="optimizer")
         if not part.changes:
             raise UsageError("no step of an optimizer in the run, or one that is fused already")
-        return _Change(lambda _, task: part.left(task, 1 / part.kinds) if task.kind in ("host", "launch") else task.dur)
+        return _Change(lambda at, _: part.left(at, 1 / part.kinds))
 
     def _overlap(self) -> _Change:
-        return _Change(lambda _, task: 0 if task.kind == "communication" else task.dur)
+        return _Change(lambda at, task: 0 if task.kind == "communication" else self._bare[at])
 
     def _rank(self, rank: str) -> _Change:
         """The others do not wait for it, and it is done when they are."""
@@ -191,42 +223,73 @@ class Simulator:
         return _Change(lag=lag, without=late)
 
     def _host_part(self, condition: str, *given: object, of: str = "host_time") -> _HostPart:
-        return _HostPart(self._connection, condition, list(given), of)
+        return _HostPart(_Spans(self._connection, condition, list(given), of), self._whole, self._timeline, self._bare)
+
+
+class _Spans:
+    """The parts of a kind of the host's time, by the table `host_time`, without what recording added to them."""
+
+    def __init__(
+        self, connection: DuckDBPyConnection, condition: str, given: list[object], of: str = "host_time"
+    ) -> None:
+        self.files: dict[int, tuple[Ints, NDArray[np.float64]]] = {}
+        self.kinds = 1
+        sql = f"""
+            SELECT file_id, ts, dur, what, CASE WHEN class = 'profiler' THEN 0
+                       ELSE greatest(dur - coalesce(ns_per_event, 0) * host_time.events, 0) END AS bare
+            FROM host_time LEFT JOIN host_step_time USING (file_id) WHERE {condition}"""
+        if of == "optimizer":
+            sql = f"""
+                SELECT spans.*, dense_rank() OVER (PARTITION BY file_id ORDER BY what) AS kind
+                FROM ({sql}) AS spans JOIN (
+                    SELECT ts, ts + dur AS ended FROM slice WHERE name LIKE 'Optimizer.step#%'
+                ) AS around ON spans.ts >= around.ts AND spans.ts < around.ended"""
+            found = connection.execute(f"SELECT max(kind) FROM ({sql})", given).fetchone()
+            self.kinds = int(found[0]) if found and found[0] else 1
+        columns = connection.execute(
+            f"SELECT file_id, ts, dur, bare FROM ({sql}) ORDER BY file_id, ts", given
+        ).fetchnumpy()
+        file_id, ts, dur, bare = columns.values()
+        for file in np.unique(file_id).tolist():
+            own = file_id == file
+            begins, lengths = ts[own], bare[own].astype(np.float64)
+            # The time of that kind until each begin and end of a span; between two of them it grows evenly.
+            edges = np.stack([begins, begins + dur[own]], axis=1).ravel()
+            grown = np.repeat(np.cumsum(lengths), 2)
+            grown[0::2] -= lengths
+            self.files[file] = edges, grown
+
+    def within(self, file_id: int, start: int, end: int) -> float:
+        """How long that kind lasts between two times of a file."""
+        if file_id not in self.files:
+            return 0.0
+        begun, ended = np.interp([start, end], *self.files[file_id])
+        return float(ended - begun)
 
 
 class _HostPart:
-    """How much of any piece of the host's time is of a kind, by the table `host_time`."""
+    """How much of the tasks of the host is of a kind."""
 
-    def __init__(self, connection: DuckDBPyConnection, condition: str, given: list[object], of: str) -> None:
-        self._spans: dict[int, tuple[Ints, Ints]] = {}
-        self.kinds = 1
-        sql = f"SELECT file_id, ts, dur FROM host_time WHERE {condition}"
-        if of == "optimizer":
-            sql = """
-                SELECT file_id, host_time.ts, host_time.dur,
-                       dense_rank() OVER (PARTITION BY file_id ORDER BY what) AS kind
-                FROM host_time JOIN (
-                    SELECT ts, ts + dur AS ended FROM slice WHERE name LIKE 'Optimizer.step#%'
-                ) AS around ON host_time.ts >= around.ts AND host_time.ts < around.ended
-                WHERE class IN ('operators', 'Python')"""
-            found = connection.execute(f"SELECT max(kind) FROM ({sql})").fetchone()
-            self.kinds = int(found[0]) if found and found[0] else 1
-            sql = f"SELECT file_id, ts, dur FROM ({sql})"
-        file_id, ts, dur = fetch(connection, f"{sql} ORDER BY file_id, ts", *given)
-        for file in np.unique(file_id).tolist():
-            own = file_id == file
-            begins, lengths = ts[own], dur[own]
-            # The time of that kind until each begin and end of a span; between two of them it grows evenly.
-            edges = np.stack([begins, begins + lengths], axis=1).ravel()
-            grown = np.repeat(np.cumsum(lengths), 2)
-            grown[0::2] -= lengths
-            self._spans[file] = edges, grown
-        self.changes = bool(len(ts))
+    def __init__(self, part: _Spans, whole: _Spans, timeline: Timeline, bare: list[float]) -> None:
+        self._part, self._whole, self._timeline, self._bare = part, whole, timeline, bare
+        self.changes, self.kinds = bool(part.files), part.kinds
 
-    def left(self, task: Task, factor: float) -> float:
-        """The duration of a task of the host if its part of that kind takes `factor` times as long."""
-        if task.kind != "host" or task.file_id not in self._spans or not task.dur:
-            return task.dur
-        edges, grown = self._spans[task.file_id]
-        begin, end = np.interp([task.start, task.end], edges, grown)
-        return task.dur + float(end - begin) * (factor - 1)
+    def left(self, at: int, factor: float) -> float:
+        """The duration of the task at a place if its part of that kind takes `factor` times as long."""
+        task = self._timeline.tasks[at]
+        if task.kind != "host" or not task.dur:
+            return self._bare[at]
+        # Of light steps another step tells what the host did, between the same calls.
+        told = self._timeline.described.get(at, [(task.file_id, task.start, task.end)])
+        whole = sum(self._whole.within(*piece) for piece in told)
+        of_kind = sum(self._part.within(*piece) for piece in told)
+        return self._bare[at] * (1 + of_kind / whole * (factor - 1)) if whole else self._bare[at]
+
+
+def _pattern(name: str) -> str:
+    """As of GLOB, in which only * is not itself.
+
+    >>> _pattern("aten::*_norm"), _pattern("a?[3]")
+    ('aten::*_norm', 'a[?][[]3]')
+    """
+    return name.replace("[", "[[]").replace("?", "[?]")

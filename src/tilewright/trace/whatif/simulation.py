@@ -32,6 +32,8 @@ class Task:
     launched_by: int = -1
     """The place of the task in which the host launched it."""
     rank: int | None = None
+    slice_id: int = -1
+    """The kernel or copy."""
 
     @property
     def dur(self) -> int:

@@ -31,7 +31,7 @@ WHERE call.file_id = ? AND call.ts BETWEEN ? AND ?
 ORDER BY call.ts, call.slice_id"""
 _WORK = """
 SELECT work.ts, work.ts + work.dur, work.kind, coalesce(work.operator, work.name, '(no name)'),
-       (work.upid, work.stream), work.launch_id, collective.rank, collective.name, collective.in_group,
+       (work.upid, work.stream), work.launch_id, work.slice_id, collective.rank, collective.name, collective.in_group,
        collective.position
 FROM device_slice AS work LEFT JOIN collective USING (slice_id)
 WHERE work.file_id = ? AND coalesce(work.launch_ts, work.ts) BETWEEN ? AND ?
@@ -43,6 +43,9 @@ class Timeline:
     """The tasks of all files, and where the steps of each begin and end."""
 
     tasks: list[Task] = field(default_factory=list)
+    described: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    """For a task of the host in light steps, by its place, when the described step was between the same calls: file,
+    begin, end."""
     begins: dict[int, int] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
 
@@ -63,6 +66,7 @@ def read_timeline(connection: DuckDBPyConnection) -> Timeline:
     for file_id, begin, host_end, end, steps in connection.execute(_STEPS).fetchall():
         first = len(found.tasks)
         before, waits = _add_host(connection, found.tasks, file_id, begin, host_end)
+        _describe(connection, found, file_id, first)
         _add_devices(connection, found.tasks, file_id, (begin, end), before, waits, arrivals)
         skew = round(ahead.get(file_id, 0))
         for task in found.tasks[first:]:
@@ -98,6 +102,34 @@ def _add_host(
     return before, waits
 
 
+def _describe(connection: DuckDBPyConnection, found: Timeline, file_id: int, first: int) -> None:
+    """Give each of the host's tasks from the place `first` on the time of the described step between the same calls.
+
+    Where the steps make other calls, all of its time."""
+    step = connection.execute(
+        """SELECT described_by, ts, ts + host_dur FROM description
+           JOIN operator_step ON operator_step.file_id = described_by WHERE description.file_id = ?""",
+        [file_id],
+    ).fetchone()
+    if step is None:
+        return
+    told: list[Task] = []
+    _add_host(connection, told, *step)
+    pieces = [(step[0], task.start, task.end) for task in told if task.kind == "host"]
+    places = [at for at in range(first, len(found.tasks)) if found.tasks[at].kind == "host"]
+    # A piece more than calls: the last one of a step and the first one of the next are one task.
+    calls = len(pieces) - 1
+    alike = calls > 0 and (len(places) - 1) % calls == 0
+    for position, at in enumerate(places):
+        if not alike:
+            found.described[at] = pieces
+        elif at == places[-1]:
+            found.described[at] = [pieces[calls]]
+        else:
+            place = position % calls
+            found.described[at] = [pieces[place]] if place or not position else [pieces[calls], pieces[0]]
+
+
 def _add_devices(
     connection: DuckDBPyConnection, tasks: list[Task], file_id: int, steps: tuple[int, int], before: dict[int, int],
     waits: list[int], arrivals: dict[tuple[str, str, int], list[int]],
@@ -107,7 +139,7 @@ def _add_devices(
     latency, gap = _usual(work, {launch_id: tasks[at].end for launch_id, at in before.items()})
     last: dict[object, int] = {}  # of each stream
     launched: list[tuple[int, int]] = []
-    for start, end, kind, name, stream, launch_id, rank, *collective in work:
+    for start, end, kind, name, stream, launch_id, slice_id, rank, *collective in work:
         launch = before.get(launch_id)
         wanted = [(at, lag) for at, lag in ((launch, latency), (last.get(stream), gap)) if at is not None]
         others = [at for where, at in last.items() if where != stream and 0 <= start - tasks[at].end < _NEAR_NS]
@@ -121,7 +153,8 @@ def _add_devices(
             after = [Edge(len(tasks) - 1, 0)]
         last[stream] = len(tasks)
         launched.append((start if launch is None else tasks[launch].end, len(tasks)))
-        tasks.append(Task(start, end, "copy" if kind == "fill" else kind, name, file_id, after, by, rank))
+        kind = "copy" if kind == "fill" else kind
+        tasks.append(Task(start, end, kind, name, file_id, after, by, rank, slice_id))
     _bind_waits(tasks, waits, sorted(launched))
 
 
