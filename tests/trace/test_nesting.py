@@ -10,8 +10,7 @@ from tilewright.trace.events import nesting
 from tilewright.trace.events.nesting import PENDING, nest
 from tilewright.trace.events.self_time import self_times
 from tilewright.trace.flame import flame
-from tilewright.trace.operators import operator_table
-from tilewright.trace.operators.operator_table import read_operator_table
+from tilewright.trace.operators.operator_table import add_host_calls, read_operator_table
 
 SLICES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(-1, 8)), max_size=40)
 Slice = tuple[int, int, int]
@@ -128,8 +127,7 @@ def test_a_thousand_random_threads_whatever_overlaps(trace: Trace) -> None:
         busy[thread] = int(covered.sum()) * 1000
     connection = trace.analysed()
     # The analysis makes them in a cursor of its own.
-    operator_table._execute(connection, "host_slice.sql")
-    operator_table._add_host_calls(connection)
+    add_host_calls(connection)
     found = rows(
         connection,
         "SELECT tid, sum(self_ns)::BIGINT, min(self_ns) FROM host_call JOIN thread USING (utid) GROUP BY tid",

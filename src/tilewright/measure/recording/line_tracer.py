@@ -74,7 +74,7 @@ class LineTracer:
         self._thread = threading.get_native_id()
         frame = sys._getframe(1)
         self._return_to(frame)
-        running = [outer for outer in _outwards(frame) if self._user_files[outer.f_code.co_filename]]
+        running = [outer for outer in outwards(frame) if self._user_files[outer.f_code.co_filename]]
         if _MONITORING is None:
             self._trace(running)
         else:
@@ -175,7 +175,7 @@ class LineTracer:
         def release() -> None:
             if sys.gettrace() is on_call:
                 sys.settrace(None)
-            for frame in _outwards(sys._getframe(1)):
+            for frame in outwards(sys._getframe(1)):
                 if frame.f_trace is on_event:
                     frame.f_trace = None
 
@@ -197,7 +197,7 @@ class LineTracer:
 
     def _return_to(self, frame: FrameType | None) -> None:
         """After a return, time belongs to the calling line: that of the innermost frame of the user's."""
-        users = (outer for outer in _outwards(frame) if self._user_files[outer.f_code.co_filename])
+        users = (outer for outer in outwards(frame) if self._user_files[outer.f_code.co_filename])
         if (caller := next(users, None)) is not None:
             self._reach(caller.f_code, caller.f_lineno)
         else:
@@ -239,7 +239,7 @@ def is_of_pytorch(profiler: object) -> bool:
     return type(profiler).__name__ == "TraceContext"
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
     """A frame, its caller, and so on."""
     while frame is not None:
         yield frame

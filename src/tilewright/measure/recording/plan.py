@@ -46,6 +46,20 @@ class RecordingPlan:
     timed: float = 2.0
 
 
+@dataclass(frozen=True)
+class ProcessorTime:
+    """Microseconds of processor time in a step.
+
+    Of the thread that makes the steps, of Python's other threads, of which `other` names the busiest with its line, and
+    of the processes that the program started."""
+
+    thread_us: float
+    other_us: float = 0.0
+    other: str = ""
+    workers: int = 0
+    workers_us: float = 0.0
+
+
 @dataclass
 class Recording:
     """The recording of one process; times in seconds, those of a step in microseconds of wall-clock time."""
@@ -69,6 +83,8 @@ class Recording:
     recorded_us: float | None = None
     timed_us: list[float] = field(default_factory=list)
     """Each step after those that were kept."""
+    processors: ProcessorTime | None = None
+    """In a bare step."""
     cut: bool = False
     """The bound was reached before the end of a step, or of a program recorded as a whole."""
     compiling_seconds: float = 0.0

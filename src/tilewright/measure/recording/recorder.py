@@ -18,6 +18,7 @@ from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, refuse_second
 from tilewright.measure.recording.plan import Recording, RecordingPlan
+from tilewright.measure.recording.processor_time import ProcessorClock
 from tilewright.measure.recording.ranges import STEP, Ranges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
@@ -237,9 +238,10 @@ class Recorder:
         yield
         # The guard's polling would be timed too.
         self._guard.rest()
-        timed: list[float] = []
+        timed, clock = list[float](), ProcessorClock()
         yield from bare_steps(timed, lambda steps, _: steps == self._plan.wait - 1, lambda: self._compiled_seconds)
-        self.recording.bare_us = fmean(timed) if timed else None
+        if timed:
+            self.recording.bare_us, self.recording.processors = fmean(timed), clock.taken(len(timed))
 
     def _warm_up(self) -> Iterator[None]:
         began, steps = time.perf_counter(), self._plan.warmup

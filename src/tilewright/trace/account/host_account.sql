@@ -6,32 +6,28 @@ regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
     '^.*\.py\((?:\d+|\?)\): ', ''), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 
 -- Once for each name, of which there are few.
-CREATE OR REPLACE TEMP TABLE plain AS SELECT name, plain_name(name) AS plain FROM (SELECT DISTINCT name FROM class_of);
+CREATE OR REPLACE TEMP TABLE plain AS
+SELECT number, name, plain_name(name) AS plain,
+       -- PyTorch's own Python, or one operator.
+       regexp_matches(name, '(^|/)torch/|^nn\.Module: ') AS is_torch,
+       regexp_matches(name, ' of (torch|Tensor|Parameter|pybind11|type object)|^aten::') AS is_operator
+FROM class_of;
 
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;
 -- of Python, what the user's line called, or '' for the line's own. The columns `inner_…` say what was done within data,
 -- compilation and garbage collection. `called_id` is the outermost function that the user's line called.
 CREATE OR REPLACE TABLE host_time AS
 SELECT span.file_id, host_thread.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
-       coalesce(named.plain, CASE WHEN span.code = 306 THEN 'with' END, '') AS what,
-       coalesce(CASE WHEN span.code // 100 = 2 THEN host_line.source END, line.place, place_of(frame.name)) AS source,
+       coalesce(named.plain, CASE WHEN span.code = 306 THEN 'with' END, '') AS what, place.place AS source,
        CASE WHEN span.code // 100 = 4 THEN $classes[span.inner_code % 100 + 1] END AS inner_class,
-       inner_named.plain AS inner_what, coalesce(inner_line.place, place_of(inner_frame.name)) AS inner_source,
-       span.given AS slice_id, span.called AS called_id, span.events
+       inner_named.plain AS inner_what, inner_place.place AS inner_source,
+       nullif(span.slice_id, -1) AS slice_id, nullif(span.called_id, -1) AS called_id, span.events
 FROM host_span AS span
 JOIN host_thread USING (file_id)
-LEFT JOIN slice AS given ON given.id = span.given
-LEFT JOIN slice AS called ON called.id = span.called
-LEFT JOIN scratch.host_line ON host_line.id = span.given
-LEFT JOIN plain AS named
-  ON named.name = CASE WHEN span.code IN (101, 102) THEN called.name ELSE given.name END
-LEFT JOIN line_place AS line ON line.number = span.line
-LEFT JOIN frame ON frame.id = span.frame
-LEFT JOIN slice AS inside ON inside.id = span.inner_given
-LEFT JOIN plain AS inner_named ON inner_named.name = inside.name
-LEFT JOIN line_place AS inner_line ON inner_line.number = span.inner_line
-LEFT JOIN frame AS inner_frame ON inner_frame.id = span.inner_frame
-ORDER BY span.file_id, span.ts;
+LEFT JOIN plain AS named ON named.number = span.what
+LEFT JOIN named_place AS place ON place.number = span.source
+LEFT JOIN plain AS inner_named ON inner_named.number = span.inner_what
+LEFT JOIN named_place AS inner_place ON inner_place.number = span.inner_source;
 
 -- The mean step of the host, bare where a profile of tilewright timed steps without the profiler. Those are without
 -- compilations, which belong to a step all the same.
@@ -51,22 +47,42 @@ FROM recorded
 LEFT JOIN description ON description.described_by = recorded.file_id
 LEFT JOIN recording ON recording.file_id = coalesce(description.file_id, recorded.file_id);
 
--- The same, added up, in milliseconds of the mean bare step, to which the rows of a file add up.
+-- The same, added up, in milliseconds of the mean bare step, to which the rows of a file add up. `typical_ms` is the median
+-- over the steps: a thread that loses its processor to another program has that in one step, at a line of chance.
 CREATE OR REPLACE TABLE host_cause AS
-WITH part AS (
-    SELECT file_id, class, what, source, inner_class, inner_what, inner_source, called.name AS called,
-           count(DISTINCT called_id) / any_value(steps) AS calls, sum(host_time.dur)::BIGINT AS recorded_ns,
+WITH span AS (
+    SELECT file_id, step_ts, code % 100 + 1 AS class_number, what, source,
+           CASE WHEN code // 100 = 4 THEN inner_code % 100 + 1 END AS inner_number, inner_what, inner_source, called, count(DISTINCT nullif(called_id, -1)) AS calls, sum(dur)::BIGINT AS dur,
+           count(DISTINCT slice_id) AS slices, sum(events) AS events, code = 306 AND what < 0 AS enters
+    FROM host_span GROUP BY ALL
+),
+one_step AS (
+    SELECT span.file_id, step_ts, class, coalesce(named.plain, CASE WHEN enters THEN 'with' END, '') AS what,
+           place.place AS source, $classes[inner_number] AS inner_class, inner_named.plain AS inner_what,
+           inner_place.place AS inner_source, by_line.plain AS called, by_line.is_torch, by_line.is_operator,
+           sum(calls) AS calls, sum(dur)::BIGINT AS recorded_ns,
+           coalesce(sum(slices) FILTER (WHERE class = 'operators'), 0) AS operators,
            CASE WHEN any_value(class) = 'profiler' THEN 0
-                ELSE greatest(sum(host_time.dur) - any_value(ns_per_event) * sum(host_time.events), 0) END AS ns,
-           any_value(bare_ms) AS bare_ms
-    FROM host_time JOIN host_step_time USING (file_id) LEFT JOIN slice AS called ON called.id = called_id
+                ELSE greatest(sum(dur) - any_value(ns_per_event) * sum(span.events), 0) END AS ns
+    FROM (SELECT *, $classes[class_number] AS class FROM span) AS span JOIN host_step_time USING (file_id)
+    LEFT JOIN plain AS named ON named.number = span.what
+    LEFT JOIN named_place AS place ON place.number = span.source
+    LEFT JOIN plain AS inner_named ON inner_named.number = span.inner_what
+    LEFT JOIN named_place AS inner_place ON inner_place.number = span.inner_source
+    LEFT JOIN plain AS by_line ON by_line.number = span.called
     GROUP BY ALL
+),
+part AS (
+    SELECT one_step.* EXCLUDE (step_ts, calls, recorded_ns, operators, ns),
+           sum(one_step.calls) / any_value(steps) AS calls, sum(recorded_ns)::BIGINT AS recorded_ns,
+           sum(operators) / any_value(steps) AS operators, sum(ns) AS unscaled_ns,
+           list_median(list_resize(list(ns), any_value(steps), 0)) AS typical_ns,
+           any_value(bare_ms) AS bare_ms, any_value(steps) AS steps
+    FROM one_step JOIN host_step_time USING (file_id) GROUP BY ALL
 )
-SELECT * EXCLUDE (called, ns, bare_ms), ns AS unscaled_ns, plain_name(called) AS called,
-       -- PyTorch's own Python, or one operator.
-       regexp_matches(called, '(^|/)torch/|^nn\.Module: ') AS is_torch,
-       regexp_matches(called, ' of (torch|Tensor|Parameter|pybind11|type object)|^aten::') AS is_operator,
-       ns / nullif(sum(ns) OVER (PARTITION BY file_id), 0) AS share, bare_ms * share AS ms_per_step
+SELECT * EXCLUDE (typical_ns, bare_ms, steps),
+       unscaled_ns / nullif(sum(unscaled_ns) OVER (PARTITION BY file_id), 0) AS share, bare_ms * share AS ms_per_step,
+       least(ms_per_step, ms_per_step * typical_ns * steps / nullif(unscaled_ns, 0)) AS typical_ms
 FROM part;
 
 -- The mean bare step by class.

@@ -106,25 +106,21 @@ def _at(values: Ints, places: Ints, none: int = -1) -> Ints:
 
 def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     """Fill `host_span` of one file."""
-    ids, ts, dur, code, is_python, is_own = fetch(
+    events = fetch(
         connection,
-        "SELECT id, ts, dur, code, is_python::BIGINT, is_own::BIGINT FROM host_event WHERE file_id = ? ORDER BY id",
+        """SELECT id, ts, dur, code, is_python::BIGINT, is_own::BIGINT, named, framed, sourced FROM host_event
+           WHERE file_id = ? ORDER BY id""",
         file_id,
     )
-    step_ts, step_dur = fetch(connection, "SELECT ts, dur FROM host_step WHERE file_id = ? ORDER BY ts", file_id)
+    nested = nest(np.zeros(len(events[0]), np.int64), *events[1:3])
+    ids, _, _, code, is_python, is_own, named, framed, sourced = (column[nested.order] for column in events)
+    causes = _Causes(nested, code, is_python > 0, is_own > 0)
+
     number, reached, enters = fetch(
         connection, "SELECT number, ts, enters::BIGINT FROM line_reached WHERE file_id = ? ORDER BY ts", file_id
     )
-    nested = nest(np.zeros(len(ids), np.int64), ts, dur)
-    ids, code = ids[nested.order], code[nested.order]
-    causes = _Causes(nested, code, is_python[nested.order] > 0, is_own[nested.order] > 0)
-
     # Between two neighbours of these nothing changes.
-    edges = distinct(np.concatenate([nested.ts, nested.end, reached, step_ts, step_ts + step_dur]))
-    starts, ends = edges[:-1], edges[1:]
-    step = np.searchsorted(step_ts, starts, side="right") - 1
-    inside = (step >= 0) & (starts < (step_ts + step_dur)[step])
-    starts, ends, step = starts[inside], ends[inside], step[inside]
+    starts, ends, step = _within_steps(connection, file_id, [nested.ts, nested.end, reached])
     if not len(starts):
         return
 
@@ -138,43 +134,56 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
     # Of Python what counts is what the user's line called.
     by_call = (within_code == _PYTHON) | (within_code == _PROFILER)
     within = np.where(waiting >= 0, waiting, np.where(by_call, -1, _at(causes.given, place)))
+    called = _at(causes.called, place)
     outer = deciding >= 0
     given = np.where(outer, deciding, within)
     found = np.where(outer, _at(code, deciding), within_code)
     now = line_at(starts)
-    # Python moves from line to line; another event is where it began.
+    # Python moves from line to line; another event is where it began, and an operator where its forward was called.
     moves = found // _GROUP <= 1
     begun = _at(line_at(nested.ts + np.minimum(nested.end - nested.ts, _LATE_NS) // 2), given)
     # A frame has the line of its `def`, for want of a better one.
-    frame = np.where(now < 0, _at(causes.frame, place), -1)
+    here = np.where(now < 0, _at(framed, _at(causes.frame, place)), now)
+    there = np.where(begun < 0, _at(framed, _at(causes.frame, given)), begun)
+    forward = np.where(found // _GROUP == _OPERATORS, _at(sourced, given), -1)
+    source = np.where(moves, here, np.where(forward < 0, there, forward))
     columns = [
-        step_ts[step], found, _at(ids, given), _at(ids, _at(causes.called, place)), np.where(moves, now, begun),
-        _at(ids, np.where(moves, frame, np.where(begun < 0, _at(causes.frame, given), -1))),
-        np.where(outer, within_code, 0),
-        *(np.where(outer, column, -1) for column in (_at(ids, within), now, _at(ids, frame))),
+        step, found, _at(ids, given), _at(named, np.where((found == _PYTHON) | (found == _PROFILER), called, given)),
+        _at(ids, called), _at(named, called), source, np.where(outer, within_code, 0),
+        *(np.where(outer, column, -1) for column in (_at(named, within), here)),
     ]  # fmt: skip
     first = np.flatnonzero(np.r_[True, np.any([column[1:] != column[:-1] for column in columns], axis=0)])
     last = np.append(first[1:], len(starts)) - 1
     # Long where a block is entered, and in no function that the trace has: it waits for a lock.
     entering = _at(enters, np.searchsorted(reached, starts[first], side="right") - 1, 0) > 0
-    entering &= (found[first] == _PYTHON) & (columns[3][first] < 0) & (ends[last] - starts[first] >= _LONG_NS)
+    entering &= (found[first] == _PYTHON) & (called[first] < 0) & (ends[last] - starts[first] >= _LONG_NS)
     columns[1][first[entering]] = _LOCKED
     begins = np.searchsorted(nested.ts, np.append(starts, ends[-1]))
-    events = begins[last + 1] - begins[first]
-    _write(connection, file_id, starts[first], ends[last], [column[first] for column in columns], events)
+    count = begins[last + 1] - begins[first]
+    _write(connection, file_id, starts[first], ends[last], [column[first] for column in columns], count)
+
+
+def _within_steps(connection: DuckDBPyConnection, file_id: int, times: list[Ints]) -> tuple[Ints, Ints, Ints]:
+    """The begin and end of what lies between two neighbours of `times` in a step, and the begin of that step."""
+    step_ts, step_dur = fetch(connection, "SELECT ts, dur FROM host_step WHERE file_id = ? ORDER BY ts", file_id)
+    edges = distinct(np.concatenate([*times, step_ts, step_ts + step_dur]))
+    starts, ends = edges[:-1], edges[1:]
+    step = np.searchsorted(step_ts, starts, side="right") - 1
+    inside = (step >= 0) & (starts < (step_ts + step_dur)[step])
+    return starts[inside], ends[inside], step_ts[step[inside]]
 
 
 def _write(
     connection: DuckDBPyConnection, file_id: int, starts: Ints, ends: Ints, columns: list[Ints], events: Ints
 ) -> None:
-    """Add the spans of a file to `host_span`; -1 is NULL."""
+    """Add the spans of a file to `host_span`."""
     spans = {  # noqa: F841  # DuckDB finds it by its name
         "start": starts,
         "length": ends - starts,
         **{f"c{at}": column for at, column in enumerate(columns)},
         "events": events,
     }
-    chosen = ", ".join(f"nullif(c{at}, -1)" for at in range(1, len(columns)))
+    chosen = ", ".join(f"c{at}" for at in range(1, len(columns)))
     connection.execute(
         f"INSERT INTO host_span SELECT $file, c0, start, length, {chosen}, events FROM spans", {"file": file_id}
     )

@@ -17,7 +17,7 @@ QUALIFY row_number() OVER (
 -- The class that an event gives to its time: the group in hundreds, then the place in `host_time.CLASSES`. 0: none.
 CREATE OR REPLACE TEMP TABLE class_of AS
 WITH named AS (SELECT DISTINCT category, name FROM slice WHERE category NOT IN ('kernel', 'gpu_memcpy', 'gpu_memset'))
-SELECT category, name,
+SELECT row_number() OVER () - 1 AS number, category, name,
        CASE WHEN category IN ('user_annotation', 'cpu_op') AND name LIKE 'enumerate(DataLoader)#%'
               OR regexp_matches(name, 'torch/utils/data/dataloader\.py\(\d+\): (__next__|__iter__)$') THEN 411
             WHEN name = 'compilation' OR name LIKE '%(dynamo\_timed)' ESCAPE '\' THEN 410
@@ -44,6 +44,23 @@ SELECT category, name,
             ELSE 0 END AS code
 FROM named;
 
+-- The lines and functions that the user's code was in, by number.
+CREATE OR REPLACE TEMP TABLE reached AS
+SELECT python_line.file_id, ts, enters, CASE WHEN line > 0 THEN coalesce(spelled.path, python_line.file) || ':' || line END AS place
+FROM python_line JOIN host_thread USING (file_id, utid)
+LEFT JOIN spelled ON spelled.file = python_line.file AND spelled.function = python_line.function;
+
+CREATE OR REPLACE TEMP TABLE named_place AS
+SELECT row_number() OVER () - 1 AS number, place FROM (
+    SELECT place FROM reached UNION SELECT source FROM scratch.host_line UNION SELECT place_of(name) FROM (SELECT DISTINCT name FROM frame)
+) WHERE place IS NOT NULL;
+
+CREATE OR REPLACE TEMP TABLE line_reached AS
+SELECT file_id, ts, enters, coalesce(number, -1) AS number FROM reached LEFT JOIN named_place USING (place);
+
+CREATE OR REPLACE TEMP TABLE frame_place AS
+SELECT name, number FROM (SELECT DISTINCT name FROM frame) JOIN named_place ON place = place_of(name);
+
 -- Events of these threads. Where an optimizer's step ends the recording, PyTorch's range lasts until the profiler stops.
 CREATE OR REPLACE TEMP TABLE host_event AS
 SELECT slice.id, process.file_id, slice.ts, slice.dur,
@@ -55,18 +72,23 @@ SELECT slice.id, process.file_id, slice.ts, slice.dur,
        slice.category = 'python_function' AS is_python,
        -- The standard library is named without its folder, as is a user's file of that name, whose lines were traced.
        frame.id IS NOT NULL AND (NOT list_contains($standard, regexp_extract(frame.name, '^[^/.(]+'))
-                                 OR regexp_extract(frame.name, '([^/]*)\(', 1) IN (SELECT file FROM python_line)) AS is_own
+                                 OR regexp_extract(frame.name, '([^/]*)\(', 1) IN (SELECT file FROM python_line)) AS is_own,
+       class_of.number AS named, coalesce(frame_place.number, -1) AS framed, coalesce(named_place.number, -1) AS sourced
 FROM host_thread
 JOIN thread_track USING (utid) JOIN slice ON slice.track_id = thread_track.id
 JOIN thread USING (utid) JOIN process USING (upid)
 JOIN class_of ON class_of.category IS NOT DISTINCT FROM slice.category AND class_of.name IS NOT DISTINCT FROM slice.name
 LEFT JOIN frame ON frame.id = slice.id
+LEFT JOIN frame_place ON frame_place.name = frame.name
+LEFT JOIN scratch.host_line ON host_line.id = slice.id
+LEFT JOIN named_place ON named_place.place = host_line.source
 LEFT JOIN (SELECT DISTINCT slice_id FROM wait) AS wait ON wait.slice_id = slice.id
 WHERE slice.dur > 0 AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61 AND slice.dur < 1::BIGINT << 61
 UNION ALL
 -- Backward waits in C++ for collectives that other threads of the process run: of group 1, as what it does itself.
 SELECT other.id, waiting.file_id, greatest(other.ts, waiting.ts),
-       least(other.ts + other.dur, waiting.ts + waiting.dur) - greatest(other.ts, waiting.ts), 108, false, false
+       least(other.ts + other.dur, waiting.ts + waiting.dur) - greatest(other.ts, waiting.ts), 108, false, false,
+       class_of.number, -1, -1
 FROM (
     SELECT slice.ts, slice.dur, host_thread.file_id, host_thread.utid
     FROM host_thread JOIN thread_track USING (utid) JOIN slice ON slice.track_id = thread_track.id
@@ -74,6 +96,7 @@ FROM (
 ) AS waiting
 JOIN process USING (file_id) JOIN thread USING (upid)
 JOIN thread_track ON thread_track.utid = thread.utid JOIN slice AS other ON other.track_id = thread_track.id
+JOIN class_of ON class_of.category = other.category AND class_of.name = other.name
 WHERE thread.utid <> waiting.utid AND other.category IN ('user_annotation', 'cpu_op')
   AND regexp_matches(other.name, '^(gloo|nccl|mpi):')
   AND other.ts < waiting.ts + waiting.dur AND waiting.ts < other.ts + other.dur AND other.dur > 0
@@ -84,14 +107,7 @@ CREATE OR REPLACE TEMP TABLE host_step AS
 SELECT file_id, ts, CASE WHEN lead(ts) OVER (PARTITION BY file_id ORDER BY ts) IS NULL THEN host_dur ELSE dur END AS dur
 FROM operator_step ORDER BY file_id, ts;
 
-CREATE OR REPLACE TEMP TABLE line_reached AS
-SELECT python_line.file_id, ts, enters, CASE WHEN line > 0 THEN coalesce(spelled.path, python_line.file) || ':' || line END AS place,
-       CASE WHEN place IS NULL THEN -1 ELSE dense_rank() OVER (ORDER BY place) END AS number
-FROM python_line JOIN host_thread USING (file_id, utid)
-LEFT JOIN spelled ON spelled.file = python_line.file AND spelled.function = python_line.function;
-CREATE OR REPLACE TEMP TABLE line_place AS SELECT DISTINCT number, place FROM line_reached;
-
-CREATE OR REPLACE TEMP TABLE host_span (
-    file_id BIGINT, step_ts BIGINT, ts BIGINT, dur BIGINT, code BIGINT, given BIGINT, called BIGINT, line BIGINT,
-    frame BIGINT, inner_code BIGINT, inner_given BIGINT, inner_line BIGINT, inner_frame BIGINT, events BIGINT
+CREATE OR REPLACE TEMP TABLE host_span (    -- places and names by their numbers; -1 for none
+    file_id BIGINT, step_ts BIGINT, ts BIGINT, dur BIGINT, code BIGINT, slice_id BIGINT, what BIGINT, called_id BIGINT, called BIGINT,
+    source BIGINT, inner_code BIGINT, inner_what BIGINT, inner_source BIGINT, events BIGINT
 );

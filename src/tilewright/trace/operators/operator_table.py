@@ -89,14 +89,14 @@ class OperatorTable:
 
 def add_operator_table(connection: DuckDBPyConnection) -> None:
     """Add tables `operator_time`, `operator_in`, `loss` and view `operator_share`; attribution and steps come first."""
-    _execute(connection, "host_slice.sql")
-    _add_host_calls(connection)
+    add_host_calls(connection)
     for script in ("operator_table.sql", "losses.sql"):
         _execute(connection, script)
 
 
-def _add_host_calls(connection: DuckDBPyConnection) -> None:
-    """Table `host_call`: the rows of `host_slice` with their self time, their outer call and their step."""
+def add_host_calls(connection: DuckDBPyConnection) -> None:
+    """Temporary tables `host_slice`, and `host_call`: its rows with their self time, outer call and step."""
+    _execute(connection, "host_slice.sql")
     ids, file_id, utid, ts, dur = fetch(connection, "SELECT id, file_id, utid, ts, dur FROM host_slice")
     nested = nest(utid, ts, dur)
     own, outer = self_times(nested)

@@ -32,6 +32,7 @@ CREATE OR REPLACE TABLE operator_distance (
     attributed_by   VARCHAR,            -- launch, capture, description, same kernel, name, region, range, graph; host
     calls           BIGINT NOT NULL,
     device_ns       BIGINT NOT NULL,    -- of all calls
+    typical_ns      BIGINT NOT NULL,    -- the same if each call of the host took as long as their median
     waited_ns       BIGINT NOT NULL,    -- the device, for the host to launch it
     bytes           BIGINT,             -- of one call, as all that follows
     flops           BIGINT,
@@ -71,6 +72,7 @@ class _Kind:
     kernel: str
     calls: int
     device_ns: int
+    typical_ns: int
     waited_ns: int
     programs: int | None
     moved: int | None
@@ -94,7 +96,7 @@ def add_distances(connection: DuckDBPyConnection) -> None:
         rows.append(
             (
                 *(kind.file_id, kind.operator, kind.dims, priced.dtype if priced else None, kind.source),
-                *(kind.phase or None, kind.attributed_by, kind.calls, kind.device_ns, kind.waited_ns),
+                *(kind.phase or None, kind.attributed_by, kind.calls, kind.device_ns, kind.typical_ns, kind.waited_ns),
                 cost.bytes if cost else None,
                 *((cost.flops, cost.transcendentals) if cost and provenance == "formula" else (None, None)),
                 *(provenance, *bound),

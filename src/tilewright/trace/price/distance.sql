@@ -31,7 +31,7 @@ SELECT file_id, operator, shapes, dtype, source, phase, attributed_by, calls, de
             -- Faster than DRAM: some of the data was in a cache.
             WHEN bound = 'DRAM-bound' AND device_ns < 950.0 * calls * floor_us THEN 'cache-bound'
             ELSE coalesce(bound, 'unknown') END AS verdict,
-       CASE WHEN floor_us IS NOT NULL THEN greatest(device_ns * scale / 1e3 - calls * floor_us, 0) / 1e3 / steps END
+       CASE WHEN floor_us IS NOT NULL THEN greatest(typical_ns * scale / 1e3 - calls * floor_us, 0) / 1e3 / steps END
            AS win_ms_per_step, scale
 FROM operator_distance JOIN bare_step USING (file_id);
 

@@ -5,17 +5,27 @@
 CREATE OR REPLACE TEMP TABLE host_distance AS
 SELECT file_id, operator, source, dtype, attributed_by, calls, ms_per_step * scale AS ms, win_ms_per_step AS win FROM distance;
 
--- The user's lines from which many short calls are made, as in a loop over elements.
-CREATE OR REPLACE TEMP TABLE busy_line AS
+-- The user's lines by what they call: `direct` calls are no Python of PyTorch's, `runs` is how often the line runs a step.
+CREATE OR REPLACE TEMP TABLE calling_line AS
 WITH called AS (
-    SELECT file_id, source, called, max(calls) AS calls, sum(ms_per_step) AS ms, bool_or(coalesce(is_torch, false)) AS is_torch
+    SELECT file_id, source, called, max(calls) AS calls, sum(typical_ms) AS ms, sum(operators) AS operators,
+           arg_max(what, operators) AS what, bool_or(coalesce(is_torch, false)) AS is_torch
     FROM host_cause WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY ALL
 )
-SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS calls,
-       sum(ms) FILTER (WHERE NOT is_torch) AS ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS what
-FROM called GROUP BY file_id, source
-HAVING sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) >= 50
-   AND sum(ms) FILTER (WHERE NOT is_torch) < 0.02 * sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch);
+SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
+       sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
+       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, max(calls) AS runs,
+       -- What they compute is less than what it takes to call them.
+       sum(operators) >= 20 AND sum(ms) < 0.025 * sum(operators) AS is_small
+FROM called GROUP BY file_id, source;
+
+-- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
+CREATE OR REPLACE TEMP TABLE busy_line AS
+SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, runs FROM calling_line
+WHERE direct >= 50 AND direct_ms < 0.02 * direct
+UNION ALL
+SELECT file_id, source, operators, ms, what, runs FROM calling_line
+WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT coalesce(direct >= 50 AND direct_ms < 0.02 * direct, false);
 
 -- The optimizer's step, if it calls an operator for each parameter; `kinds` is how many.
 CREATE OR REPLACE TEMP TABLE optimizer_time AS
@@ -37,6 +47,18 @@ JOIN scaled ON scaled.file_id = host_time.file_id
 WHERE host_time.ts < around.ts + around.dur AND class IN ('operators', 'Python') GROUP BY host_time.file_id
 HAVING NOT bool_or(regexp_matches(what, '_foreach_|_fused_'));
 
+-- The time of a bare step in which its thread neither runs nor waits for anything that it asked for.
+CREATE OR REPLACE TEMP TABLE stopped AS
+SELECT file_id, any_value(thread_us) / 1e3 AS thread_ms, any_value(other_us) / 1e3 AS other_ms, any_value(other) AS other,
+       any_value(bare_ms) AS bare_ms,
+       greatest(any_value(bare_ms) - any_value(thread_us) / 1e3 - coalesce(sum(ms_per_step) FILTER (
+           WHERE coalesce(inner_class, class) IN ('device', 'I/O', 'sleep and locks', 'allocator', 'communication')), 0), 0) AS stopped_ms
+FROM host_cause JOIN host_step_time USING (file_id) JOIN recording USING (file_id)
+WHERE thread_us IS NOT NULL GROUP BY file_id;
+
+CREATE OR REPLACE TEMP MACRO file_of(source) AS regexp_replace(source, ':\d+$', '');
+CREATE OR REPLACE TEMP MACRO line_of(source) AS TRY_CAST(regexp_extract(source, ':(\d+)$', 1) AS BIGINT);
+
 CREATE OR REPLACE TEMP TABLE host_candidate AS
 WITH waiting AS (
     SELECT file_id, class,
@@ -57,13 +79,30 @@ waits AS (
     FROM waiting LEFT JOIN inside ON inside.file_id = waiting.file_id AND inside.class = waiting.class AND inside.place IS NOT DISTINCT FROM waiting.place
     GROUP BY waiting.file_id, waiting.class, waiting.place
 ),
+-- Lines one after the other are a loop or a block, and one cause.
+loops AS (
+    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(calls) AS calls, arg_max(what, ms) AS what, max(runs) AS runs
+    FROM (SELECT *, line_of(source) - row_number() OVER (PARTITION BY file_id, file_of(source) ORDER BY line_of(source)) AS block FROM busy_line)
+    GROUP BY file_id, file_of(source), coalesce(block, 0)
+),
+small AS (
+    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(operators) AS calls, arg_max(what, operators) AS what
+    FROM calling_line ANTI JOIN busy_line USING (file_id, source)
+    WHERE is_small AND (file_id, source) NOT IN (SELECT (file_id, source) FROM optimizer_time WHERE source IS NOT NULL)
+    GROUP BY file_id HAVING sum(operators) >= 200
+),
+-- Functions of PyTorch's that work outside of every operator, as where a tensor is made of a list.
+converting AS (
+    SELECT file_id, source, called AS what, sum(typical_ms) AS ms, max(calls) AS calls
+    FROM host_cause ANTI JOIN busy_line USING (file_id, source)
+    WHERE class = 'Python' AND is_operator AND source IS NOT NULL GROUP BY file_id, source, called
+),
 python_line_time AS (
-    SELECT file_id, source, sum(ms_per_step) AS ms, max(calls) AS calls, arg_max(coalesce(called, ''), ms_per_step) AS what,
-           regexp_replace(source, ':\d+$', '') AS file, TRY_CAST(regexp_extract(source, ':(\d+)$', 1) AS BIGINT) AS line
+    SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(coalesce(called, ''), typical_ms) AS what,
+           file_of(source) AS file, line_of(source) AS line
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
     WHERE class = 'Python' AND NOT coalesce(is_torch OR is_operator, false) AND source IS NOT NULL GROUP BY file_id, source
 ),
--- Lines one after the other are a loop or a block, and one cause.
 blocks AS (
     SELECT *, line - row_number() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM python_line_time
     WHERE ms > 0
@@ -73,10 +112,11 @@ python AS (
     FROM blocks GROUP BY file_id, file, block
 ),
 copies AS (
-    SELECT file_id, source, sum(ms_per_step) AS ms, max(calls) AS calls, arg_max(called, ms_per_step) AS what
+    SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
-    WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy')
-      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'deepcopy', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy')
+    WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy', 'aten::cat')
+      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'deepcopy', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy',
+                     'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
 ),
 doubles AS (
@@ -101,17 +141,26 @@ computing AS (
            sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
     FROM host_distance WHERE attributed_by = 'host' GROUP BY file_id
 ),
+interpreter AS (
+    SELECT file_id, regexp_replace(other, ' at (.*)$', '') AS what, nullif(regexp_extract(other, ' at (.*)$', 1), '') AS source,
+           -- Another thread holds the interpreter also while it has no processor.
+           greatest(least(other_ms, stopped_ms), stopped_ms * other_ms / (other_ms + thread_ms)) AS ms
+    FROM stopped WHERE other_ms > 0
+),
 logits AS (
     SELECT file_id, arg_max(source, host_distance.ms) AS source, 'log_softmax' AS what,
            sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
     FROM host_distance WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') GROUP BY file_id
 )
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
-UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, NULL FROM busy_line
+UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, runs FROM loops
+UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FROM small
+UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM converting
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
 UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FROM doubles
 UNION ALL SELECT file_id, 'single', source, what, ms, calls, NULL, NULL, NULL FROM singles
 UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time
 UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing
+UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

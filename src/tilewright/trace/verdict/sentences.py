@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 _MOST_WORKERS = 8
 _ON_DEVICE = ("single",)
+_JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_REASON = 240
+_RECOMPILED = {
+    r"mismatch at index|size mismatch|stride mismatch|\.size\(|\.shape": (
+        "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
+    ),
+    r"allow_unspec_int_on_nn_module": (
+        "torch._dynamo.config.allow_unspec_int_on_nn_module = True, or count outside of the compiled module"
+    ),
+    r"==": "Pass the number that changes as a tensor, or keep it out of the compiled function",
+    r"grad_mode|is_grad_enabled": "Call the compiled function always with or always without torch.no_grad()",
+}
+"""What to do by a part of the guard that failed."""
+_COMPILED_ANEW = "Keep out of the compiled function what the guard names, or pass it as a tensor"
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch has as one kernel, on a CPU too."""
 
@@ -40,6 +55,9 @@ class Step:
     """Why PyTorch compiled again, in its words."""
     threads: int = 0
     """PyTorch's threads for one operator, if the run knows them."""
+    workers: int = 0
+    """Processes of DataLoaders, and the processor time of all of them in a step."""
+    workers_ms: float = 0.0
     tf32_times: float = 1.0
     """How many times as fast as fp32 its device multiplies matrices in TF32."""
     bf16_times: float = 1.0
@@ -81,9 +99,7 @@ def at(source: str | None) -> str:
 def _data(cause: Candidate, step: Step) -> Advice:
     rest = max(step.bare_ms - cause.ms, 1e-6)
     if step.has_workers:
-        why = "The workers do not keep up: the next batch is not ready when the step asks for it."
-        action = "Give the DataLoader more workers (num_workers=), or make __getitem__ and the transforms cheaper"
-        return Advice("Waiting for data", why, action, cause.ms)
+        return _slow_workers(cause, step, rest)
     needed = min(max(math.ceil(cause.ms / rest), 1), _MOST_WORKERS)
     waits = cause.inner_what in ("sleep", "read", "open", "readinto", "recv")
     workers = needed if waits else min(needed, max(step.cores, 1))
@@ -92,6 +108,28 @@ def _data(cause: Candidate, step: Step) -> Advice:
     action = f"DataLoader(..., num_workers={workers}) loads the next batches meanwhile"
     why = f"The DataLoader has no workers, so each batch is made within the step{_inner(cause, step)}."
     return Advice("Waiting for data", why, action, step.bare_ms - max(rest, cause.ms / workers, shared))
+
+
+def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
+    """The workers make a batch in each step, so that each worker takes as many steps for one as there are workers."""
+    why = "The workers do not keep up: the next batch is not ready when the step asks for it"
+    cheaper = "make __getitem__ and the transforms cheaper"
+    if not step.workers:
+        action = f"Give the DataLoader more workers (num_workers=), or {cheaper}"
+        return Advice("Waiting for data", f"{why}.", action, cause.ms)
+    batch_ms = step.workers * step.bare_ms
+    why += f"; {step.workers} of them {'take' if step.workers > 1 else 'takes'} {spent(batch_ms)} for one"
+    why += f", {share(step.workers_ms, step.bare_ms)} of it computing." if step.workers_ms else "."
+    needed = math.ceil(batch_ms / rest)
+    # Those that compute need a core each, beside the step's.
+    computing = step.workers_ms > 0.5 * step.workers * step.bare_ms
+    most = max(step.cores, 1) if computing else max(_MOST_WORKERS, 2 * step.workers)
+    workers = min(needed, most)
+    if workers <= step.workers:
+        action = f"{cheaper[0].upper()}{cheaper[1:]}: there is no core for another worker"
+        return Advice("Waiting for data", why, action, cause.ms)
+    action = f"DataLoader(..., num_workers={workers}), or {cheaper}"
+    return Advice("Waiting for data", why, action, step.bare_ms - max(rest, batch_ms / workers))
 
 
 def _inner(cause: Candidate, step: Step) -> str:
@@ -150,8 +188,11 @@ def _garbage(cause: Candidate, step: Step) -> Advice:
 
 
 def _compilation(cause: Candidate, step: Step) -> Advice:
-    why = f"PyTorch compiled in the recorded steps: {step.reason.rstrip('.') or 'it had not met the function before'}."
-    action = "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
+    reason = (
+        " ".join(step.reason.split("User stack trace")[0].split()).rstrip(".") or "it had not met the function before"
+    )
+    why = f"PyTorch compiled in the recorded steps: {reason if len(reason) < _REASON else reason[:_REASON] + '…'}."
+    action = next((advice for named, advice in _RECOMPILED.items() if re.search(named, step.reason)), _COMPILED_ANEW)
     if not step.reason:
         action = "Record later steps (--wait), in which all is compiled, or compile fewer functions"
     return Advice("Compilation", why, action, cause.ms)
@@ -182,15 +223,36 @@ def _loop(cause: Candidate, step: Step) -> Advice:
     action = (
         "Read all elements at once with .tolist(), or compute on the whole tensor"
         if reads
-        else ("Do it in one operation on a whole tensor instead of a loop, or compile it with torch.compile")
+        else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
-    return Advice("A loop of small calls", why, action, cause.ms * (1 - 1 / cause.calls))
+    # The line runs that often in a step, and could run once.
+    runs = cause.inner_ms if cause.inner_ms and cause.inner_ms > 1 else cause.calls
+    return Advice("A loop of small calls", why, action, cause.ms * (1 - 1 / runs))
+
+
+def _small(cause: Candidate, step: Step) -> Advice:
+    each = spent(cause.ms / cause.calls)
+    many = f"{cause.calls:,.0f} calls a step of {each} each"
+    why = f"It makes {many}, as {cause.what}, from Python: the work is to call, not to compute."
+    action = (
+        'torch.compile(model, mode="reduce-overhead") replays them as one CUDA graph'
+        if step.busy_ms
+        else "torch.compile(model) makes fewer and larger operators of them; a larger batch gives each more to do"
+    )
+    return Advice("Calling small operators", why, action, cause.ms)
 
 
 def _python(cause: Candidate, step: Step) -> Advice:
     if cause.what in ("dumps", "dump", "loads", "load", "iterencode", "deepcopy", "format", "log", "info", "debug"):
         action = "Do it every 100th step, or in another thread or process"
         return Advice(f"{cause.what}()", "The step turns objects to text or bytes, or back.", action, 0.99 * cause.ms)
+    if cause.what in ("tensor", "as_tensor", "FloatTensor", "LongTensor", "Tensor"):
+        why = "It makes a tensor of Python's numbers, one by one."
+        action = "Keep the data as a tensor or a NumPy array (torch.from_numpy), made once before the loop"
+        return Advice(f"torch.{cause.what}()", why, action, 0.99 * cause.ms)
+    if cause.what == "deepcopy":
+        action = "Copy into tensors made before the loop (torch._foreach_copy_), every 100th step"
+        return Advice("deepcopy()", "It allocates and copies every tensor again.", action, 0.99 * cause.ms)
     if cause.what:
         why = "It is no operator of PyTorch's, and the step waits for it."
         action = "Do it once before the loop, every 100th step, or with operations on tensors"
@@ -203,6 +265,7 @@ def _copy(cause: Candidate, step: Step) -> Advice:
     action = {
         "clone": "Leave the clone out if nothing writes to either tensor afterwards, or make it once before the loop",
         "contiguous": "Keep the tensor contiguous from the start: copy it once before the loop",
+        **dict.fromkeys(_JOINS, "Make one tensor before the loop and write each part into it (all[i] = part)"),
     }.get(cause.what, "Convert the tensor once before the loop, or create it with that type and layout")
     return Advice(
         f"Copying a tensor (.{cause.what}())", "It only moves data, and does so in every step.", action, cause.ms
@@ -249,6 +312,12 @@ def _logits(cause: Candidate, step: Step) -> Advice:
     return Advice("The loss over the logits", why, action, cause.inner_ms or 0.0)
 
 
+def _interpreter(cause: Candidate, step: Step) -> Advice:
+    why = f"{cause.what} runs Python meanwhile, and one thread of a process runs Python at a time."
+    action = "Do its work in another process (multiprocessing), or less of it while steps are made"
+    return Advice("Waiting for another thread to let go of Python", why, action, cause.ms)
+
+
 _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "data": _data,
     "sleep and locks": _sleep,
@@ -266,4 +335,6 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "optimizer": _optimizer,
     "threads": _threads,
     "logits": _logits,
+    "small": _small,
+    "interpreter": _interpreter,
 }

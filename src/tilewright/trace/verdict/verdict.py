@@ -19,6 +19,7 @@ _Found: TypeAlias = tuple[Candidate, Step, Advice]
 STANDS_OUT = 0.1
 """Of the step: a smaller gain is no verdict."""
 _LISTED = 0.01
+_STOPPED = 0.3
 
 _TABLES = """
 CREATE OR REPLACE TABLE cause (         -- what could make a step slow, the largest gain first
@@ -48,10 +49,12 @@ SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
        EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\\_MultiProcessing%' ESCAPE '\\'),
        coalesce((SELECT any_value(name) FROM slice WHERE name LIKE 'compiled again: %'), ''),
        (SELECT max(TRY_CAST(str_value AS BIGINT)) FROM metadata
-        WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id)
+        WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id),
+       coalesce(recording.workers, 0), coalesce(recording.workers_us, 0) / 1e3
 FROM host_step_time
 LEFT JOIN description ON described_by = host_step_time.file_id
 LEFT JOIN busy ON busy.file_id = coalesce(description.file_id, host_step_time.file_id)
+LEFT JOIN recording ON recording.file_id = coalesce(description.file_id, host_step_time.file_id)
 WHERE bare_ms > 0 ORDER BY host_step_time.file_id"""
 
 
@@ -61,9 +64,11 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     connection.execute(files("tilewright.trace").joinpath("verdict/causes.sql").read_text("utf-8"))
     cores = _cores(connection)
     found: list[_Found] = []
-    for file_id, bare_ms, busy_ms, has_workers, reason, threads in connection.execute(_STEPS).fetchall():
+    for file_id, *row in connection.execute(_STEPS).fetchall():
+        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms = row
         reason = reason.partition(": ")[2]
-        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, *_tensor_cores(connection))
+        rates = _tensor_cores(connection)
+        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, *rates)
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         candidates = [Candidate(*row) for row in rows]
         found += [(cause, step, advice_on(cause, step)) for cause in candidates]
@@ -139,15 +144,27 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
         return growth
     if operator := _operator_sentences(connection):
         return operator
-    ((on_host, win, bare),) = connection.execute(
+    return _nothing_stands_out(connection)
+
+
+def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
+    """How much the operators take and could win, and how long the thread of the steps had no processor."""
+    ((on_host, win, bare, stopped),) = connection.execute(
         """SELECT (SELECT sum(percent) / count(DISTINCT file_id) FROM host_account WHERE class = 'operators'),
-                  (SELECT sum(win) FROM host_distance), (SELECT sum(bare_ms) FROM host_step_time)"""
+                  (SELECT sum(win) FROM host_distance), (SELECT sum(bare_ms) FROM host_step_time),
+                  (SELECT sum(stopped_ms) / sum(bare_ms) FROM stopped)"""
     ).fetchall()
     if not bare:
         return []
     of_host = "" if on_host is None else f" beside the operators, which take {on_host:.0f} % of the host's step"
     most = "" if not win else f"; operators can win at most {share(min(win, bare), bare)}"
-    return [f"Nothing stands out{of_host}{most}."]
+    said = [f"Nothing stands out{of_host}{most}."]
+    if stopped and stopped >= _STOPPED:
+        said += [
+            f"For {stopped:.0%} of the step its thread had no processor, and its times are longer by so much.",
+            "Other programs use this machine's processors: measure again while they rest.",
+        ]
+    return said
 
 
 def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:

@@ -1,0 +1,72 @@
+"""The processor time of steps: of their thread, of the program's other threads, and of processes that it started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tilewright.measure.recording.line_tracer import is_user_file, outwards
+from tilewright.measure.recording.plan import ProcessorTime
+
+
+class ProcessorClock:
+    """Counts from when it is made, on the thread that makes the steps."""
+
+    def __init__(self) -> None:
+        self._threads, self._workers = _threads(), _workers()
+
+    def taken(self, steps: int) -> ProcessorTime:
+        """Since then, for each of so many steps."""
+        here = threading.get_ident()
+        spent = {who: now - self._threads.get(who, 0.0) for who, now in _threads().items()}
+        workers = {who: now - self._workers[who] for who, now in _workers().items() if who in self._workers}
+        own = spent.pop(here, 0.0)
+        busiest = max(spent, key=spent.__getitem__, default=None)
+        return ProcessorTime(
+            own * 1e6 / steps,
+            sum(spent.values()) * 1e6 / steps,
+            "" if busiest is None else _name(busiest),
+            len(workers),
+            sum(workers.values()) * 1e6 / steps,
+        )
+
+
+def _threads() -> dict[int, float]:
+    """Seconds of each thread of Python's, where the system tells."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return {threading.get_ident(): time.thread_time()}
+    found = {}
+    for thread in threading.enumerate():
+        # A dummy stands for a thread that Python did not start, and outlasts it: to ask for its clock would crash.
+        if thread.ident is not None and not isinstance(thread, threading._DummyThread):
+            try:
+                found[thread.ident] = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            except OSError:  # It has just ended.
+                continue
+    return found
+
+
+def _workers() -> dict[int, float]:
+    """Seconds of each process that `multiprocessing` started here, by /proc/PID/stat where there is one."""
+    found = {}
+    for process in multiprocessing.active_children():
+        try:
+            # After the command's name, which may hold anything: utime and stime are the 12th and 13th.
+            fields = Path(f"/proc/{process.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+            found[process.pid or 0] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            found[process.pid or 0] = 0.0
+    return found
+
+
+def _name(ident: int) -> str:
+    """The thread's name, and the line of the user's that it is at."""
+    name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), "a thread")
+    for frame in outwards(sys._current_frames().get(ident)):
+        if is_user_file(path := Path(frame.f_code.co_filename)):
+            return f"{name} at {path.name}:{frame.f_lineno}"
+    return name

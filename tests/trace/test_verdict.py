@@ -1,0 +1,172 @@
+"""What the verdict says of steps made by hand: a cause that repeats, with its line, and not what chance delayed."""
+
+from __future__ import annotations
+
+import threading
+from importlib.resources import files
+
+import pytest
+
+from tests.trace.kineto import Trace
+from tests.trace.loading import rows
+from tests.trace.test_host_time import lines, verdict
+from tilewright.measure.recording.processor_time import ProcessorClock
+from tilewright.trace.verdict.sentences import Candidate, Step, advice_on
+
+
+def stepped(count: int = 3) -> Trace:
+    """So many steps of a millisecond, in a loop of line 2."""
+    trace = Trace()
+    for number in range(count):
+        trace.step(number, 1000 * number, 1000 * (number + 1))
+    trace.frame("train.py(1): main", 0, 1000 * count)
+    return trace
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_only_one_step_has_is_chance(times: int) -> None:
+    """A thread that loses its processor to another program is in some line then."""
+    trace = stepped()
+    for step in range(3):
+        until = 1000 * step + (900 if step < times else 105)
+        trace.operator("aten::mm", 1000 * step, 1000 * step + 100)
+        trace.frame("metrics.py(9): update", 1000 * step + 100, until)
+        trace.operator("aten::mm", until, 1000 * step + 1000)
+    said = verdict(trace)
+    if times == 3:
+        assert said[0].startswith("Python takes ") and "metrics.py:9" in said[0]
+    else:
+        assert len(said) == 1 and said[0].startswith("Nothing stands out")
+
+
+def test_an_operator_that_one_call_of_equal_ones_delayed_wins_what_its_median_does() -> None:
+    trace = stepped()
+    for step, took in enumerate((100, 100, 900)):
+        trace.operator("aten::add", 1000 * step, 1000 * step + took, dims=[[64, 64], [64, 64]])
+    found = trace.rows("SELECT device_ns, typical_ns FROM operator_distance WHERE operator = 'aten::add'")
+    assert found == [(1_100_000, 300_000)]
+
+
+def test_a_tensor_made_of_a_list() -> None:
+    trace = stepped(1)
+    trace.operator("aten::mm", 10, 100)
+    trace.frame("<built-in method tensor of type object at 0x7f>", 100, 900)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, why, action = verdict(trace)
+    assert slow == "torch.tensor() takes 80 % of the step, 0.8 ms of 1 ms at train.py:5."
+    assert "Python's numbers, one by one" in why
+    assert action.startswith("Keep the data as a tensor or a NumPy array")
+
+
+def test_a_loop_over_small_batches_is_one_cause_with_its_two_lines() -> None:
+    trace = stepped(1)
+    reached = [(0.0, 2)]
+    for at in range(0, 960, 60):
+        trace.frame("torch/nn/modules/module.py(9): __call__", at, at + 30)
+        for place in range(7):
+            trace.operator("aten::addmm", at + 4 * place + 1, at + 4 * place + 4)
+        trace.frame("<built-in method run_backward of torch._C._EngineBase object at 0x1>", at + 31, at + 59)
+        for place in range(7):
+            trace.operator("MmBackward0", at + 32 + 4 * place, at + 35 + 4 * place)
+        reached += [(at, 5), (at + 31, 6)]
+    lines(trace, *reached, (961, 9))
+    slow, why, action = verdict(trace)
+    assert slow.startswith("A loop of small calls takes 9") and slow.endswith((" at train.py:5.", " at train.py:6."))
+    assert why.startswith("It makes 224 calls a step of ") and "as addmm" in why.replace("aten::", "")
+    assert "batch instead of a loop" in action
+    # Once for all sixteen.
+    assert trace.rows("SELECT round(win_ms_per_step / ms_per_step, 3) FROM cause WHERE kind = 'loop'") == [(0.938,)]
+
+
+def test_many_small_operators_without_a_loop() -> None:
+    trace = stepped(1)
+    trace.frame("torch/nn/modules/module.py(9): __call__", 10, 990)
+    for at in range(10, 980, 4):
+        trace.operator("aten::relu", at, at + 2)
+    lines(trace, (0, 2), (9, 5), (991, 6))
+    slow, why, action = verdict(trace)
+    assert slow.startswith("Calling small operators takes 98 % of the step") and slow.endswith(" at train.py:5.")
+    assert why.startswith("It makes 243 calls a step of 4.04 µs each, as aten::relu")
+    assert action.startswith("torch.compile(model)")
+
+
+def test_tensors_that_are_stacked_anew() -> None:
+    trace = stepped(1)
+    trace.frame("<built-in method stack of type object at 0x7f>", 100, 900)
+    trace.operator("aten::cat", 101, 899)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, _, action = verdict(trace)
+    assert slow.startswith("Copying a tensor (.stack()) takes 80 %") and action.startswith("Make one tensor before the")
+
+
+def test_another_thread_that_holds_the_interpreter() -> None:
+    """Of 1 ms the thread of the steps runs 0.3 ms and sleeps 0.1 ms; another one runs all the time."""
+    trace = stepped(1)
+    trace.operator("aten::mm", 10, 890)
+    trace.frame("<built-in function sleep>", 890, 990)
+    recorded = """
+        INSERT INTO recording BY NAME
+        SELECT 0 AS file_id, 3 AS steps_asked, 3 AS steps_kept, 9 AS steps_seen, 9 AS step_events, 9 AS events,
+               9 AS most_events, false AS cut, 1.0 AS seconds_kept, 1.0 AS seconds, 1e3 AS bare_us, [] AS timed_us,
+               300.0 AS thread_us, 950.0 AS other_us, 'Thread-1 at load.py:7' AS other, 0 AS workers, true AS shapes,
+               true AS stacks, true AS memory"""
+    schema = files("tilewright.trace").joinpath("schema.sql").read_text("utf-8")
+    connection = trace.analysed(schema, recorded)
+    (slow,), (why,), _ = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    assert slow == "Waiting for another thread to let go of Python takes 60 % of the step, 0.6 ms of 1 ms at load.py:7."
+    assert why.startswith("Thread-1 runs Python meanwhile")
+
+
+def test_the_clock_tells_a_busy_thread_from_one_that_waits() -> None:
+    clock, done, ended = ProcessorClock(), threading.Event(), threading.Event()
+
+    def busy() -> None:
+        sum(range(1_000_000))
+        done.set()
+        ended.wait()
+
+    threads = [threading.Thread(target=target, name=target.__name__) for target in (ended.wait, busy)]
+    for thread in threads:
+        thread.start()
+    done.wait()
+    found = clock.taken(2)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert found.other.startswith("busy at test_verdict.py:") and found.thread_us > 0
+    # A million additions take more than a millisecond anywhere.
+    assert found.other_us > 500 and found.workers == 0
+
+
+WAITING = Candidate(1, "data", "train.py:5", "__next__", 90.0, 1, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "computing_ms", "cores", "action", "win"),
+    [
+        # A worker takes 2 × 100 ms for a batch, and the step 10 ms without its wait.
+        (2, 0.0, 2, "num_workers=8", 100 - 200 / 8),
+        (2, 190.0, 16, "num_workers=16", 100 - 200 / 16),
+        (2, 190.0, 2, "there is no core for another worker", 90),
+        (0, 0.0, 2, "more workers (num_workers=)", 90),
+    ],
+)
+def test_workers_that_do_not_keep_up(workers: int, computing_ms: float, cores: int, action: str, win: float) -> None:
+    step = Step(100.0, has_workers=True, cores=cores, workers=workers, workers_ms=computing_ms)
+    advice = advice_on(WAITING, step)
+    assert action in advice.action and advice.win_ms == pytest.approx(win)
+
+
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        ("tensor 'x' size mismatch at index 0. expected 3, actual 4", "dynamic=True"),
+        ("self.calls == 9  # self.calls += 1", "Pass the number that changes as a tensor"),
+        ("self.calls == 9 (HINT: allow_unspec_int_on_nn_module = True)", "allow_unspec_int_on_nn_module = True, or"),
+        ("___check_type_id(x, 7)", "what the guard names"),
+    ],
+)
+def test_a_recompilation_by_its_guard(reason: str, action: str) -> None:
+    cause = Candidate(1, "compilation", "train.py:5", "compilation", 90.0, 1, None, None, None)
+    advice = advice_on(cause, Step(100.0, reason=f"{reason}\nUser stack trace:\n  File 'x.py'"))
+    assert action in advice.action and "User stack" not in advice.why and "\n" not in advice.why
