@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from random import Random
@@ -169,6 +169,11 @@ class Graph:
 
     def make_inputs(self, seed: int) -> list[torch.Tensor]:
         return [given.make(seed + number) for number, given in enumerate(self.inputs)]
+
+    def with_sizes(self, others: Mapping[int, int]) -> Graph:
+        """The program for inputs that have other extents in place of these."""
+        shapes = [tuple(others.get(n, n) for n in given.shape) for given in self.inputs]
+        return replace(self, inputs=tuple(map(lambda given, shape: replace(given, shape=shape), self.inputs, shapes)))
 
     def prefixes(self) -> Iterator[Graph]:
         """The programs that return one value each, in the order of the statements, and all draws before it."""
