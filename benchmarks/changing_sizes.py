@@ -1,6 +1,6 @@
 """Programs whose sizes change from call to call: time of a call, compilations, against static programs and Inductor.
 
-    python -m benchmarks.changing_sizes [--sizes 100] [--rounds 3] [MODEL ...]
+    python -m benchmarks.changing_sizes [--sizes 100] [--rounds 5] [--device cpu] [MODEL ...]
 
 Each implementation runs through all sizes in turn, some rounds in a row. The first round has what new sizes cost. In
 the later ones, calls of the same size are compared: `static` is tilewright with `dynamic=False`, a program for each
@@ -51,7 +51,7 @@ class LanguageModel(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for attention, feed in zip(self.attention, self.feed, strict=True):
             x = attention(x)
             x = x + feed(x)
@@ -84,15 +84,17 @@ def _call(run: Callable[..., torch.Tensor], x: torch.Tensor, *, trains: bool) ->
         run(x).square().mean().backward()
     else:
         run(x)
+    if x.is_cuda:
+        torch.cuda.synchronize()
     return (time.perf_counter() - begin) * 1e6
 
 
-def measure(name: str, sizes: Sequence[int], rounds: int, *, trains: bool) -> dict[str, Any]:
+def measure(name: str, sizes: Sequence[int], rounds: int, device: str, *, trains: bool) -> dict[str, Any]:
     """Microseconds by implementation: of the first round, a call; of the later ones, the median of calls of a size."""
     make, inputs, _ = MODELS[name]
     torch.manual_seed(0)
-    model = make().train(trains)
-    xs = {n: inputs(n) for n in sizes}
+    model = make().train(trains).to(device)
+    xs = {n: inputs(n).to(device) for n in sizes}
     shown = sorted(set(sizes))[:: max(len(set(sizes)) // STATIC, 1)][:STATIC]
     runs: dict[str, Callable[..., torch.Tensor]] = {
         "eager": model,
@@ -131,12 +133,13 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--sizes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
     chosen = parser.parse_args()
     for name in chosen.models:
         for trains in (False, True):
             torch._dynamo.reset()
             sizes = random.Random(0).choices(MODELS[name][2], k=chosen.sizes)
-            found = measure(name, sizes, chosen.rounds, trains=trains)
+            found = measure(name, sizes, chosen.rounds, chosen.device, trains=trains)
             print(name, "training" if trains else "inference", flush=True)
             for key, value in found.items():
                 print(f"  {key:24} {value:12.2f}", flush=True)

@@ -171,6 +171,21 @@ def test_one_program_serves_all_sizes(function: Callable[[torch.Tensor], torch.T
     assert all(graph.executable.kernels for graph in record.graphs)
 
 
+def test_what_is_fused_is_decided_for_one_of_the_sizes() -> None:
+    def recomputed(x: torch.Tensor) -> torch.Tensor:
+        """A value that two kernels compute if it has at least a MiB, and one writes otherwise."""
+        negative = -(x * x)
+        return negative - x * negative.amax(0)
+
+    inputs = [torch.randn(n, 4096) for n in (64, 40, 200)]
+    with torch.no_grad():
+        record = agrees(recomputed, inputs, of_each, dynamic=True)
+    (graph,) = record.graphs
+    assert graph.plan.copied
+    (layout,) = {layout for _, layout in graph.executable.inputs if layout is not None}
+    assert layout.shape[0] * 4096 * 4 > 2**20
+
+
 def test_even_and_odd_sizes_have_a_program_each_where_one_cannot_serve_both() -> None:
     shapes = [(2, 3, n, 4) for n in (7, 8, 13, 10, 31, 64)]
     record = run_at(lambda x: F.gelu(F.max_pool2d(x, 2)), shapes, dynamic=True)

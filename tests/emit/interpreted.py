@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import fx
+from torch.nn import functional as F
 
 from tests.emit import float8, stored_values
 from tests.emit.triton_programs import (
@@ -30,6 +31,7 @@ from tilewright.launch import generated
 from tilewright.launch.blocking import Blocking, plan
 from tilewright.launch.generated import TritonKernel
 from tilewright.loops.lower import Lowered
+from tilewright.loops.nest import Nest
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.records import cache
@@ -215,6 +217,37 @@ def test_pools_give_eagers_values_and_gradients(name: str, layout: str, in_trito
 @pytest.mark.parametrize("dtype", stored_values.DTYPES, ids=str)
 def test_a_conversion_reads_what_is_stored(dtype: torch.dtype, in_triton: None) -> None:
     assert stored_values.differing(dtype) == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.softmax(x, -1) * x.shape[1] ** -0.5,
+        lambda x: F.gelu(x) + x[:, -1:],
+        lambda x: x.mean((0, 1)) + torch.arange(x.shape[1])[:, None],
+    ],
+    ids=["rows", "elements", "column sums"],
+)
+def test_one_program_serves_all_sizes(
+    function: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of several sizes are one where they print the same."""
+    printed: list[str] = []
+
+    def emitted(nest: Nest) -> str:
+        printed.append(emit_triton(nest))
+        return printed[-1]
+
+    monkeypatch.setattr("tilewright.runtime.gpu.emit_triton", emitted)
+    monkeypatch.setenv("TILEWRIGHT_TARGET", "triton")
+    monkeypatch.setenv("TILEWRIGHT_VERIFY", "1")
+    run = torch.compile(function, backend=backend, dynamic=True)
+    with recording() as record, torch.no_grad():
+        for shape in [(3, 21, 7), (5, 33, 7), (6, 48, 8), (2, 30, 40), (9, 31, 6)]:
+            x = torch.randn(shape)
+            torch.testing.assert_close(run(x), function(x))
+    assert len(record.graphs) == 1
+    assert len(set(printed)) < len(printed), len(set(printed))
 
 
 def test_a_compiled_module_trains_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:

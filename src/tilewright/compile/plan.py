@@ -11,6 +11,7 @@ from tilewright.compile.memory import memory, planned_steps
 from tilewright.graph.calls import launched
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import Fusion, Region
+from tilewright.passes.rematerialise import Copied
 from tilewright.passes.schedule import Unit, schedule
 from tilewright.passes.units import is_view
 from tilewright.records.program import Decision, GraphName, MemoryPoint
@@ -30,6 +31,8 @@ class GraphPlan:
     """Kernels, library calls and the views between them, in the order in which they run."""
     sources: dict[str, str]
     """By name of the region: the kernel's source in the language of its device."""
+    copied: list[Copied] = field(default_factory=list)
+    """Chains that were copied into the regions that read them."""
 
     def bare(self) -> GraphPlan:
         """The plan without what only a recording reads."""

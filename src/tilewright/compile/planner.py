@@ -20,9 +20,10 @@ from tilewright.emit.source import source_of
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
 from tilewright.loops.nest import Nest, nameless
+from tilewright.passes.fused_like import fuse_like
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
-from tilewright.passes.rematerialise import compute_in_each_reader
+from tilewright.passes.rematerialise import Copied, compute_in_each_reader
 from tilewright.passes.schedule import schedule
 from tilewright.passes.stage import Pass, attempt, left_out, skipped
 from tilewright.records.errors import CaptureError
@@ -75,9 +76,16 @@ class Planner(Rewriter):
         planned = [self._plan(name, graph, kernels) for name, graph in graphs.items()]
         return Plan(self.target, planned, list(self.decisions))
 
+    def plan_like(self, other: GraphPlan, graph: fx.Graph) -> GraphPlan:
+        """The plan of a graph with other sizes, with the regions of `other`. Raises NotAlike."""
+        stages.EACH_GRAPH.run(graph, self.target, name=other.name, hand_written=self.hand_written)
+        fusion = Fusion(fuse_like(graph, other.fusion.regions, other.copied))
+        sources = {region.name: "" for region in fusion.regions}
+        return GraphPlan(other.name, graph, fusion, [], schedule(graph, fusion.regions), sources, other.copied)
+
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
         written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
-        proposed, failed = self._proposed(name, graph)
+        proposed, copied, failed = self._proposed(name, graph)
         try:
             fusion = settle(proposed, self.target)
         # Whatever a race raises, the kernels can be those that were proposed.
@@ -89,19 +97,20 @@ class Planner(Rewriter):
             if region.device.type not in ("cpu", "cuda"):
                 raise CaptureError(f"no kernel is generated for the device {region.device}")
         sources = {region.name: kernels.source(region) for region in fusion.regions}
-        return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources)
+        return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources, copied)
 
-    def _proposed(self, name: GraphName, graph: fx.Graph) -> tuple[Fusion, list[Decision]]:
+    def _proposed(self, name: GraphName, graph: fx.Graph) -> tuple[Fusion, list[Copied], list[Decision]]:
         """The regions, after copies of chains into those that read them, and decisions about what failed."""
-        proposed, nodes = fuse(graph, name, self.target), list(graph.nodes)
+        proposed, copied = fuse(graph, name, self.target), list[Copied]()
 
         def copy_into_readers(graph: fx.Graph, target: Target) -> None:
-            compute_in_each_reader(graph, proposed.regions, target.profile)
+            copied.extend(compute_in_each_reader(graph, proposed.regions, target.profile))
 
         failed: list[Decision] = []
         if "compute_in_each_reader" not in skipped():
             failed += attempt(Pass("compute_in_each_reader", copy_into_readers), graph, self.target)
-        return (proposed if list(graph.nodes) == nodes else fuse(graph, name, self.target)), failed
+        # A pass that is taken back leaves other nodes, too.
+        return (fuse(graph, name, self.target) if copied or failed else proposed), copied, failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
         self.decisions += decisions

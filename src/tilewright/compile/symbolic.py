@@ -2,12 +2,14 @@
 
     rows 11, 17, 22, 29 and 88, 136, 176, 232 elements for s0 = 11, 17, 22, 29   →   rows s0, s0 * 8 elements
 
-Kernels take such integers as arguments. The four sizes are prime, or twice a prime, where the graph's conditions allow
-it, so what the plans have in common is no coincidence of one size.
+What is fused is decided for one of the sizes, and the others follow. Kernels take such integers as arguments. The four
+sizes are prime, or twice a prime, where the graph's conditions allow it, so what the plans have in common is no
+coincidence of one size.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ import torch
 from torch import fx
 
 from tilewright.capture import program_cache
+from tilewright.capture.aot import Boxed
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
@@ -24,20 +27,24 @@ from tilewright.emit.source import source_of
 from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols
 from tilewright.graph.specialise import specialise
 from tilewright.graph.undefined import left_out
-from tilewright.loops.nest import Nest, nameless
+from tilewright.loops.nest import Nest, named_as
 from tilewright.loops.sizes import Arguments, NotAlike, Number, alike, filled, of_all_sizes
-from tilewright.passes.fusion import Region
 from tilewright.records import outcomes
-from tilewright.records.errors import CaptureError
+from tilewright.records.errors import CaptureError, KernelError, TilewrightError
 from tilewright.records.program import GraphName
 from tilewright.records.recipe import Layout
 from tilewright.runtime.assemble import Scheduled, assemble, interpreted
 from tilewright.runtime.compiler import load
-from tilewright.runtime.executable import Executable, GiveUp, Resume
+from tilewright.runtime.executable import Executable, GiveUp, KernelStep, PlanMismatch, Resume
+from tilewright.runtime.gpu import SizedTritonStep, at_sizes
 from tilewright.runtime.native import Native
 
 MODULI = (1, 2)
 """Sizes with equal remainders by one of these share a program: the first for which they can."""
+
+ON_GPUS = False
+"""Whether one program serves all sizes on a GPU too. Its kernels are tested in Triton's interpreter and were compiled
+for an H200, but not measured there: until they are, a GPU has a program for each size."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +70,19 @@ class SymbolicGraph:
         points = self.symbols.points(sizes, modulus)
         if len(points) < POINTS:
             raise NotAlike("too few sizes meet its conditions")
-        return {point: self.plan(point, args) for point in points}
+        middle = points[POINTS // 2]
+        (first,) = self.planner.plan({self.name: self._at(middle, args)}).graphs
+        return {point: first if point == middle else self.plan_like(first, point, args) for point in points}
 
-    def plan(self, sizes: Sizes, args: Sequence[Any]) -> GraphPlan:
+    def plan_like(self, first: GraphPlan, sizes: Sizes, args: Sequence[Any]) -> GraphPlan:
+        """The plan for other sizes with the kernels of `first`. Raises NotAlike."""
+        return self.planner.plan_like(first, self._at(sizes, args))
+
+    def _at(self, sizes: Sizes, args: Sequence[Any]) -> fx.Graph:
         try:
-            fixed = specialise(self.module, self.symbols.inputs_at(sizes, args))
+            return specialise(self.module, self.symbols.inputs_at(sizes, args)).graph
         except CaptureError as error:
             raise NotAlike(str(error)) from error
-        (plan,) = self.planner.plan({self.name: fixed.graph}).graphs
-        return plan
 
 
 def symbolic_program(
@@ -143,6 +154,7 @@ class SymbolicProgram:
         self.order = [unit.name for unit in self.plan.units]
         kernels = _Kernels(list(plans.values()))
         self.library = load(translation_unit(kernels.sources)) if kernels.sources else None
+        self.nests, self.kernel_of = kernels.nests, kernels.kernel_of
         made = [self._assembled(plan, kernels.arguments_at(number)) for number, plan in enumerate(plans.values())]
         self.example = made[len(made) // 2]
         """The executable of `plan`."""
@@ -171,59 +183,93 @@ class SymbolicProgram:
         middle = self.points[len(self.points) // 2]
         return all(size <= FAR * known and known <= FAR * size for size, known in zip(sizes, middle, strict=True))
 
-    def executable(self, sizes: Sizes) -> Executable:
+    def executable(self, sizes: Sizes) -> Boxed:
         integers = self.integers(*sizes)
         example = self.example
         native = None if example.native is None else Native(example.native.device)
+        steps, layouts, outputs = (filled(part, integers) for part in (self.steps, self.layouts, self.outputs))
+        if os.environ.get("TILEWRIGHT_VERIFY") == "1":
+            self._verify(sizes, steps, layouts, outputs)
+        try:
+            steps = at_sizes(steps, self.nests)
+        except KernelError as error:
+            self.give_up(PlanMismatch(str(error)))
+            return self.otherwise
         return Executable(
-            [filled(step, integers) for step in self.steps],
+            steps,
             example.slots,
-            filled(self.layouts, integers),
-            filled(self.outputs, integers),
+            layouts,
+            outputs,
             self.otherwise,
             self._resume(sizes),
             native,
             self.give_up,
         )
 
+    def _verify(self, sizes: Sizes, *derived: list[Any]) -> None:
+        """Plan for these sizes, and compare each number with the derived one. Where the plan differs in more than
+        numbers, as where two extents are equal by chance, there is nothing to compare. Raises TilewrightError."""
+        arguments = {step.name: step.sizes for step in derived[0] if isinstance(step, (KernelStep, SizedTritonStep))}
+        with suppress(NotAlike):
+            plan = self.graph.plan_like(self.plan, sizes, self.inputs)
+            planned = self._assembled(plan, arguments)
+            for region in plan.fusion.regions:
+                nest = self.nests[self.kernel_of[region.name]]
+                region.share(named_as(region.lowered.nest, nest))
+                there = of_all_sizes([region.lowered.nest, region.lowered.nest], region.name)[0]
+                here = replace(filled(nest, arguments[region.name]), argument_dtypes=())
+                alike([here, named_as(there, nest)], _equal, region.name)
+            for part, found in zip(derived, (planned.steps, planned.inputs, planned.outputs), strict=True):
+                alike([part, list(found)], _equal, "a step")
+
     def _resume(self, sizes: Sizes) -> Resume:
         def resume(position: int, slots: list[Any]) -> Sequence[Any]:
-            planned = self._assembled(self.graph.plan(sizes, self.inputs), {})
+            planned = self._assembled(self.graph.plan_like(self.plan, sizes, self.inputs), {})
             return planned.resume(position, slots)
 
         return resume
 
 
 class _Kernels:
-    """The kernels of plans for several sizes, each once with its integers as arguments. Raises NotAlike."""
+    """The kernels of plans for several sizes, each once with its integers as arguments. Regions whose kernels are the
+    same with arguments share one. Raises NotAlike."""
 
     def __init__(self, plans: Sequence[GraphPlan]) -> None:
         self.arguments: dict[str, list[tuple[Number, ...]]] = {}
         """By region: the values of its kernel's arguments, for each argument one for each plan."""
-        known: dict[str, tuple[str, str]] = {}
-        found = [plan.fusion.regions for plan in plans]
-        if len(set(map(len, found))) > 1:
-            raise NotAlike("their kernels are other ones")
-        for regions in zip(*found, strict=True):
-            if len({tuple(node.name for node in region.members) for region in regions}) > 1:
-                raise NotAlike("their kernels compute other operators")
-            nest, self.arguments[regions[0].name] = _of_all_sizes(regions)
-            key = repr(nameless(nest))
-            if nest.name not in known:
-                known[nest.name] = key, source_of(replace(regions[0].lowered, nest=nest))
-            if known[nest.name][0] != key:
-                raise NotAlike("regions that share a kernel for one size do not for another")
-        self.sources = [source for _, source in known.values()]
+        self.sources: list[str] = []
+        """Those in C++, which serve all sizes."""
+        self.nests: dict[str, Nest] = {}
+        """All kernels by name. Those for GPUs are printed for the sizes of a call, and are one for all sizes for which
+        they print the same."""
+        self.kernel_of: dict[str, str] = {}
+        """By region."""
+        known: dict[str, Nest] = {}
+        for regions in zip(*(plan.fusion.regions for plan in plans), strict=True):
+            first = regions[0]
+            if first.device.type == "cuda" and not ON_GPUS:
+                raise NotAlike("kernels for GPUs are compiled for a size")
+            lowered = [region.lowered.nest for region in regions]
+            nest, self.arguments[first.name] = of_all_sizes(lowered, first.name)
+            key = repr(nest) + first.language
+            if key not in known:
+                known[key] = named_as(nest, replace(first.lowered.nest, name=first.name))
+                self.nests[known[key].name] = known[key]
+                if first.language == "c++":
+                    self.sources.append(source_of(replace(first.lowered, nest=known[key])))
+            self.kernel_of[first.name] = known[key].name
+            for region in regions:
+                region.share(named_as(region.lowered.nest, known[key]))
 
     def arguments_at(self, number: int) -> dict[str, tuple[Number, ...]]:
         """By region: its kernel's arguments in one of the plans."""
         return {name: tuple(values[number] for values in found) for name, found in self.arguments.items()}
 
 
-def _of_all_sizes(regions: Sequence[Region]) -> tuple[Nest, list[tuple[Number, ...]]]:
-    if any(region.language != "c++" for region in regions):
-        raise NotAlike("kernels for GPUs are compiled for a size")
-    return of_all_sizes([region.lowered.nest for region in regions])
+def _equal(values: tuple[Number, ...]) -> Number:
+    if repr(values[0]) != repr(values[1]):
+        raise TilewrightError(f"a program for all sizes has {values[0]} where the plan for these has {values[1]}")
+    return values[0]
 
 
 def _layout(tensor: torch.Tensor) -> Layout:

@@ -64,9 +64,10 @@ class _Kernel(Printer):
             self.put(
                 f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
             )
-        if nest.arguments:
+        if nest.argument_dtypes:
             self.put(f"const int64_t* const sizes = (const int64_t*)buffers[{len(nest.buffers)}];")
-            self.put(f"const int64_t {', '.join(f'n{number} = sizes[{number}]' for number in range(nest.arguments))};")
+            names = (f"n{number} = sizes[{number}]" for number in range(len(nest.argument_dtypes)))
+            self.put(f"const int64_t {', '.join(names)};")
         # Without rows threads have nothing to share, and a result may alias an operand that is still to be read.
         count = nest.row_count * nest.col_count
         if isinstance(count, Size):

@@ -1,4 +1,5 @@
-"""The functions of libdevice that generated kernels call, for Triton's interpreter, which lacks them: by PyTorch."""
+"""What generated kernels need and Triton's interpreter lacks: functions of libdevice, by PyTorch, and bounds of loops
+that are arguments of the kernel, which it passes as arrays of one element."""
 
 from __future__ import annotations
 
@@ -31,10 +32,18 @@ FUNCTIONS = (
 
 
 def install() -> None:
-    """Give these functions to this process, whose kernels are interpreted."""
+    """Give them to this process, whose kernels are interpreted."""
+    from triton.runtime import interpreter
+
     for name in FUNCTIONS:
         setattr(libdevice, name, functools.partial(_computed, getattr(torch, name)))
     libdevice.fast_log2f = functools.partial(_computed, torch.log2)
+    interpreter._patch_lang_tensor = functools.partial(_with_index, interpreter._patch_lang_tensor)
+
+
+def _with_index(patch: Callable[..., None], tensor: Any, scope: Any) -> None:
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
 def _computed(function: Callable[..., torch.Tensor], *operands: Any) -> Any:

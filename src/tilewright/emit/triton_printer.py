@@ -20,7 +20,7 @@ RESERVED = frozenset(
      "float", "range"]
 )  # fmt: skip
 """Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
-NUMBERED = ("row", "col", "first", "total", "acc", "part", "skip", "carry", "terms", "next", "shift")
+NUMBERED = ("row", "col", "size", "first", "total", "acc", "part", "skip", "carry", "terms", "next", "shift")
 BYTES = ("bool", "int8", "uint8")
 GROUPS = (8, 4)
 """Elements that are drawn together, with two calls of Philox or one."""
@@ -93,18 +93,18 @@ class Printer:
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
         pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.schedule.scratch]
-        numbers = ["count", *(f"skip{number}" for number in range(self.nest.numbers))]
-        pointers += [
-            f"count: tl.int{64 if self.schedule.wide_in_block else 32}",
-            *(f"{n}: tl.int64" for n in numbers[1:]),
-        ]
-        constants = [f"{size}: tl.constexpr" for size in sizes]
+        numbers = {"count": f"int{64 if self.schedule.wide_in_block else 32}"}
+        numbers |= {f"skip{number}": "int64" for number in range(self.nest.numbers)}
+        numbers |= {f"size{n}": kind for n, kind in enumerate(self.nest.argument_dtypes)}
+        numbers |= dict.fromkeys(self.schedule.passed, "int32")
+        pointers += [f"{name}: tl.{dtype}" for name, dtype in numbers.items()]
+        constants = [f"{size}: tl.constexpr" for size in sizes if size not in numbers]
         signature = f"def {name}({', '.join(pointers + constants)}):"
         if len(signature) > LINE:
             lines = [*textwrap.wrap(", ".join(pointers) + ",", LINE - 4), ", ".join(constants) + ","]
             signature = "\n    ".join([f"def {name}(", *lines]) + "\n):"
         # Compile one kernel for all values of the numbers.
-        quoted = json.dumps(numbers)
+        quoted = json.dumps(list(numbers))
         jit = f"triton.jit(do_not_specialize={quoted}, do_not_specialize_on_alignment={quoted})"
         return f"@{jit}\n{signature}\n" + "\n".join(self._with_origin(self._without_unused_axes())) + "\n"
 

@@ -8,6 +8,7 @@ from tilewright.emit.triton_printer import Printer
 from tilewright.emit.triton_schedule import accumulator_dtype
 from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level, Step
+from tilewright.loops.sizes import Size
 
 
 class Rows(Printer):
@@ -34,6 +35,8 @@ class Rows(Printer):
         return f"{bound} if {condition} else tl.full({shape}, True, tl.int1)"
 
     def _inside_columns(self, place: str, extent: int) -> str:
+        if isinstance(extent, Size):
+            return f"{place} < {extent}"
         return self._inside(f"{place} < {extent}", f"{extent} % BLOCK_COLS != 0", "(1, BLOCK_COLS)")
 
     def _in_block(self, place: str) -> str:

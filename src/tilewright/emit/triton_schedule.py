@@ -357,6 +357,11 @@ class TritonSchedule:
         strides += [s.access.strides for s in self.nest.stores]
         return any(any(self.nest.split(s)[1]) for s in strides)
 
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The sizes of blocks that a launch passes as numbers, so that a kernel with sizes as arguments serves all."""
+        return ("TILES", "PARTS") if self.nest.argument_dtypes and self.sums else ()
+
     def is_late(self, value: int) -> bool:
         """Whether a step's value is available only after all rows."""
         return self.nest.steps[value].is_late

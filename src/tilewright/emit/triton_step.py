@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tilewright.emit.float8 import with_beyond
 from tilewright.loops.nest import Step
+from tilewright.loops.sizes import Factor, Size
 from tilewright.operators.language import FLOAT8
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "idiv": "//", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -43,7 +44,9 @@ def type_name(dtype: str) -> str:
 
 
 def literal(value: bool | int | float, dtype: str) -> str:
-    """A constant as Python text; integers wrap around as in PyTorch."""
+    """A constant as Python text; integers wrap around as in PyTorch. An argument of the kernel is Triton's number."""
+    if isinstance(value, (Size, Factor)) and dtype in (*FLOATS, "int64", "int32"):
+        return f"tl.full((), {value}, {type_name(dtype)})"
     if dtype == "bool":
         return str(bool(value))
     if dtype in FLOATS:

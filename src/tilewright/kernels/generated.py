@@ -83,5 +83,5 @@ class Formula:
         held = {node: x for x, node in self._nodes.items()} | made
         tensors = [held[node] for node in (*lowered.inputs, *lowered.outputs)]
         for function, programs, options in kernel.launches(chosen):
-            call.launch(function, (programs,), *tensors, *scratch, *kernel.numbers(lowered.numbers), **options)
+            call.launch(function, (programs,), *tensors, *scratch, *kernel.numbers(chosen, lowered.numbers), **options)
         return list(made.values())

@@ -104,7 +104,7 @@ def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHAR
     if nest.rows and "BLOCK_ROWS" in found.sizes:
         # A program that owns too many rows masks those beyond the last.
         owned = found.sizes["BLOCK_ROWS"] * found.sizes.get("TILES", 1)
-        found.sizes["MASKED_ROWS"] = int(nest.row_count % owned != 0)
+        found.sizes["MASKED_ROWS"] = int(nest.row_count % owned != 0 or bool(nest.argument_dtypes))
     return found
 
 

@@ -49,14 +49,16 @@ class TritonKernel:
     where Triton reads it.
     """
 
-    def __init__(self, nest: Nest, source: str) -> None:
+    def __init__(self, nest: Nest, source: str, sizes: Sequence[float] = ()) -> None:
         self.nest = nest
+        self.sizes = sizes
         self.source = source
         module = _module(source)
         self.main = getattr(module, nest.name)
         self.after = getattr(module, f"{nest.name}_after", None)
         self.allows_fma = TritonSchedule(nest).allows_fma
         self.count = TritonSchedule(nest).count
+        self.passed = TritonSchedule(nest).passed
         self._plans: dict[torch.device, Blocking] = {}
         self._compiled: dict[torch.device, list[tuple[Any, int]]] = {}
         """By device: the compiled main kernel and the one after it, if any, each with its number of programs."""
@@ -74,9 +76,10 @@ class TritonKernel:
                 self._plans[device] = plan(self.nest, 2, INTERPRETED_TILE)
         return self._plans[device]
 
-    def numbers(self, skips: Sequence[int] = ()) -> list[int]:
+    def numbers(self, chosen: Blocking, skips: Sequence[int] = ()) -> list[float]:
         """The numbers of a launch, which follow its buffers; `skips` are the nest's (`Lowered.numbers`)."""
-        return [self.count, *skips]
+        sizes = chosen.sizes | (chosen.after_sizes or {})
+        return [self.count, *skips, *self.sizes, *(sizes.get(name, 1) for name in self.passed)]
 
     def compile(self, device: torch.device) -> None:
         """Compile for `device` now, not at the first launch. Raises KernelError."""
@@ -89,7 +92,7 @@ class TritonKernel:
         chosen = self.plan(device)
         stored = [in_memory(b.dtype) for b in self.nest.buffers]
         dtypes = [getattr(torch, d) for d in (*stored, *(d for _, d in chosen.scratch))]
-        given = [*dtypes, *self.numbers([0] * self.nest.numbers)]
+        given = [*dtypes, *self.numbers(chosen, [0] * self.nest.numbers)]
         with self._named_failure(), torch.cuda.device(device):
             self._submitted[device] = self._run(chosen, given, lambda kernel, _: partial(kernel.warmup, grid=(1,)))
 
@@ -119,8 +122,9 @@ class TritonKernel:
         chosen = chosen or self.plan(device)
         scratch = [torch.empty(n, dtype=getattr(torch, d), device=device) for n, d in chosen.scratch]
         stored = [t.view(getattr(torch, in_memory(b.dtype))) for t, b in zip(tensors, self.nest.buffers, strict=True)]
+        given = [*stored, *scratch, *self.numbers(chosen, numbers)]
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            self._run(chosen, [*stored, *scratch, *self.numbers(numbers)], lambda kernel, programs: kernel[(programs,)])
+            self._run(chosen, given, lambda kernel, programs: kernel[(programs,)])
 
     def recipe(self, device: torch.device, results: Sequence[Layout], numbers: Sequence[int] = ()) -> Recipe | None:
         """The recipe of a launch with pointers at multiples of `ALIGNED`; None if Triton must launch the kernel.
@@ -134,7 +138,7 @@ class TritonKernel:
             kernels = [(loaded(compiled), programs) for compiled, programs in self._compiled[device]]
         scratch = [Layout((n,), (1,), getattr(torch, d), device) for n, d in chosen.scratch]
         pointers = [Pointer(i) for i in range(len(self.nest.inputs) + len(results) + len(scratch))]
-        given = [Number("q", number) for number in self.numbers(numbers)]
+        given = [Number("d" if isinstance(x, float) else "q", x) for x in self.numbers(chosen, numbers)]
         arguments: tuple[Argument, ...] = (*pointers, *given, *[Number("P", 0)] * POINTERS_LAST)
         launches = [Launch(kernel, (programs, 1, 1), arguments) for kernel, programs in kernels if kernel]
         if len(launches) < len(kernels):
@@ -156,7 +160,7 @@ class TritonKernel:
         if self.after is not None and chosen.after_sizes is not None:
             calls.append((self.after, chosen.after_programs, chosen.after_sizes, 4))
         for kernel, programs, sizes, warps in calls:
-            options = {name: sizes[name] for name in kernel.arg_names if name in sizes}
+            options = {n: sizes[n] for n in kernel.arg_names if n in sizes and n not in self.passed}
             options |= {"num_warps": warps, "enable_fp_fusion": self.allows_fma}
             if "libdevice." in self.source:
                 # Keep subnormals, as eager's kernels do.

@@ -127,8 +127,8 @@ class Nest:
     outputs: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     stores: tuple[Store, ...]
-    arguments: int = 0
-    """How many of its integers are arguments of its kernel (`loops/sizes.py`)."""
+    argument_dtypes: tuple[str, ...] = ()
+    """The dtypes of its numbers that are arguments of its kernel (`loops/sizes.py`)."""
 
     @property
     def row_count(self) -> int:
@@ -243,6 +243,15 @@ def nameless(nest: Nest) -> Nest:
     """The nest without names; equal for nests that can share a kernel."""
     inputs, outputs = ([replace(buffer, name="") for buffer in part] for part in (nest.inputs, nest.outputs))
     return replace(nest, name="", inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def named_as(nest: Nest, other: Nest) -> Nest:
+    """The nest with the names of `other`, which has as many buffers."""
+    inputs, outputs = (
+        tuple(replace(buffer, name=named.name) for buffer, named in zip(mine, theirs, strict=True))
+        for mine, theirs in ((nest.inputs, other.inputs), (nest.outputs, other.outputs))
+    )
+    return replace(nest, name=other.name, inputs=inputs, outputs=outputs)
 
 
 def describe(nest: Nest) -> str:

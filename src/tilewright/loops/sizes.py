@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from tilewright.loops.nest import Buffer, Nest
+from tilewright.loops.nest import Buffer, Nest, nameless
 
 Number = int | float
 
@@ -25,12 +25,24 @@ class NotAlike(Exception):
     """Two sizes of a program differ in more than numbers; the message says where."""
 
 
-class Size(int):
-    """An integer that differs between sizes: argument `number` of a kernel or a program. It counts as its value for
-    one of the sizes, and prints as its name or, after arithmetic, its expression in C."""
+class _Named:
+    """A number that prints as its name or, after arithmetic, as its expression."""
 
     text: str
     number: int
+    """Which argument of a kernel or a program it is; -1 after arithmetic."""
+
+    def __repr__(self) -> str:
+        return self.text
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return self.text
+
+
+class Size(_Named, int):
+    """An integer that differs between sizes. It counts as its value for one of the sizes."""
 
     def __new__(cls, value: int, text: str, number: int = -1) -> Size:
         made = super().__new__(cls, value)
@@ -38,40 +50,34 @@ class Size(int):
         made.number = number
         return made
 
-    def __repr__(self) -> str:
-        return self.text
+    def __mul__(self, other: int) -> int:
+        return self._times(other, f"({self} * {other})")
 
-    __str__ = __repr__
+    def __rmul__(self, other: int) -> int:
+        return self._times(other, f"({other} * {self})")
 
-    def __format__(self, spec: str) -> str:
-        return self.text
-
-    def __mul__(self, other: int) -> Size:
-        return Size(int(self) * int(other), f"({self} * {other})")
-
-    def __rmul__(self, other: int) -> Size:
-        return Size(int(other) * int(self), f"({other} * {self})")
+    def _times(self, other: int, text: str) -> int:
+        return self if int(other) == 1 else type(self)(int(self) * int(other), text)
 
 
-class Factor(float):
+class GivenSize(Size):
+    """A size of one call, in the source of a kernel that is printed for it. Kernels of several sizes are one if they
+    print the same, so what is decided by its value is right; a product past 32 bits prints as its value, since the
+    kernel would compute it in 32."""
+
+    def _times(self, other: int, text: str) -> int:
+        product = int(self) * int(other)
+        return super()._times(other, text) if abs(product) < 2**31 else product
+
+
+class Factor(_Named, float):
     """The same for a number that is no integer, such as the reciprocal of a size."""
-
-    text: str
-    number: int
 
     def __new__(cls, value: float, text: str, number: int = -1) -> Factor:
         made = super().__new__(cls, value)
         made.text = text
         made.number = number
         return made
-
-    def __repr__(self) -> str:
-        return self.text
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return self.text
 
 
 class Arguments:
@@ -98,17 +104,50 @@ def in_64_bits(numbers: Sequence[Number]) -> list[int]:
     return list(struct.unpack(f"{len(kinds)}q", struct.pack(kinds, *numbers)))
 
 
+VECTOR = 16
+"""Kernels on a GPU are apart for sizes that are multiples of this and for others, as for addresses."""
+
+
+def given(values: Sequence[Number]) -> tuple[list[Number], list[Number]]:
+    """The numbers in a kernel that is printed for these values of its arguments, and what a launch passes for them:
+
+    48, 50, 0.125   →   (size0 * 16), size1, size2   and   3, 50, 0.125
+    """
+    named, passed = list[Number](), list[Number]()
+    for number, value in enumerate(values):
+        name = f"size{number}"
+        if isinstance(value, float):
+            named.append(Factor(value, name, number))
+            passed.append(value)
+        elif abs(value) >= 2**31:
+            # It prints as its value.
+            named.append(value)
+            passed.append(0)
+        else:
+            times = VECTOR if value % VECTOR == 0 else 1
+            named.append(GivenSize(value, name if times == 1 else f"({name} * {times})", number))
+            passed.append(value // times)
+    return named, passed
+
+
 def may_exceed(extent: int, most: int) -> bool:
     """Whether an extent is larger than `most` at one of the sizes."""
     return isinstance(extent, Size) or extent > most
 
 
-def of_all_sizes(nests: Sequence[Nest]) -> tuple[Nest, list[tuple[Number, ...]]]:
-    """The nests of one kernel at several sizes as one nest, and the values of its arguments. Raises NotAlike."""
+def of_all_sizes(nests: Sequence[Nest], name: str) -> tuple[Nest, list[tuple[Number, ...]]]:
+    """The nests of the kernel `name` at several sizes as one without names, and the values of its arguments. Raises
+    NotAlike."""
     found = Arguments()
-    bare = [replace(nest, inputs=_uncounted(nest.inputs), outputs=_uncounted(nest.outputs)) for nest in nests]
-    nest: Nest = alike(bare, found.argument, f"the kernel {nests[0].name}")
-    return replace(nest, arguments=len(found.values)), list(found.values)
+    bare = [
+        replace(nest, inputs=_uncounted(nest.inputs), outputs=_uncounted(nest.outputs)) for nest in map(nameless, nests)
+    ]
+    nest: Nest = alike(bare, found.argument, f"the kernel {name}")
+    return replace(nest, argument_dtypes=tuple(map(_dtype, found.values))), list(found.values)
+
+
+def _dtype(values: tuple[Number, ...]) -> str:
+    return "float64" if isinstance(values[0], float) else "int32"
 
 
 def _uncounted(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:

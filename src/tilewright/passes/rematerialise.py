@@ -13,6 +13,7 @@ kernels. A value on which a discontinuous operator depends is copied only if all
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -33,20 +34,49 @@ SMALL = 16
 """A chain may read a reduction's result that has at most 1/16 of the bytes of the chain's result."""
 
 
-def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: DeviceProfile) -> bool:
-    """Copy chains into the regions that read them, in place; True if any was copied."""
+@dataclass(frozen=True)
+class Copied:
+    """A chain that was copied into a region that reads it, by the names of nodes."""
+
+    value: str
+    chain: tuple[str, ...]
+    """In the order of the graph."""
+    reader: tuple[str, ...]
+    """The region's members."""
+
+
+def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: DeviceProfile) -> list[Copied]:
+    """Copy chains into the regions that read them, in place; what was copied, in order."""
     region_of = {value: region for region in regions for member in region.members for value in values_of(member)}
     region_of.update({member: region for region in regions for member in region.members})
-    found = False
+    found: list[Copied] = []
     for region in regions:
         for value in live_out(region.members):
-            chosen = _readers_that_pay(value, region, region_of, profile)
-            for reader in chosen:
-                _copy_for(value, region, reader)
-            found = found or bool(chosen)
+            for reader in _readers_that_pay(value, region, region_of, profile):
+                chain = _chain(value, region)
+                assert chain is not None
+                order = {node: place for place, node in enumerate(graph.nodes)}
+                ordered = sorted(chain, key=order.__getitem__)
+                names = tuple(node.name for node in ordered), tuple(node.name for node in reader.members)
+                found.append(Copied(value.name, *names))
+                copies = _copy_for(value, ordered, reader.members)
+                # Later chains of this reader may run through the copies.
+                reader.members += [copy for copy in copies if not is_view(copy)]
     if found:
         drop_unread(graph)
     return found
+
+
+def copy_again(graph: fx.Graph, copied: Sequence[Copied]) -> None:
+    """Copy the same chains of a graph with the same nodes, in place. Raises KeyError where it has others."""
+    if not copied:
+        return
+    named = {node.name: node for node in graph.nodes}
+    for each in copied:
+        chain, reader = ([named[name] for name in names] for names in (each.chain, each.reader))
+        copies = _copy_for(named[each.value], chain, reader)
+        named.update((copy.name, copy) for copy in copies)
+    drop_unread(graph)
 
 
 def _readers_that_pay(
@@ -100,19 +130,15 @@ def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(found))
 
 
-def _copy_for(value: fx.Node, region: Region, reader: Region) -> None:
-    """Let the members of `reader` read a copy of the chain behind `value`."""
-    chain = _chain(value, region)
-    assert chain is not None
-    order = {node: place for place, node in enumerate(value.graph.nodes)}
+def _copy_for(value: fx.Node, chain: Sequence[fx.Node], reader: Sequence[fx.Node]) -> list[fx.Node]:
+    """Let the members of `reader` read a copy of the chain behind `value`; the copies, those of views too."""
     copies: dict[fx.Node, fx.Node] = {}
     at = value
-    for node in sorted(chain, key=order.__getitem__):
+    for node in chain:
         at = _copied(node, at, copies)
-    for member in reader.members:
+    for member in reader:
         _redirect(member, copies)
-    # Later chains of this reader may run through the copies.
-    reader.members += [copy for copy in copies.values() if not is_view(copy)]
+    return list(copies.values())
 
 
 def _copied(node: fx.Node, after: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:

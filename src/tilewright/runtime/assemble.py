@@ -21,7 +21,7 @@ from tilewright.graph.calls import arguments, class_of, closure, through
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of
 from tilewright.graph.writes import written
-from tilewright.kernels.by_recipe import RECIPES, compiled_recipe
+from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.launch.generated import kernel_of
@@ -50,7 +50,7 @@ from tilewright.runtime.executable import (
     layout_of,
     warn_of,
 )
-from tilewright.runtime.gpu import TritonStep
+from tilewright.runtime.gpu import SizedRecipe, SizedTritonStep, TritonStep
 from tilewright.runtime.native import NUMBERS, Native, holds_values
 from tilewright.runtime.resume import resumption
 from tilewright.runtime.storage_reuse import same_storage_layout, writes_after_reads
@@ -76,13 +76,14 @@ def assemble(
     sizes: Mapping[str, tuple[int | float, ...]] | None = None,
 ) -> Executable:
     """The executable of one graph. `sources` has each region's kernel source by name; `library` has the compiled C++
-    kernels, `sizes` their arguments by region. `give_up` is called when PyTorch must run the graph after all."""
-    return _Assembler(scheduled, sources, library, sizes or {}).build(give_up)
+    kernels. `give_up` is called when PyTorch must run the graph after all. `sizes` has the kernels' arguments by region
+    in a program for all sizes; what is compiled for a GPU is left to `at_sizes`."""
+    return _Assembler(scheduled, sources, library, sizes).build(give_up)
 
 
 def taken_over(scheduled: Scheduled) -> dict[fx.Node, fx.Node]:
     """The kernel results that overwrite an operand's storage, each with that operand."""
-    assembler = _Assembler(scheduled, {}, None, {})
+    assembler = _Assembler(scheduled, {}, None, None)
     return {
         node: over
         for position, unit in enumerate(assembler.units)
@@ -98,19 +99,24 @@ def kernel_step(
     library: ctypes.CDLL | None,
     inputs: tuple[int, ...],
     outputs: tuple[tuple[int, Layout, int | None], ...],
+    sizes: tuple[int | float, ...] | None = None,
 ) -> GeneratedStep:
-    """The step that runs a region's compiled kernel over these slots. Raises KernelError if it does not compile."""
+    """The step that runs a region's compiled kernel over these slots; `sizes` are its arguments in a program for all
+    sizes. Raises KernelError if it does not compile."""
     lowered, device = region.lowered, region.device
     if region.language == "triton":
-        kernel = kernel_of(lowered.nest, source)
-        kernel.compile(device)
         places = [n.meta["val"].device for n in lowered.inputs]
         elsewhere = tuple(i for i, place in enumerate(places) if place != device)
+        if sizes is not None:
+            beside = device, elsewhere, lowered.numbers
+            return SizedTritonStep(region.name, inputs, outputs, region.kernel, sizes, *beside)
+        kernel = kernel_of(lowered.nest, source)
+        kernel.compile(device)
         return TritonStep(region.name, inputs, outputs, kernel, device, elsewhere, lowered.numbers)
     function: Any = getattr(library, region.kernel)
     function.restype = ctypes.c_int
     function.argtypes = (ctypes.c_void_p, ctypes.c_int)
-    return KernelStep(region.name, inputs, outputs, function, lowered.nest.checks)
+    return KernelStep(region.name, inputs, outputs, function, lowered.nest.checks, sizes or ())
 
 
 class _Assembler:
@@ -119,7 +125,7 @@ class _Assembler:
         scheduled: Scheduled,
         sources: Mapping[str, str],
         library: ctypes.CDLL | None,
-        sizes: Mapping[str, tuple[int | float, ...]],
+        sizes: Mapping[str, tuple[int | float, ...]] | None,
     ) -> None:
         self.graph = scheduled.graph
         self.sources = sources
@@ -235,7 +241,7 @@ class _Assembler:
         given = None if is_view(unit) and unit.target is not operator.getitem else spec
         return CallStep(unit.name, self._slot(unit), target, args, kwargs, given, recipe=recipe, operator=stands_for)
 
-    def _recipe(self, unit: fx.Node) -> Recipe | None:
+    def _recipe(self, unit: fx.Node) -> Recipe | SizedRecipe | None:
         """The recipe of a call of a tilewright operator with all tensors on the graph's GPU, if it has one."""
         target, metas = unit.target, [n.meta.get("val") for n in unit.all_input_nodes]
         if self.device is None or not isinstance(target, OpOverload) or target.name() not in RECIPES:
@@ -245,12 +251,12 @@ class _Assembler:
         if not all(isinstance(meta, torch.Tensor) and meta.device == self.device for meta in metas):
             return None
         operands: dict[fx.Node, Any] = {n: self._operand(number, n) for number, n in enumerate(unit.all_input_nodes)}
-        given = list(arguments(unit).values())
-        recipe = compiled_recipe(target.name(), list(operands.values()), map_arg(given, operands.__getitem__))
+        given = map_arg(list(arguments(unit).values()), operands.__getitem__)
         results = unit.meta["val"] if isinstance(unit.meta["val"], (tuple, list)) else [unit.meta["val"]]
         # A call's results are copied if their layout is not as planned; a recipe's results must be as planned.
-        found = [] if recipe is None else [recipe.buffers[number] for number in recipe.results]
-        return recipe if [layout_of(result) for result in results] == found else None
+        planned = tuple(map(layout_of, results))
+        recipe = SizedRecipe(target, tuple(operands.values()), tuple(given), planned)
+        return recipe.built() if self.sizes is None else recipe
 
     def _operand(self, number: int, node: fx.Node) -> Operand:
         """A tensor of the graph as an operand; its memory is assumed to begin at a multiple of `LINE`."""
@@ -275,9 +281,8 @@ class _Assembler:
             (self._slot(node), layout_of(node.meta["val"]), None if over is None else self._slot(base_of(over)))
             for node, over in zip(region.lowered.outputs, self.takeovers(position, region), strict=True)
         ]
-        step = kernel_step(region, self.sources[region.name], self.library, inputs, tuple(outputs))
-        if isinstance(step, KernelStep):
-            step.sizes = self.sizes.get(region.name, ())
+        sizes = None if self.sizes is None else self.sizes.get(region.name, ())
+        step = kernel_step(region, self.sources[region.name], self.library, inputs, tuple(outputs), sizes)
         step.given = frozenset(map(self._slot, self.graph.find_nodes(op="placeholder")))
         return step
 

@@ -19,7 +19,7 @@ from tilewright.capture.aot import Boxed
 from tilewright.loops.sizes import in_64_bits
 from tilewright.pytorch.state import carries_tangents, computes_nothing, shown_as, without_subclass
 from tilewright.records.errors import warn_once
-from tilewright.records.recipe import Layout, Recipe, is_expanded
+from tilewright.records.recipe import Layout, is_expanded
 from tilewright.runtime.pool import pool
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class CallStep(OneResult):
     spec: Layout | None = None
     out: Layout | None = None
     """The layout of the pooled tensor that `target`, an `out=` overload, writes to."""
-    recipe: Recipe | None = None
+    recipe: Any = None
     """The steps that the executor performs for one of tilewright's operators on a GPU; their inputs are `reads`."""
     operator: OpOverload | None = None
     """The operator that the recipe stands for."""

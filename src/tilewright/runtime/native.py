@@ -161,15 +161,16 @@ def _step(module: ModuleType, step: Step, parts: Mapping[int, Sequence[CallStep]
 
 def _recipe(step: CallStep, parts: Sequence[CallStep] | None) -> Recipe | None:
     """The step's recipe with the results that `parts` take; None without a recipe, or if two parts take one result."""
-    if step.recipe is None:
+    recipe: Recipe | None = step.recipe
+    if recipe is None:
         return None
     if parts is None:
-        return step.recipe if len(step.recipe.results) == 1 else None
+        return recipe if len(recipe.results) == 1 else None
     places = [int(part.args[1]) for part in parts]
     if len(set(places)) < len(places):
         return None
     # A result that no step reads is scratch.
-    return replace(step.recipe, results=tuple(step.recipe.results[place] for place in places))
+    return replace(recipe, results=tuple(recipe.results[place] for place in places))
 
 
 def _recorded(step: CallStep) -> tuple[Any, ...] | None:
