@@ -10,8 +10,7 @@ from torch import Tensor
 from tilewright.cost.work import Work
 from tilewright.hardware import ceilings
 from tilewright.hardware.profiles import local_profile
-from tilewright.measure.timing.by_kernel import divided
-from tilewright.measure.timing.device_records import Record, busy_us
+from tilewright.measure.timing.device_records import Record, busy_us, divided
 from tilewright.verbs import calibration_programs
 from tilewright.verbs.calibration import Program, calibrate, timed_kernels
 

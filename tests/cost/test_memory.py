@@ -11,8 +11,7 @@ from torch import Tensor
 from examples import mlp, transformer_block
 from tests.passes.graphs import aten
 from tilewright.compile.price import price_case
-from tilewright.cost.memory import MemoryStep, live_bytes
-from tilewright.cost.reuse import reuse_distances
+from tilewright.cost.memory import MemoryStep, live_bytes, reuse_distances
 from tilewright.cost.work import Distances, Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.calls import nbytes

@@ -11,7 +11,7 @@ from tests.gpu.pointer_chase import latencies_ns
 from tests.measure.racing.cheats import ON_GPU, Function, persisting_l2_cuda, reference, suite
 from tilewright.measure.racing.race import Race, VariantResult
 from tilewright.measure.timing.crosscheck import clock_overhead_us, profile
-from tilewright.measure.timing.persisting_l2 import persisting_bytes
+from tilewright.measure.timing.gpu_state import persisting_bytes
 from tilewright.measure.timing.stopwatch import CudaStopwatch
 from tilewright.records.measurement import Direction
 

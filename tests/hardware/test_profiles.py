@@ -201,7 +201,7 @@ def test_idle_cpus_are_counted_by_their_times(monkeypatch: pytest.MonkeyPatch) -
     """Of 400 ticks of four CPUs 90 were idle and 10 waited for a disk."""
     texts = iter(["cpu  100 0 50 800 20 0 3 7 0 0", "cpu  350 0 90 890 30 0 5 15 0 0"])
     cpus = "".join(f"\ncpu{number} 1 1 1 1 1 1 1 1 0 0" for number in range(4))
-    monkeypatch.setattr("tilewright.hardware.idle.SECONDS", 0.0)
+    monkeypatch.setattr("tilewright.hardware.detect.SECONDS", 0.0)
     monkeypatch.setattr(Path, "read_text", lambda _: f"{next(texts)}{cpus}\nintr 5 cpus")
     assert profiles.idle_cpus() == 4 * 100 / 400
 

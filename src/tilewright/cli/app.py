@@ -11,14 +11,11 @@ import typer
 
 from tilewright import __version__
 from tilewright.cli.bench import bench
-from tilewright.cli.bisect import bisect
-from tilewright.cli.check import check
-from tilewright.cli.claims import claims
+from tilewright.cli.cases import bisect, explain, optimize
+from tilewright.cli.claims import check, claims
 from tilewright.cli.doctor import doctor
-from tilewright.cli.explain import explain
 from tilewright.cli.failures import INTERRUPTED, message_of
 from tilewright.cli.kernel import kernel
-from tilewright.cli.optimize import optimize
 from tilewright.cli.plan import plan
 from tilewright.cli.profile import profile
 from tilewright.cli.runs import diff, report, sql, trace, whatif

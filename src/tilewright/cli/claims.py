@@ -1,4 +1,4 @@
-"""`tilewright claims`."""
+"""`tilewright claims`, and `tilewright check` of a lesson."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Device, Quiet, device_here
 from tilewright.cli.output import show, stages
 from tilewright.records.errors import VerificationError
@@ -48,3 +49,24 @@ def claims(
         print(", ".join(f"{count} {verdict}" for verdict, count in counts))
     if failed := [f"{row.id}: {row.ours}" for row in rows if row.verdict == "failed"]:
         raise VerificationError("\n".join(["checks that failed:", *failed]))
+
+
+def check(
+    lesson: Annotated[
+        str, typer.Argument(help="A lesson of docs/learn: softmax, gelu, ...", autocompletion=completion.lessons)
+    ],
+    file: Annotated[
+        Path, typer.Argument(help="Predictions, one `name = number or formula` a line; or a .py with your operator.")
+    ],
+    language: Annotated[
+        str,
+        typer.Option(
+            help="en or zh: the language of what is said of predictions.", autocompletion=completion.languages
+        ),
+    ] = "en",
+) -> None:
+    """Grade predictions or an operator of a lesson, in words."""
+    from tilewright.bench.peers import example_module
+
+    for line in example_module("lessons/check.py").check(lesson, file, language):
+        print(line, flush=True)

@@ -11,9 +11,9 @@ from torch import fx
 
 from tilewright.compile.plan import GraphPlan
 from tilewright.cost.kinds import call_work, region_work
+from tilewright.cost.memory import reuse_distances
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import floor_of, operator_cost
-from tilewright.cost.reuse import reuse_distances
 from tilewright.cost.symbols import pretty
 from tilewright.cost.work import Distances, Work, predicted_us
 from tilewright.emit.source import source_of

@@ -28,7 +28,7 @@ Product = tuple[int, int, int, int]
 """Batch, M, N and K."""
 Distances = tuple[tuple[int, int], ...]
 """For each tensor read: its bytes, and the bytes that the program touched since the tensor's last use, its own included
-(`cost/reuse.py`)."""
+(`cost/memory.py`)."""
 COMBINED_PER_US = 200
 """Words that threads of one SM exchange in a microsecond, by shuffles and shared memory."""
 STRIPS = 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tilewright.hardware import kernel_times
 from tilewright.hardware.architectures import DeviceLimits, architecture, known, stated_limits
 from tilewright.hardware.datasheet import DATASHEETS
-from tilewright.hardware.idle import idle_cpus
+from tilewright.hardware.detect import idle_cpus
 from tilewright.hardware.kernel_times import KernelTimes
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.measurement import BUSY, Ceiling, Origin

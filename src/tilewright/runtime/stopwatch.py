@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.measure.timing.by_kernel import CallTime, kernel_times
+from tilewright.measure.timing.device_records import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
 from tilewright.passes.random.draws import example_stream, keep
 from tilewright.runtime.executable import Executable, Slots, Step, layout_of

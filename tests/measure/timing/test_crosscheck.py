@@ -8,7 +8,7 @@ import torch
 from tilewright.measure.racing.ceiling_probe import ceiling_probe
 from tilewright.measure.timing.crosscheck import between_marks, disagreement
 from tilewright.measure.timing.device_records import Record, union
-from tilewright.measure.timing.sm_clock import SmClock, throttled
+from tilewright.measure.timing.gpu_state import SmClock, throttled
 
 
 def test_a_call_is_what_stands_between_two_waits() -> None:

@@ -21,8 +21,7 @@ from tilewright.measure.racing.arguments import Arguments, poison_free_memory, p
 from tilewright.measure.racing.candidate import InvalidRun, RacedVariant
 from tilewright.measure.timing import timers
 from tilewright.measure.timing.benchmark import WARM_UP, Timing, interleaved
-from tilewright.measure.timing.persisting_l2 import persisting_bytes, set_persisting_bytes
-from tilewright.measure.timing.sm_clock import read_sm_clock, throttled
+from tilewright.measure.timing.gpu_state import persisting_bytes, read_sm_clock, set_persisting_bytes, throttled
 from tilewright.measure.timing.stopwatch import CudaStopwatch, Lap, Stopwatch, stopwatch_for
 from tilewright.measure.truth.proof import RunOutput, truth_of
 from tilewright.pytorch.compiler import buffers_kept, forget_compiled
