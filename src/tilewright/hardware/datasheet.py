@@ -25,85 +25,44 @@ class Datasheet:
     """By dtype as in measured ceilings; fp16 and bf16 with fp32 accumulation."""
     vector_TFLOPs: float
     """fp32 multiply-adds outside matrix units."""
-    shared_GBps: float | None = None
-    """Shared memory of all multiprocessors at the clock that `vector_TFLOPs` states."""
+    sms: int
+    """Multiprocessors, or AMD's compute units."""
+    clock_GHz: float | None
+    """That `vector_TFLOPs` states; None where it is not said."""
+
+    @property
+    def shared_GBps(self) -> float | None:
+        """Shared memory of all multiprocessors: 128 bytes a cycle each."""
+        return None if self.clock_GHz is None else round(self.sms * 128 * self.clock_GHz)
 
 
+def _sheet(
+    dram: float, vector: float, sms: int, clock_GHz: float | None = None, *, narrow: float, **others: float
+) -> Datasheet:
+    """`narrow`: products of bf16 and fp16; `others`: by dtype, fp32 at the rate of `vector` unless it is given."""
+    rates = {"bfloat16": narrow, "float16": narrow, "float32": vector, **others}
+    return Datasheet(dram, {dtype: rate for dtype, rate in rates.items() if rate}, vector, sms, clock_GHz)
+
+
+# NVIDIA's figures with sparsity are halved.
 DATASHEETS = {
-    # NVIDIA H200 datasheet (SXM; figures with sparsity halved). Shared memory: 132 SMs × 128 bytes × 1.98 GHz.
-    "NVIDIA H200": Datasheet(
-        dram_GBps=4800.0,
-        matmul_TFLOPs={"bfloat16": 989.5, "float16": 989.5, "tf32": 494.5, "float32": 67.0, "float64": 67.0},
-        vector_TFLOPs=67.0,
-        shared_GBps=33454.0,
-    ),
-    # NVIDIA H100 datasheet (SXM; figures with sparsity halved). Shared memory as of the H200.
-    "NVIDIA H100 80GB HBM3": Datasheet(
-        dram_GBps=3350.0,
-        matmul_TFLOPs={"bfloat16": 989.5, "float16": 989.5, "tf32": 494.5, "float32": 67.0, "float64": 67.0},
-        vector_TFLOPs=67.0,
-        shared_GBps=33454.0,
-    ),
-    # NVIDIA HGX B200 datasheet, an eighth (figures with sparsity halved). Shared memory: 148 × 128 bytes × 1.98 GHz.
-    "NVIDIA B200": Datasheet(
-        dram_GBps=8000.0,
-        matmul_TFLOPs={"bfloat16": 2250.0, "float16": 2250.0, "tf32": 1125.0, "float32": 75.0, "float64": 37.0},
-        vector_TFLOPs=75.0,
-        shared_GBps=37509.0,
-    ),
-    # NVIDIA A100 datasheet, 80GB SXM. Shared memory: 108 SMs × 128 bytes × 1.41 GHz.
-    "NVIDIA A100-SXM4-80GB": Datasheet(
-        dram_GBps=2039.0,
-        matmul_TFLOPs={"bfloat16": 312.0, "float16": 312.0, "tf32": 156.0, "float32": 19.5, "float64": 19.5},
-        vector_TFLOPs=19.5,
-        shared_GBps=19492.0,
-    ),
-    # "NVIDIA Ada GPU Architecture", table of the GeForce RTX 4090. Shared memory: 128 SMs × 128 bytes × 2.52 GHz.
-    "NVIDIA GeForce RTX 4090": Datasheet(
-        dram_GBps=1008.0,
-        matmul_TFLOPs={"bfloat16": 165.2, "float16": 165.2, "tf32": 82.6, "float32": 82.6, "float64": 1.29},
-        vector_TFLOPs=82.6,
-        shared_GBps=41288.0,
-    ),
-    # NVIDIA L40S datasheet (figures with sparsity halved). Shared memory: 142 SMs × 128 bytes × 2.52 GHz.
-    "NVIDIA L40S": Datasheet(
-        dram_GBps=864.0,
-        matmul_TFLOPs={"bfloat16": 362.0, "float16": 362.0, "tf32": 183.0, "float32": 91.6, "float64": 1.43},
-        vector_TFLOPs=91.6,
-        shared_GBps=45804.0,
-    ),
-    # "NVIDIA RTX Blackwell GPU Architecture", table of the GeForce RTX 5090. Shared memory: 170 SMs × 128 bytes × 2.407
-    # GHz.
-    "NVIDIA GeForce RTX 5090": Datasheet(
-        dram_GBps=1792.0,
-        matmul_TFLOPs={"bfloat16": 209.5, "float16": 209.5, "tf32": 104.8, "float32": 104.8, "float64": 1.64},
-        vector_TFLOPs=104.8,
-        shared_GBps=52376.0,
-    ),
-    # AMD Instinct MI300X datasheet. Shared memory: 304 CUs × 128 bytes × 2.1 GHz.
-    "AMD Instinct MI300X": Datasheet(
-        dram_GBps=5325.0,
-        matmul_TFLOPs={"bfloat16": 1307.4, "float16": 1307.4, "tf32": 653.7, "float32": 163.4, "float64": 163.4},
-        vector_TFLOPs=163.4,
-        shared_GBps=81715.0,
-    ),
-    # AMD Instinct MI250 datasheet, half: PyTorch has a device for each of its two dies. 104 CUs × 128 bytes × 1.7 GHz.
-    "AMD Instinct MI250": Datasheet(
-        dram_GBps=1638.4,
-        matmul_TFLOPs={"bfloat16": 181.0, "float16": 181.0, "float32": 45.3, "float64": 45.3},
-        vector_TFLOPs=22.6,
-        shared_GBps=22630.0,
-    ),
-    # AMD Instinct MI355X datasheet.
-    "AMD Instinct MI355X": Datasheet(
-        dram_GBps=8000.0,
-        matmul_TFLOPs={"bfloat16": 2516.6, "float16": 2516.6, "float32": 157.3, "float64": 78.6},
-        vector_TFLOPs=157.3,
-    ),
+    # NVIDIA H200, H100 and A100 datasheets: SXM.
+    "NVIDIA H200": _sheet(4800.0, 67.0, 132, 1.98, narrow=989.5, tf32=494.5, float64=67.0),
+    "NVIDIA H100 80GB HBM3": _sheet(3350.0, 67.0, 132, 1.98, narrow=989.5, tf32=494.5, float64=67.0),
+    "NVIDIA A100-SXM4-80GB": _sheet(2039.0, 19.5, 108, 1.41, narrow=312.0, tf32=156.0, float64=19.5),
+    # NVIDIA HGX B200 datasheet, an eighth.
+    "NVIDIA B200": _sheet(8000.0, 75.0, 148, 1.98, narrow=2250.0, tf32=1125.0, float64=37.0),
+    # "NVIDIA Ada GPU Architecture", table of the GeForce RTX 4090; NVIDIA L40S datasheet.
+    "NVIDIA GeForce RTX 4090": _sheet(1008.0, 82.6, 128, 2.52, narrow=165.2, tf32=82.6, float64=1.29),
+    "NVIDIA L40S": _sheet(864.0, 91.6, 142, 2.52, narrow=362.0, tf32=183.0, float64=1.43),
+    # "NVIDIA RTX Blackwell GPU Architecture", table of the GeForce RTX 5090.
+    "NVIDIA GeForce RTX 5090": _sheet(1792.0, 104.8, 170, 2.407, narrow=209.5, tf32=104.8, float64=1.64),
+    # AMD Instinct datasheets. MI250: half, since PyTorch has a device for each of its two dies.
+    "AMD Instinct MI300X": _sheet(5325.0, 163.4, 304, 2.1, narrow=1307.4, tf32=653.7, float64=163.4),
+    "AMD Instinct MI250": _sheet(1638.4, 22.6, 104, 1.7, narrow=181.0, float32=45.3, float64=45.3),
+    "AMD Instinct MI355X": _sheet(8000.0, 157.3, 256, narrow=2516.6, float64=78.6),
     # "NVIDIA Turing GPU Architecture", table of the GeForce RTX 2080 Ti at reference clocks.
-    "NVIDIA GeForce RTX 2080 Ti": Datasheet(
-        dram_GBps=616.0, matmul_TFLOPs={"float16": 53.8, "float32": 13.4, "float64": 0.42}, vector_TFLOPs=13.4
-    ),
+    "NVIDIA GeForce RTX 2080 Ti": _sheet(616.0, 13.4, 68, narrow=53.8, bfloat16=0.0, float64=0.42),
 }
 
 

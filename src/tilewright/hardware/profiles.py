@@ -87,7 +87,6 @@ def _stated(
     driver_name: str,
     capability: str,
     *,
-    sms: int,
     l2_bytes: int,
     l2_GBps: float | None = None,
     **matmul: float,
@@ -106,7 +105,7 @@ def _stated(
         vector_TFLOPs=sheet.vector_TFLOPs,
         flops_per_transcendental=architecture(capability).flops_per_transcendental,
         launch_us=_GPU_LAUNCH_US,
-        sms=sms,
+        sms=sheet.sms,
         origin="datasheet",
         capability=capability,
     )
@@ -151,24 +150,24 @@ _PROFILED = (
         capability="9.0",
     ),
     # "NVIDIA H100 Tensor Core GPU Architecture": L2 of 50 MB.
-    _stated("h100", "NVIDIA H100 80GB HBM3", "9.0", sms=132, l2_bytes=50 * MIB),
+    _stated("h100", "NVIDIA H100 80GB HBM3", "9.0", l2_bytes=50 * MIB),
     # "NVIDIA Blackwell Architecture Technical Brief"; SMs and L2 as CUDA reports them.
-    _stated("b200", "NVIDIA B200", "10.0", sms=148, l2_bytes=126 * MIB),
+    _stated("b200", "NVIDIA B200", "10.0", l2_bytes=126 * MIB),
     # "NVIDIA A100 Tensor Core GPU Architecture": L2 of 40 MB, 5120 bytes per cycle, at 1410 MHz boost.
-    _stated("a100", "NVIDIA A100-SXM4-80GB", "8.0", sms=108, l2_bytes=40 * MIB, l2_GBps=7219.0),
+    _stated("a100", "NVIDIA A100-SXM4-80GB", "8.0", l2_bytes=40 * MIB, l2_GBps=7219.0),
     # "NVIDIA Ada GPU Architecture": L2 of 98304 KB in the L40S, of 73728 KB in the RTX 4090.
-    _stated("l40s", "NVIDIA L40S", "8.9", sms=142, l2_bytes=96 * MIB),
-    _stated("rtx4090", "NVIDIA GeForce RTX 4090", "8.9", sms=128, l2_bytes=72 * MIB),
+    _stated("l40s", "NVIDIA L40S", "8.9", l2_bytes=96 * MIB),
+    _stated("rtx4090", "NVIDIA GeForce RTX 4090", "8.9", l2_bytes=72 * MIB),
     # "NVIDIA RTX Blackwell GPU Architecture": L2 of 98304 KB.
-    _stated("rtx5090", "NVIDIA GeForce RTX 5090", "12.0", sms=170, l2_bytes=96 * MIB),
+    _stated("rtx5090", "NVIDIA GeForce RTX 5090", "12.0", l2_bytes=96 * MIB),
     # "AMD CDNA 3 Architecture": Infinity Cache of 256 MB, at most 17.2 TB/s.
-    _stated("mi300x", "AMD Instinct MI300X", "gfx942", sms=304, l2_bytes=256 * MIB, l2_GBps=17200.0),
+    _stated("mi300x", "AMD Instinct MI300X", "gfx942", l2_bytes=256 * MIB, l2_GBps=17200.0),
     # "AMD CDNA 2 Architecture": L2 of 8 MB in each die.
-    _stated("mi250", "AMD Instinct MI250", "gfx90a", sms=104, l2_bytes=8 * MIB),
+    _stated("mi250", "AMD Instinct MI250", "gfx90a", l2_bytes=8 * MIB),
     # "AMD CDNA 4 Architecture": Infinity Cache of 256 MB.
-    _stated("mi355x", "AMD Instinct MI355X", "gfx950", sms=256, l2_bytes=256 * MIB),
+    _stated("mi355x", "AMD Instinct MI355X", "gfx950", l2_bytes=256 * MIB),
     # "NVIDIA Turing GPU Architecture": L2 of 5632 KB. bf16 has no matrix unit: at best it runs at the fp32 rate.
-    _stated("2080ti", "NVIDIA GeForce RTX 2080 Ti", "7.5", sms=68, l2_bytes=5632 * KIB, bfloat16=13.4),
+    _stated("2080ti", "NVIDIA GeForce RTX 2080 Ti", "7.5", l2_bytes=5632 * KIB, bfloat16=13.4),
     DeviceProfile(
         name="cpu",
         device="cpu",
