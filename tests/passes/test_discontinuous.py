@@ -193,3 +193,31 @@ def test_a_product_that_is_rounded_before_it_is_added_is_not_contracted(program:
     nests = [region.lowered.nest for region in fuse(graph, "forward", target_named("h200")).regions]
     assert any(step.name == "mul" for nest in nests for step in nest.steps)
     assert all(TritonSchedule(nest).allows_fma for nest in nests) is allowed
+
+
+BESIDE_NUMBERS: list[Program] = [
+    lambda x: x + 0.1,
+    lambda x: x - 0.3,
+    lambda x: 0.3 - x,
+    lambda x: torch.sub(x, 0.3, alpha=0.7),
+    lambda x: torch.add(x, x.flip(0), alpha=0.3),
+    lambda x: x.abs().pow(1.7),
+    lambda x: x.abs().pow(2.001),
+    lambda x: x.pow(3),
+    lambda x: x.pow(-2),
+    lambda x: x * 0.3,
+    lambda x: x / 0.3,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_beside_16_bits_are_eagers_where_something_compares(dtype: torch.dtype) -> None:
+    """Some of PyTorch's kernels round the number to the dtype, others do not."""
+    x = draw(64, 16).to(dtype)
+
+    def program(x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [(y := function(x), y > 0.37) for function in BESIDE_NUMBERS]
+
+    found = torch.compile(program, backend="tilewright", fullgraph=True)(x)
+    different = [i for i, (y, z) in enumerate(zip(found, program(x), strict=True)) if not torch.equal(y[0], z[0])]
+    assert different == []

@@ -183,6 +183,41 @@ def test_what_is_computed_again_is_not_there_before_it_is_read() -> None:
     assert at["gelu_1"] < at["mm"] < at["gelu"] < at["mm_2"]
 
 
+def test_a_kernel_runs_at_the_place_of_its_last_member() -> None:
+    """Before that its results would take memory that the calls between its members could have."""
+
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        first = x.exp()
+        product = x @ w
+        return first + 1, product
+
+    graph = aten(program, torch.zeros(6, 5), torch.zeros(5, 3))
+    (region,) = regions = fuse(graph, "forward", target_named("cpu")).regions
+    assert [node.name for node in region.members] == ["exp", "add"]
+    at = positions(schedule(graph, regions))
+    assert at["mm"] < at[region.name]
+
+
+def test_what_a_call_waits_for_runs_in_the_order_of_the_graph() -> None:
+    def program(x: Tensor, gradient: Tensor, y: Tensor) -> Tensor:
+        first, second = F.gelu(x), F.gelu(y)
+        return torch.addmm(gradient, second, first)
+
+    graph = aten(program, torch.zeros(7, 5), torch.zeros(9, 5), torch.zeros(9, 7))
+    second_is_a_gradient(graph)
+    assert list(positions(schedule(graph, []))) == ["gelu", "gelu_1", "addmm"]
+
+
+def test_draws_keep_their_order_where_one_of_them_waits_for_no_gradient() -> None:
+    def program(x: Tensor, gradient: Tensor) -> Tensor:
+        first, second = torch.rand_like(x), torch.rand_like(gradient)
+        return gradient * second * first
+
+    graph = aten(program, torch.zeros(7, 7), torch.zeros(7, 7))
+    second_is_a_gradient(graph)
+    assert list(positions(schedule(graph, []))) == ["rand_like", "rand_like_1", "mul", "mul_1"]
+
+
 def test_a_long_chain_that_is_computed_again_is_followed_from_its_beginning() -> None:
     graph = aten(lambda x, gradient: x.sin() * gradient, torch.zeros(3), torch.zeros(3))
     second_is_a_gradient(graph)
@@ -209,6 +244,16 @@ def test_gradients_of_weights_larger_than_what_they_read_come_last_and_the_peak_
     row, weight = 4 * 2 * size, 4 * size * size
     live = live_bytes(planned_steps(graph, units), [], graph.output_node().all_input_nodes)
     assert max(live) <= 3 * weight + 2 * row
+
+
+def test_of_gradients_that_come_last_the_one_that_frees_most_is_first() -> None:
+    def program(x: Tensor, gradient: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.t() @ gradient[:2], y.t() @ gradient
+
+    graph = aten(program, torch.zeros(2, 32), torch.zeros(8, 32), torch.zeros(8, 32))
+    second_is_a_gradient(graph)
+    at = positions(schedule(graph, []))
+    assert at["mm_1"] < at["mm"]
 
 
 def test_a_view_inside_a_kernel_does_not_run() -> None:

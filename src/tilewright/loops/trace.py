@@ -123,7 +123,8 @@ class _Tracer:
         kwargs = fx.node.map_arg(node.kwargs, self._operand)
         dtype = dtype_name(first.dtype)
         sizes = tuple(int(s) for s in first.shape)
-        call = Call(self.trace, dtype, sizes, _common_dtype(node, row, dtype), self.language == "c++")
+        common, in_cpp = _common_dtype(node, row, dtype), self.language == "c++"
+        call = Call(self.trace, dtype, sizes, common, in_cpp, node in self.exact)
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(node, row, given, a, wanted) for given, a in zip(node.args, args, strict=True))

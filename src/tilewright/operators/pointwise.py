@@ -66,19 +66,36 @@ def _equals(c: Call, x: Value, number: float) -> Value:
 # Arithmetic. `alpha` scales the second operand.
 
 
-def _scaled(y: Value | Scalar, alpha: Scalar) -> Value | Scalar:
+BITS = {"bfloat16": 8, "float16": 11}
+"""Of the significand."""
+
+
+def _nearest(number: Scalar, dtype: str) -> Scalar:
+    """`number` as one of a dtype of 16 bits, within its range; other dtypes leave it as it is."""
+    if dtype not in BITS or not math.isfinite(number):
+        return number
+    fraction, scale = math.frexp(number)
+    return math.ldexp(round(math.ldexp(fraction, BITS[dtype])), scale - BITS[dtype])
+
+
+def _term(c: Call, y: Value | Scalar, alpha: Scalar = 1) -> Value | Scalar:
+    """y · alpha; where PyTorch adds on a CPU, it takes numbers as those of the dtype."""
+    if c.in_cpp:
+        y, alpha = y if isinstance(y, Value) else _nearest(y, c.dtype), _nearest(alpha, c.dtype)
     return y if alpha == 1 else y * alpha
 
 
 formulas(
-    {"add.Tensor(self, other, alpha) add.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: x + _scaled(y, alpha)},
+    {"add.Tensor(self, other, alpha) add.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: x + _term(c, y, alpha)},
     part="sum",
 )
 formulas(
     {
-        "sub.Tensor(self, other, alpha) sub.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: x - _scaled(y, alpha),
+        "sub.Tensor(self, other, alpha) sub.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: (
+            x - _term(c, y, alpha)
+        ),
         "rsub.Tensor(self, other, alpha) rsub.Scalar(self, other, alpha)": lambda c, x, y, alpha=1: (
-            y - _scaled(x, alpha)
+            _term(c, y) - _term(c, x, alpha)
         ),
         "mul.Tensor(self, other) mul.Scalar(self, other)": lambda c, x, y: x * y,
         "div.Tensor(self, other) div.Scalar(self, other)": Call.quotient,
@@ -123,10 +140,13 @@ def _unless_nan(x: Value, y: Value, otherwise: Value) -> Value:
 
 @body("pow.Tensor_Scalar(self, exponent)")
 def power(c: Call, x: Value, exponent: Scalar) -> Value:
-    if exponent == 2:
-        return x * x
-    if exponent == 3:
-        return x * x * x
+    """PyTorch makes the exponent a number of the dtype: 1.7 is 1.703125 in bf16, and 2.001 is 2."""
+    exponent = _nearest(exponent, c.dtype)
+    if exponent in (2, 3, -2) and (exponent > 0 or c.dtype in FLOATS):
+        # PyTorch rounds the square too, in fp16 only on a GPU.
+        square = x * x
+        square = square.rounded(c.dtype) if c.exact and not (c.in_cpp and c.dtype == "float16") else square
+        return x * x if exponent == 2 else square * x if exponent == 3 else 1 / square
     if c.dtype in FLOATS:
         if exponent == 1:
             return x

@@ -43,6 +43,8 @@ class Call:
     """The dtype PyTorch promotes the operands to."""
     in_cpp: bool = False
     """Whether the kernel will be one in C++."""
+    exact: bool = False
+    """Whether something discontinuous depends on the result, which then has eager's bits."""
 
     def quotient(self, x: Value, y: Value | Scalar) -> Value:
         """x / y; PyTorch's kernels for GPUs multiply by the reciprocal of a number, rounded to the dtype, instead.
