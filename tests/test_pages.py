@@ -2,6 +2,7 @@
 
 import ast
 import json
+import pkgutil
 import re
 import shlex
 from collections import Counter
@@ -165,3 +166,44 @@ def test_tables_of_the_chinese_readme_are_those_of_readme() -> None:
 def test_every_public_name_is_in_the_api_page() -> None:
     described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", text_of(DOCS / "api.md"), re.MULTILINE)}
     assert {*tilewright.__all__, *functional.__all__} - {"functional"} <= described
+
+
+PRESENT = [page for page in PAGES if page.name not in ("CHANGELOG.md", "experiments.md")]
+"""Pages on the tree as it is; these two speak of files that were removed."""
+EXAMPLES = {"mine.py", "bench/suites/scale.py"}
+"""Files that a reader writes."""
+OTHER_OPTIONS = {"--type", "--ff", "--lf", "--strict", "--draws"}
+"""Of nsys, pytest and mypy, and a field of examples/gpt."""
+
+
+def spans(page: Path) -> list[str]:
+    """The code within a page's sentences."""
+    return re.findall(r"`([^`\n]+)`", BLOCK.sub("", text_of(page)))
+
+
+def test_files_that_pages_name_exist() -> None:
+    rooms = ("src", "tests", "benchmarks", "examples", "docs")
+    files = [*ROOT.glob("*.*"), *(path for room in rooms for path in (ROOT / room).rglob("*.*"))]
+    known = {"/".join(path.parts[-depth:]) for path in files for depth in range(1, len(path.parts))}
+    named = {
+        word for page in PRESENT for word in spans(page) if re.fullmatch(r"[\w./-]+\.(py|cuh?|cpp|h|sql|md|txt)", word)
+    }
+    made_up = re.compile(r"(?:file|model|train|layer|net|record|scale|\w*_training)\.py")
+    assert sorted(word for word in named - known - EXAMPLES if not made_up.fullmatch(word)) == []
+
+
+def test_names_of_tilewright_in_pages_exist() -> None:
+    for page in PRESENT:
+        for name in re.findall(r"\btilewright(?:\.\w+)+", " ".join(spans(page))):
+            pkgutil.resolve_name(name)
+
+
+def test_options_that_pages_name_exist() -> None:
+    scripts = "".join(map(text_of, [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]))
+    known = set(re.findall(r"[\"'](--[a-z0-9-]+)[\"']", scripts)) | OTHER_OPTIONS | {"--help", "--version"}
+    for command in COMMAND.commands.values():
+        for one in getattr(command, "commands", {"": command}).values():
+            known |= {option for parameter in one.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {option for parameter in COMMAND.params for option in parameter.opts}
+    named = {option for page in PRESENT for span in spans(page) for option in re.findall(r"(?<!\S)--[a-z0-9-]+", span)}
+    assert named - known == set()

@@ -65,8 +65,8 @@ class Fakes:
 def built_without_memory(build: Callable[[], Callable[..., Any]]) -> Callable[[], Callable[..., Any]]:
     """`build`, whose module is built once, of fake tensors.
 
-    A module whose `__init__` reads values of tensors is built of real ones; one that exists is not copied, since `Fakes`
-    does that.
+    A module whose `__init__` reads values of tensors is built of real ones. One that exists is left as it is: `Fakes`
+    copies it.
     """
     if isinstance(build, CopyOf):
         return lambda: build.module
