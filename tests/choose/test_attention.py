@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.passes.graphs import aten, calls, run
+from tests.passes.graphs import aten, calls, planned, run
 from tilewright.choose.attention import choose_kernels
 from tilewright.hardware.target import target_named
 from tilewright.passes.attention.constants import Constants
@@ -103,6 +103,26 @@ def test_what_the_kernels_do_not_take(
     function: object, inputs: list[Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reason in refusal(function, monkeypatch, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kernel"),
+    [
+        ((24, 4), "tilewright.attention with the backward of cuDNN"),
+        ((24, 24), "tilewright.attention (Gluon, for Hopper; backward CUDA C++, for Hopper)"),
+    ],
+)
+def test_few_key_heads_leave_the_backward_to_pytorch_in_a_plan(heads: tuple[int, int], kernel: str) -> None:
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    plan = planned(grouped, ",".join(f"bf16[2,{count},2222,96]" for count in (heads[0], *heads[1:] * 2)))
+    reasons = [d.reason for d in plan.decisions if d.passed_by == "attention"]
+    assert reasons == [f"{kernel} in place of cuDNN"]
+    shares = heads[0] != heads[1]
+    backward = "aten._scaled_dot_product_cudnn_attention_backward" if shares else "tilewright.attention_backward"
+    launched = [what for _, _, what in plan.launches() if "attention" in what]
+    assert launched == ["tilewright.attention.default", f"{backward}.default"]
 
 
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -140,6 +141,13 @@ def _expanded(request: Request) -> bool:
     return any(
         size > 1 and stride == 0 for sizes, strides in pairs for size, stride in zip(sizes, strides, strict=False)
     )
+
+
+def filled(request: Request, multiprocessors: int) -> float:
+    """The share of the multiprocessors' time that is filled if blocks of keys take equally long."""
+    shape = SHAPES[next(head for head in HEADS if request.head_size <= head)]
+    rounds = -(-request.keys // KEYS) * request.kv_heads * request.batch / (multiprocessors // shape.cluster)
+    return rounds / math.ceil(rounds)
 
 
 @dataclass(frozen=True)
