@@ -14,13 +14,12 @@ Forward and backward are chosen together, each of whichever kernels: cuDNN, Flas
 save the same log-sum-exp, so that of three forwards and three backwards, each raced once, nine pairs are known.
 
 Without a race on this machine, the kernels for Hopper are taken, and the others are not: those were measured on an
-H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward) and those for decoding take 0.96
-to 1.04 times as long. But few queries that see a cache through a mask go to the Triton kernel that splits its keys and
-reads each once for all heads that share it: PyTorch's memory-efficient kernel does neither, and cuDNN's was not
-measured under a mask. Many short sequences that fill no tiles stay with cuDNN (`_fills_no_tiles`). A training step of a
-bf16 block with Hopper's kernels takes 0.95 to 0.97 of the time with cuDNN's as a CUDA graph (0.03 to 8.6 GFLOP of
-attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and S512). The same is planned for a GPU that is
-not there, by its compute capability.
+H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward). But few queries over a long cache
+go to the Triton kernel that splits its keys and reads each once for all heads that share it, where heads share keys or
+are few: 0.98 to 1.3 times cuDNN's speed, 1.05 to 1.4 under a mask. Many short sequences that fill no tiles stay with
+cuDNN (`_fills_no_tiles`). A training step of a bf16 block with Hopper's kernels takes 0.95 to 0.97 of the time with
+cuDNN's as a CUDA graph (0.03 to 8.6 GFLOP of attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and
+S512). The same is planned for a GPU that is not there, by its compute capability.
 """
 
 from __future__ import annotations
@@ -67,6 +66,7 @@ MANY_PROGRAMS = 512
 """Tiles that keep a large GPU busy for several waves."""
 LEAST_FILLED = 0.75
 IDLE = "few key heads leave multiprocessors idle in the backward, and no race was run here"
+MANY_HEADS = "many key heads that nothing shares, and no race was run here"
 FEW_PROGRAMS = 128
 """Heads of all batch entries that leave multiprocessors of a large GPU idle, one program each."""
 
@@ -94,7 +94,7 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
         if is_pinned(node):
             raise Refusal("the user chose among PyTorch's attention kernels")
         call = FusedAttention(node, peer, constants, target)
-        if _splits_prefix(call):
+        if call.prefix is not None and call.splits_cache:
             kernel = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]}, over the visible keys only)"
             return [replace(offer, kernel=kernel, apply=call.rewrite_by_prefix)]
         return _raced_offers(offer, call, target)
@@ -145,6 +145,9 @@ def _libraries(call: FusedAttention, target: Target) -> list[Peer]:
 def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
     """The offer of the kernels that the request selects; if prediction does not know them, only after a race."""
     request, training = call.request, bool(call.backwards)
+    if call.splits_cache:
+        kernel, slower = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]})", None if _splits(request) else MANY_HEADS
+        return replace(offer, kernel=kernel, apply=call.rewrite_by_prefix, unraced=slower)
     try:
         if target.is_planned_gpu:
             ways, unraced = _planned_implementations(request, training, target), None
@@ -178,7 +181,7 @@ def _planned_implementations(request: Request, training: bool, target: Target) -
 
     if not target.has_wgmma:
         raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
-    if not training and _splits_masked(request):
+    if not training and _splits(request):
         return [SPLIT]
     why = forward.refuses(request)
     if why is None and decode.refuses(request) is None:
@@ -213,29 +216,20 @@ def _idles(request: Request, target: Target) -> bool:
     return filled(request, target.profile.sms) < LEAST_FILLED * whole
 
 
-def _splits_masked(request: Request) -> bool:
-    """Whether few queries see a long cache through a mask, and splitting its keys is predicted to pay.
+def _splits(request: Request) -> bool:
+    """Whether few queries see a long cache, and splitting its keys is predicted to pay.
 
     It pays where heads share keys, which are then read once, and where one program a head would not fill the GPU.
     """
     from tilewright.kernels.attention.decode import triton as decode
 
     pays = request.group > 1 or request.batch * request.heads < FEW_PROGRAMS
-    return request.mask != "none" and pays and decode.refuses(request) is None
-
-
-def _splits_prefix(call: FusedAttention) -> bool:
-    """Whether few queries see the first keys of a cache, how many being in a tensor: other kernels read all keys."""
-    if call.prefix is None:
-        return False
-    from tilewright.kernels.attention.decode import triton as decode
-
-    return decode.refuses(call.request._replace(mask="none")) is None
+    return pays and decode.refuses(request) is None
 
 
 def _why_not_fast(request: Request, ways: list[str]) -> str | None:
     """Why kernels are not known to be as fast as PyTorch's; None for all in the interpreter, which is for tests."""
-    if request.device.type != "cuda" or (ways == [SPLIT] and _splits_masked(request)):
+    if request.device.type != "cuda" or (ways == [SPLIT] and _splits(request)):
         return None
     for way, own in zip(ways, ("hopper.forward", "hopper.backward"), strict=False):
         if way not in FOR_HOPPER:

@@ -31,6 +31,8 @@ class Raced(NamedTuple):
     training: bool
     libraries: tuple[Peer, ...]
     has_ours: bool
+    splits: bool = False
+    """Whether tilewright's kernel is that for few queries that see a whole cache."""
 
     @property
     def peers(self) -> dict[str, Peer]:
@@ -40,7 +42,8 @@ class Raced(NamedTuple):
     @property
     def work(self) -> tuple[str, ...]:
         """What the outcome is of."""
-        options = f"causal={self.causal} biased={self.biased} training={self.training} ours={self.has_ours}"
+        options = f"causal={self.causal} biased={self.biased} training={self.training}"
+        options += f" ours={self.has_ours} splits={self.splits}"
         names = (peer.name for peer in self.peers.values())
         return str(self.request._replace(device=torch.device("meta"))), options, *names
 
@@ -51,10 +54,8 @@ def attention_races(call: FusedAttention, libraries: Sequence[Peer], has_ours: b
     if request.device.type != "cuda" or not (has_ours or {*libraries} - {call.peer}):
         return ()
     given = call.library_options()
-    raced = Raced(
-        request, call.peer, given["is_causal"], given["attn_bias"] is not None, training, tuple(libraries), has_ours
-    )
-    return races_of(raced)
+    form = given["is_causal"], given["attn_bias"] is not None
+    return races_of(Raced(request, call.peer, *form, training, tuple(libraries), has_ours, call.splits_cache))
 
 
 def races_of(raced: Raced) -> tuple[Race, ...]:
@@ -116,6 +117,9 @@ def _runnable(raced: Raced) -> dict[str, _Kernels]:
         band, after = (r.left, r.right), (r.softcap, 0.0, 0, 0, r.deterministic, "auto")
         given = perform_now, (q, k, v), (_mask(r), None, None, None, r.scale, *band, *after)
         found[OURS] = _Kernels(partial(fused.attend, *given), partial(fused.differentiate, *given))
+        if raced.splits:
+            zeros = torch.zeros(r.batch * r.kv_heads, dtype=torch.int32, device=r.device)
+            found[OURS] = found[OURS]._replace(attend=partial(fused.attend_cache, *given[:2], zeros, r.scale))
     return found
 
 

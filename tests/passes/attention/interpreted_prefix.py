@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.contract import targets
 from tests.passes.attention.interpreted_kernel import Compiled
 from tests.passes.attention.test_recognise import check_numbers
-from tilewright.passes.attention import fused
+from tilewright.passes.attention import library
 
 pytestmark = pytest.mark.usefixtures("in_triton")
 KEYS = 80
@@ -86,6 +86,13 @@ def test_the_number_of_keys_is_read_on_the_device(function: Callable[..., Tensor
     assert taken(check(function, [*operands(len(last)), torch.tensor(last)]))
 
 
+def test_all_keys_of_a_cache_without_a_mask() -> None:
+    compiled = check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), operands(3))
+    (choice,) = compiled.choices
+    assert choice.verdict == "taken" and compiled.targets(PREFIX) == 1
+    assert choice.reason.startswith("tilewright.attention_prefix (Triton, split over the keys) in place of")
+
+
 def test_a_number_for_each_entry() -> None:
     def function(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
         return attend(q, k, v, (torch.arange(KEYS) < lengths[:, None])[:, None, None, :])
@@ -117,7 +124,7 @@ def test_what_hidden_scores_become(
     fill: float, last: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cuDNN is given -65504 for False by PyTorch 2.11: a query that sees no key then weighs all as if it saw them."""
-    monkeypatch.setitem(fused.BY_FORWARD, fused.ON_CPU.forward, replace(fused.ON_CPU, hidden_up_to=-65504.0))
+    monkeypatch.setitem(library.BY_FORWARD, library.ON_CPU.forward, replace(library.ON_CPU, hidden_up_to=-65504.0))
 
     def function(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
         seen = (torch.arange(KEYS) <= last[:, None])[None, None]

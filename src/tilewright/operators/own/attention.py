@@ -93,8 +93,8 @@ own(
     role="attention",
 )
 own(
-    "attention_prefix(Tensor q, Tensor k, Tensor v, Tensor prefix, int more, bool else_all, Tensor zeros, float scale) "
-    "-> Tensor",
+    "attention_prefix(Tensor q, Tensor k, Tensor v, Tensor? prefix, int more, bool else_all, Tensor zeros, "
+    "float scale) -> Tensor",
     "compute",
     arithmetic=attention_arithmetic(_pairs_twice, QKV),
     shapes=attention_shapes(QKV),

@@ -174,14 +174,15 @@ class FusedAttention:
         return None, None, None, self.scale, *self.band, 0.0, 0.0, 0, 0, deterministic, "auto"
 
     def rewrite_by_prefix(self) -> fx.Node:
-        """Replace the call by the operator that reads on the device how many keys are visible; returns its node."""
+        """Replace the call by the operator that splits the keys, as many as the device reads that there are to see."""
         import tilewright.kernels.attention.decode.prefix  # noqa: F401, defines the operator
 
-        assert self.prefix is not None
-        request = self.request
-        last = self.prefix.write(self.node, request.batch, request.queries)
+        request, last, rest = self.request, None, (0, False)
+        if self.prefix is not None:
+            last = self.prefix.write(self.node, request.batch, request.queries)
+            rest = self.prefix.more, self.prefix.else_all
         zeros = shared_zeros(self.q, request.batch * request.kv_heads)
-        operands = (self.q, self.k, self.v, last, self.prefix.more, self.prefix.else_all, zeros, self.scale)
+        operands = (self.q, self.k, self.v, last, *rest, zeros, self.scale)
         new = insert_call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
         if 0 in self.results:
             self._replace(self.results[0], new)
@@ -237,6 +238,14 @@ class FusedAttention:
             return all(has_aligned_rows(_without_data(tensor_of(x))) for x in (self.q, self.k, self.v))
 
     @property
+    def splits_cache(self) -> bool:
+        """Whether `attention_prefix` computes it: few queries, whose number is known, see a whole cache or a prefix."""
+        from tilewright.kernels.attention.decode.prefix import takes
+
+        unmasked = self.request._replace(mask="none") if self.prefix is not None else self.request
+        return not self.backwards and unmasked.mask == "none" and takes(unmasked) and static(self._scores())
+
+    @property
     def is_plain(self) -> bool:
         """Whether every kernel knows what hides keys: nothing, or a causal mask over as many queries as keys."""
         queries, keys = map(str, self._scores()[2:])
@@ -267,6 +276,14 @@ class FusedAttention:
             dense = insert_call(old, aten.clone.default, ordered, memory_format=torch.contiguous_format)
             new = insert_call(old, aten.permute.default, dense, back)
         replace(old, new)
+
+
+def attend_cache(perform: Perform, operands: Sequence[Any], zeros: Any, scale: float) -> Saved:
+    """tilewright's forward of few queries that see a whole cache."""
+    import tilewright.kernels.attention.decode.prefix  # noqa: F401, defines the operator
+
+    forward = torch.ops.tilewright.attention_prefix.default
+    return Saved(*perform(forward, None, *operands, None, 0, False, zeros, scale), *[None] * 3)
 
 
 def attend(perform: Perform, operands: Sequence[Any], options: Sequence[Any]) -> Saved:
