@@ -65,6 +65,8 @@ TILE = 128
 MANY_PROGRAMS = 512
 """Tiles that keep a large GPU busy for several waves."""
 LEAST_FILLED = 0.75
+LONG_WALK = 8192
+"""Queries of all heads that share keys from which a program's time is its walk over them, not the launches."""
 IDLE = "few key heads leave multiprocessors idle in the backward, and no race was run here"
 MANY_HEADS = "many key heads that nothing shares, and no race was run here"
 FEW_PROGRAMS = 128
@@ -213,7 +215,8 @@ def _idles(request: Request, target: Target) -> bool:
     from tilewright.kernels.attention.hopper.backward import filled
 
     whole = filled(request._replace(kv_heads=request.heads), target.profile.sms)
-    return filled(request, target.profile.sms) < LEAST_FILLED * whole
+    is_long = request.group * request.queries >= LONG_WALK
+    return is_long and filled(request, target.profile.sms) < LEAST_FILLED * whole
 
 
 def _splits(request: Request) -> bool:

@@ -121,9 +121,8 @@ CUDNN, EFFICIENT = (
         (alibi, OURS),
         (softcap, OURS),
         (in_place, OURS),
-        # Four key heads are four programs of tilewright's backward.
-        (one_key_head, [OURS[0], CUDNN[1]]),
-        (grouped_heads, [OURS[0], CUDNN[1]]),
+        (one_key_head, OURS),
+        (grouped_heads, OURS),
         (over_channels, ["aten.bmm.default"] * 6),
     ],
     ids=lambda x: getattr(x, "__name__", type(x).__name__),
