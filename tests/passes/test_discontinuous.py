@@ -11,10 +11,11 @@ from torch import Tensor, fx
 from benchmarks.discontinuous import READERS, check, is_differentiable
 from tests.passes.graphs import aten
 from tests.passes.test_recompute import Partition, calls, draw, partitions
+from tests.passes.test_schedule import second_is_a_gradient
 from tilewright.emit.accuracy import feeds_discontinuous
 from tilewright.emit.triton_schedule import TritonSchedule
 from tilewright.hardware.target import target_named
-from tilewright.loops.exact import EXACT, mark_exact
+from tilewright.loops.exact import EXACT, feeding_discontinuous, mark_exact
 from tilewright.loops.trace import is_repeatable
 from tilewright.passes.fusion import fuse
 from tilewright.passes.rematerialise import compute_in_each_reader
@@ -150,13 +151,23 @@ def marked(graph: fx.Graph) -> list[str]:
 
 
 def test_marks_go_through_kernels_up_to_library_calls() -> None:
-    def program(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = (x @ x).sin() * 2
-        return y.view(-1).sort()[0], x.exp()
+    def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = (x.cos() @ x).sin() * 2
+        return y.view(-1).sort()[0], x.exp(), x.tan().diagonal().sort()[0]
 
     graph = aten(program, draw(4, 4))
     mark_exact(graph)
-    assert marked(graph) == ["mm", "sin", "mul", "view"]
+    assert marked(graph) == ["mm", "sin", "mul", "view", "tan", "diagonal"]
+
+
+def test_marks_end_at_gradients_which_forward_has_not_seen() -> None:
+    def program(x: Tensor, gradient: Tensor) -> Tensor:
+        return (gradient * 2).cos() > x.sin()
+
+    graph = aten(program, draw(4, 4), draw(4, 4))
+    second_is_a_gradient(graph)
+    mark_exact(graph)
+    assert marked(graph) == ["sin"]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +204,27 @@ def test_a_product_that_is_rounded_before_it_is_added_is_not_contracted(program:
     nests = [region.lowered.nest for region in fuse(graph, "forward", target_named("h200")).regions]
     assert any(step.name == "mul" for nest in nests for step in nest.steps)
     assert all(TritonSchedule(nest).allows_fma for nest in nests) is allowed
+
+
+@pytest.mark.parametrize(
+    ("program", "rounded"),
+    [
+        (lambda x, i: x.sin() * 2, []),
+        (lambda x, i: x.sin() > 0.5, ["sin"]),
+        (lambda x, i: x.sin().exp() > 0.5, ["exp", "sin"]),
+        (lambda x, i: x.sin().view(-1) > 0.5, ["sin", "view"]),
+        (lambda x, i: x.sin().t().unsqueeze(0) > 0.5, ["sin", "t", "unsqueeze"]),
+        (lambda x, i: x.sin()[i] > 0.5, ["index", "sin"]),
+        (lambda x, i: x.sin().flip(0).argmax(-1), ["flip", "sin"]),
+        (lambda x, i: F.layer_norm(x.sin(), (4,)), ["sin"]),
+        (lambda x, i: F.layer_norm(x.sin().view(4, 4), (4,)), ["sin", "view"]),
+    ],
+    ids=["none", "compared", "two", "a view", "two views", "a gather", "flipped", "cancelling", "cancelling, a view"],
+)
+def test_what_a_comparison_or_a_cancellation_sees_is_rounded(program: Program, rounded: list[str]) -> None:
+    graph = aten(program, draw(4, 4).bfloat16(), torch.tensor([0, 2]))
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    assert sorted(str(node.target).split(".")[1] for node in feeding_discontinuous(nodes)) == rounded
 
 
 BESIDE_NUMBERS: list[Program] = [
