@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -123,6 +124,26 @@ def test_few_key_heads_leave_the_backward_to_pytorch_in_a_plan(heads: tuple[int,
     backward = "aten._scaled_dot_product_cudnn_attention_backward" if shares else "tilewright.attention_backward"
     launched = [what for _, _, what in plan.launches() if "attention" in what]
     assert launched == ["tilewright.attention.default", f"{backward}.default"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "taken"),
+    [
+        (1024, {}, True),
+        (1024, {"scale": 0.7}, True),
+        (1024, {"is_causal": True}, False),
+        (1024, {"dropout_p": 0.5}, False),
+        (64, {}, False),
+    ],
+    ids=str,
+)
+def test_many_short_sequences_run_in_the_kernel_for_windows(batch: int, options: dict[str, Any], taken: bool) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+    plan = planned(attend, ",".join([f"bf16[{batch},4,48,32]"] * 3))
+    windows = [f"tilewright.window_attention{way}.default" for way in ("", "_backward")]
+    assert [what for _, _, what in plan.launches() if "window" in what] == windows * taken
 
 
 def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:

@@ -42,7 +42,7 @@ from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
-from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, Peer, choice
+from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, WINDOWS, Peer, choice
 from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal, tensor_of
@@ -64,6 +64,12 @@ TILE = 128
 """Queries, and keys, of a tile of Hopper's kernels."""
 MANY_PROGRAMS = 512
 """Tiles that keep a large GPU busy for several waves."""
+MANY_WINDOWS = 4096
+"""1,024 sequences and heads of 64 places, head size 64, took cuDNN 23 µs forward and 65 backward, the kernel for
+windows 16 and 89; 12,288 of 49 places, head size 32, 203 and 456, and 64 and 113."""
+WIDTH = 16
+"""Head sizes are multiples of it. 21,504 sequences of 42 places, head size 8, took cuDNN 349 µs forward, the kernel for
+windows 690: it loads narrower rows element by element."""
 LEAST_FILLED = 0.75
 LONG_WALK = 8192
 """Queries of all heads that share keys from which a program's time is its walk over them, not the launches."""
@@ -107,12 +113,14 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
 def _raced_offers(offer: Offer, call: FusedAttention, target: Target) -> list[Offer]:
     """Offers of all pairs of a forward and a backward whose log-sum-exps are alike; that of tilewright's first."""
     training, ours = bool(call.backwards), _ours(offer, call, target)
-    libraries = _libraries(call, target)
-    races = attention_races(call, libraries, not ours.refusal)
+    libraries, windows = _libraries(call, target), [WINDOWS] if call.fits_windows else []
+    races = attention_races(call, [*libraries, *windows], not ours.refusal)
     kernels: list[Peer | None] = [None, *libraries]
     # Without a race the forward alone may be known to be as fast.
     idles = training and ours.unraced is None and call.peer in libraries and _idles(call.request, target)
     found = [replace(ours, races=races, with_backward=training, unraced=IDLE if idles else ours.unraced)]
+    for one in (_windows(found[0], call) for _ in windows):
+        found.insert(0 if one.unraced is None else 1, one)
     for pair in product(kernels, repeat=1 + training):
         own = [kernel is None for kernel in pair]
         if all(own) or all(kernel is call.peer for kernel in pair) or (any(own) and ours.refusal):
@@ -122,7 +130,7 @@ def _raced_offers(offer: Offer, call: FusedAttention, target: Target) -> list[Of
         written = [names[kernel] for kernel in pair]
         found.append(
             replace(
-                found[0],
+                found[-1],
                 kernel=" with the backward of ".join(dict.fromkeys(written)),
                 apply=partial(call.rewrite, *pair),
                 refusal=None,
@@ -133,6 +141,16 @@ def _raced_offers(offer: Offer, call: FusedAttention, target: Target) -> list[Of
             )
         )
     return found
+
+
+def _windows(ours: Offer, call: FusedAttention) -> Offer:
+    """The offer of tilewright's kernel for windows, without a race for many sequences alone."""
+    r, pair = call.request, (WINDOWS,) * (1 + bool(call.backwards))
+    many = r.batch * r.heads >= MANY_WINDOWS and not (r.head_size % WIDTH or r.value_size % WIDTH)
+    unraced = None if many else f"fewer than {MANY_WINDOWS} sequences and heads, and no race was run here"
+    ways = (WINDOWS.name,) * len(pair)
+    apply = partial(call.rewrite, *pair)
+    return replace(ours, kernel="tilewright.window_attention", apply=apply, refusal=None, unraced=unraced, ways=ways)
 
 
 def _libraries(call: FusedAttention, target: Target) -> list[Peer]:

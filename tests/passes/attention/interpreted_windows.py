@@ -91,3 +91,16 @@ def test_a_row_that_sees_nothing_is_nan_where_eager_has_it() -> None:
 
 def test_few_windows_keep_pytorch_s_attention() -> None:
     assert trained(unmasked, [leaf(3, N, 3 * H * D, seed=0)]).targets("window_attention") == 0
+
+
+def test_windows_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(x: Tensor) -> Tensor:
+        return merged(torch.nn.functional.scaled_dot_product_attention(*split(x), scale=0.3))
+
+    inputs = [leaf(B, N, 3 * H * D, seed=0)]
+    assert trained(called, inputs).targets("window_attention") == 0
+    monkeypatch.setattr("tilewright.choose.attention.MANY_WINDOWS", B * H)
+    compiled = trained(called, inputs)
+    (choice,) = compiled.choices
+    assert choice.verdict == "taken" and choice.reason.startswith("tilewright.window_attention in place of")
+    assert compiled.targets("window_attention") == 2 and compiled.targets("scaled_dot_product") == 0

@@ -225,27 +225,6 @@ def test_a_call_stays_as_it_is(name: str) -> None:
     assert Settled(function, *make(), target=target_named(device)).decisions == []
 
 
-@pytest.mark.parametrize(
-    ("options", "taken"),
-    [({}, True), ({"scale": 0.7}, True), ({"is_causal": True}, False), ({"dropout_p": 0.5}, False)],
-    ids=str,
-)
-def test_many_short_sequences_run_in_the_kernel_for_windows(options: dict[str, Any], taken: bool) -> None:
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return sdpa(q, k, v, **options)
-
-    inputs = [x.detach().repeat(512, 1, 1, 1).requires_grad_() for x in square(dtype=torch.bfloat16)]
-    settled = Settled(attend, *inputs)
-    assert in_windows(settled) == taken
-    if taken:
-        check_fused(attend, settled.run, inputs)
-    assert not in_windows(Settled(attend, *(x[:64].detach().requires_grad_() for x in inputs)))
-
-
-def in_windows(settled: Settled) -> bool:
-    return "tilewright.window_attention.default" in [str(node.target) for node in settled.graph.nodes]
-
-
 @pytest.mark.parametrize("way", [repeat, lambda x: x.repeat_interleave(2, 1)], ids=["expand", "repeat_interleave"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_heads_that_share_keys_are_not_repeated(way: Callable[[Tensor], Tensor], masked: bool) -> None:

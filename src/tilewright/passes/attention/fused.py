@@ -205,7 +205,7 @@ class FusedAttention:
         if 0 in self.results:
             self._replace(self.results[0], saved.out)
         _erase(self.node)
-        new: fx.Node = saved.out.args[0]
+        new: fx.Node = saved.out.args[0] if saved.out.target is operator.getitem else saved.out
         return new
 
     def _written_mask(self) -> fx.Node | None:
@@ -244,6 +244,15 @@ class FusedAttention:
 
         unmasked = self.request._replace(mask="none") if self.prefix is not None else self.request
         return not self.backwards and unmasked.mask == "none" and takes(unmasked) and static(self._scores())
+
+    @property
+    def fits_windows(self) -> bool:
+        """Whether the kernel for windows computes it: short sequences whose places all see each other."""
+        from tilewright.kernels.attention.window.triton import refuses
+
+        r = self.request
+        sees_all = not self.masks and self.band == Band(None, None) and r.group == 1 and static(self._scores())
+        return sees_all and refuses(r.dtype, r.queries, r.keys, r.head_size, r.value_size) is None
 
     @property
     def is_plain(self) -> bool:

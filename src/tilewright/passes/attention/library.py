@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import fx
 
+import tilewright.kernels.attention.window  # noqa: F401, defines the operators
 from tilewright.graph import calls
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -51,7 +52,7 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Peer:
-    """One of PyTorch's fused kernels, forward and backward."""
+    """A fused kernel, forward and backward."""
 
     name: str
     forward: Any
@@ -67,10 +68,14 @@ class Peer:
     """Whether its forward and backward work with the backward and forward of the others that do."""
     lse_has_column: bool = False
     """Whether its log-sum-exp is [B, H, Sq, 1]."""
+    gives_lse: bool = True
+    """Whether it has more results than one."""
 
     def attend(self, perform: Perform, options: Mapping[str, Any]) -> Saved:
         """The forward with these `options_of` it."""
         args, kwargs = _arguments(self.forward, options)
+        if not self.gives_lse:
+            return Saved(perform(self.forward, None, *args, **kwargs)[0], None, None, None)
         out, lse, seed, offset = perform(self.forward, (0, 1, *self.random), *args, **kwargs)
         # For inference cuDNN gives none.
         if self.lse_has_column and options["compute_log_sumexp"]:
@@ -80,7 +85,7 @@ class Peer:
     def differentiate(self, perform: Perform, options: Mapping[str, Any], grad: Any, saved: Saved) -> Sequence[Any]:
         """dq, dk and dv of a forward with these options."""
         lse = perform(aten.unsqueeze.default, None, saved.lse, 3)[0] if self.lse_has_column else saved.lse
-        more = {"grad_out": grad, "grad_out_": grad, "out": saved.out, "logsumexp": lse}
+        more = {"grad_out": grad, "grad_out_": grad, "dout": grad, "out": saved.out, "logsumexp": lse}
         more |= {"philox_seed": saved.seed, "philox_offset": saved.offset}
         args, kwargs = _arguments(self.backward, {**options, **more})
         return perform(self.backward, range(3), *args, **kwargs)
@@ -103,8 +108,9 @@ class Peer:
 def options_of(
     q: Any, k: Any, v: Any, bias: Any, lengths: Sequence[Any], *, training: bool, causal: bool, scale: Any
 ) -> dict[str, Any]:
-    """The arguments of all of PyTorch's fused kernels by name, without dropout; `lengths` are of queries and keys."""
+    """The arguments of all fused kernels by name, without dropout; `lengths` are of queries and keys."""
     return {
+        "q": q, "k": k, "v": v, "mask": None, "want_dmask": False,
         "query": q, "key": k, "value": v, "attn_bias": bias, "attn_mask": bias, "compute_log_sumexp": training,
         "dropout_p": 0.0, "is_causal": causal, "scale": scale, "cum_seq_q": None, "cum_seq_k": None,
         "max_q": lengths[0], "max_k": lengths[1], "grad_input_mask": [True, True, True, False],
@@ -161,6 +167,15 @@ EFFICIENT = Peer(
     # It pads the rows of its log-sum-exp.
     shares_lse=False,
 )
+WINDOWS = Peer(
+    "kernel for windows",
+    torch.ops.tilewright.window_attention.default,
+    torch.ops.tilewright.window_attention_backward.default,
+    causal_from_start=False,
+    shares_lse=False,
+    gives_lse=False,
+)
+"""tilewright's, whose operators are called as PyTorch's are."""
 PEERS = (FLASH, CUDNN, EFFICIENT, ON_CPU)
 FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
 """Mask values that mask a key, and whether a query without any key then attends to all keys as if unmasked: adding one

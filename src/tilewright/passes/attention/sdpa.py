@@ -6,7 +6,6 @@
     y = sdpa(q, k, v, (q_places >= 0) & padding) →   y = sdpa(q, k, v, padding)            [B, 1, 1, S]
     y = sdpa(q, k, v, bias.permute(2, 0, 1))     →   y = sdpa(q, k, v, bias.permute(2, 0, 1).contiguous())
     y = sdpa(q.transpose(1, 2).contiguous(), …)  →   y = sdpa(q.transpose(1, 2), …)
-    y = sdpa(q, k, v)                            →   y = window_attention(q, k, v, None, scale)    many of ≤ 64 places
 
 PyTorch chooses its kernel where AOTAutograd traces the call, and takes products and a softmax in fp32 ("math") for
 what none of its fused kernels accepts: a mask whose last stride is not 1 (an expanded one, a permuted bias) or that
@@ -32,7 +31,6 @@ from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, 
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.prefix import unrepeated
 from tilewright.passes.attention.spelling import Refusal, tensor_of
-from tilewright.passes.attention.windows import are_windows, call_windows
 from tilewright.passes.attention.writer import Writer
 from tilewright.passes.rule import undecided
 from tilewright.records.program import Decision
@@ -94,11 +92,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
         grouped = _grouped(write, call)
         if grouped is not None:
             changes, call = [*changes, "heads that share keys read them once"], grouped
-        new: Node | None
-        if are_windows(call, target):
-            changed, new = ["many short sequences, in tilewright's kernel for windows"], call_windows(write, call)
-        else:
-            changed, new = accepted(write, call, target)
+        changed, new = accepted(write, call, target)
         changes += changed
         if not changes:
             return None

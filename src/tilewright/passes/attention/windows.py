@@ -4,12 +4,10 @@
     s = s.view(B / M, M, H, N, N) + mask                mask [M, 1, N, N]
     y = softmax(s.view(B, H, N, N), -1) @ v             →   y = window_attention(q, k, v, bias + mask, scale)
 
-    y = sdpa(q, k, v)                                   →   y = window_attention(q, k, v, None, scale)
-
 The mask [M, H, N, N] is small, and no tensor of the scores' size is written. PyTorch's fused kernels need a mask, and
 compute its gradient, for every window. On an H200, the forward of 4,096 windows of 49 positions, 3 heads of 32: cuDNN
-674 µs, PyTorch's memory-efficient kernel 176, products and a softmax 533. Without a mask, the same
-took cuDNN 203 µs forward and 456 backward, these kernels 64 and 113.
+674 µs, PyTorch's memory-efficient kernel 176, products and a softmax 533. Calls without a mask are offers
+(`choose/attention.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from torch.fx import Graph, Node
 
 from tilewright.graph.canonical import static
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.acceptable import SdpaCall
 from tilewright.passes.attention.form import operands, restored
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.mask_tensors import at_lead, multiplied
@@ -33,12 +30,6 @@ from tilewright.passes.attention.writer import Writer
 
 FEWEST = 128
 """The fewest windows times heads: one program each must fill a large GPU."""
-MANY = 4096
-"""The fewest for a call without a mask. 1,024 sequences of 64 positions, head size 64, took cuDNN 23 µs forward and 65
-backward, these kernels 16 and 89."""
-WIDTH = 16
-"""Head sizes of such a call are multiples of it. 21,504 sequences of 42 positions, head size 8, took cuDNN 349 µs
-forward, these kernels 690: they load narrower rows element by element."""
 
 
 def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
@@ -52,35 +43,11 @@ def in_windows(attention: Attention, masking: Masking, target: Target) -> bool:
     if prod(attention.lead) < FEWEST or len(attention.lead) not in (1, 2, 3):
         return False
     queries, keys = scores.shape[-2:]
-    return _is_supported(result, target, queries, keys, int(depths[0]), int(depths[2]))
-
-
-def _is_supported(like: torch.Tensor, target: Target, queries: int, keys: int, depth: int, value_depth: int) -> bool:
-    """Whether the kernel computes attention of these sizes in the dtype and on the device of `like`."""
-    if not has_triton(target, like.device):
+    if not has_triton(target, result.device):
         return False
     from tilewright.kernels.attention.window.triton import refuses
 
-    return refuses(like.dtype, queries, keys, depth, value_depth) is None
-
-
-def are_windows(call: SdpaCall, target: Target) -> bool:
-    """Whether the operands of a call are many short sequences without a mask, which the kernel supports."""
-    if call.mask is not None or call.causal or call.grouped or call.dropout != 0.0 or isinstance(call.scale, Node):
-        return False
-    q, k, v = (tensor_of(x) for x in (call.q, call.k, call.v))
-    sizes = (*q.shape, *k.shape, *v.shape)
-    if q.dim() != 4 or not static(sizes) or q.dtype != call.dtype or not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        return False
-    if 0 in sizes or q.shape[0] * q.shape[1] < MANY or q.shape[3] % WIDTH or v.shape[3] % WIDTH:
-        return False
-    return _is_supported(q, target, q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-
-
-def call_windows(write: Writer, call: SdpaCall) -> Node:
-    """Write the kernel's call in place of a call for which `are_windows`."""
-    scale = tensor_of(call.q).shape[3] ** -0.5 if call.scale is None else call.scale
-    return write.call(torch.ops.tilewright.window_attention.default, call.q, call.k, call.v, None, scale)
+    return refuses(result.dtype, queries, keys, int(depths[0]), int(depths[2])) is None
 
 
 def write_windows(graph: Graph, attention: Attention, masking: Masking) -> Node:
