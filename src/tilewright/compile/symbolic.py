@@ -24,11 +24,11 @@ from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
-from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols
+from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols, remainders
 from tilewright.graph.specialise import specialise
 from tilewright.graph.undefined import left_out
 from tilewright.loops.nest import Nest, named_as
-from tilewright.loops.sizes import Arguments, NotAlike, Number, alike, filled, of_all_sizes
+from tilewright.loops.sizes import Arguments, NotAlike, Number, alike, filled, filler, of_all_sizes
 from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError
 from tilewright.records.program import GraphName
@@ -38,9 +38,6 @@ from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import Executable, GiveUp, KernelStep, PlanMismatch, Resume
 from tilewright.runtime.gpu import SizedTritonStep, at_sizes
 from tilewright.runtime.native import Native
-
-MODULI = (1, 2)
-"""Sizes with equal remainders by one of these share a program: the first for which they can."""
 
 ON_GPUS = False
 """Whether one program serves all sizes on a GPU too. Its kernels are tested in Triton's interpreter and were compiled
@@ -58,16 +55,17 @@ class SymbolicGraph:
     kept_for: str | None = None
     """The key of the program whose plans are kept on disk."""
 
-    def key(self, sizes: Sizes, modulus: int) -> str | None:
+    def key(self, sizes: Sizes, moduli: Sizes) -> str | None:
         """The key of the plans that serve these sizes: those of others with about as many bits."""
         if self.kept_for is None:
             return None
-        kinds = [(modulus, size % modulus, size.bit_length() // FAR.bit_length()) for size in sizes]
-        return program_cache.key_for_sizes(self.kept_for, self.name, (left_out(self.module.graph), *kinds))
+        magnitudes = [size.bit_length() // FAR.bit_length() for size in sizes]
+        kind = left_out(self.module.graph), moduli, remainders(sizes, moduli), *magnitudes
+        return program_cache.key_for_sizes(self.kept_for, self.name, kind)
 
-    def plans(self, sizes: Sizes, args: Sequence[Any], modulus: int) -> dict[Sizes, GraphPlan]:
+    def plans(self, sizes: Sizes, args: Sequence[Any], moduli: Sizes) -> dict[Sizes, GraphPlan]:
         """The plans for four sizes near those of a call with these arguments. Raises NotAlike."""
-        points = self.symbols.points(sizes, modulus)
+        points = self.symbols.points(sizes, moduli)
         if len(points) < POINTS:
             raise NotAlike("too few sizes meet its conditions")
         middle = points[POINTS // 2]
@@ -90,10 +88,10 @@ def symbolic_program(
 ) -> SymbolicProgram:
     """The program for sizes near those of a call with these arguments, from plans on disk if they are there. Raises
     NotAlike. `lost` hears of plans that cannot be used."""
-    *moduli, last = MODULI
-    for modulus in moduli:
+    *others, last = graph.symbols.moduli()
+    for moduli in others:
         with suppress(NotAlike):
-            return _program(graph, sizes, args, give_up, lost, modulus)
+            return _program(graph, sizes, args, give_up, lost, moduli)
     return _program(graph, sizes, args, give_up, lost, last)
 
 
@@ -103,13 +101,13 @@ def _program(
     args: Sequence[Any],
     give_up: GiveUp,
     lost: Callable[[Exception], None],
-    modulus: int,
+    moduli: Sizes,
 ) -> SymbolicProgram:
-    key = graph.key(sizes, modulus)
+    key = graph.key(sizes, moduli)
     try:
         kept = None if key is None else program_cache.load_plan(key)
         if isinstance(kept, dict):
-            return SymbolicProgram(graph, kept, modulus, args, give_up)
+            return SymbolicProgram(graph, kept, moduli, args, give_up)
     # After any error the sizes can be planned as if nothing had been kept.
     except Exception as error:
         program_cache.discard(key or "")
@@ -119,8 +117,8 @@ def _program(
         raise NotAlike(kept)
     with outcomes.recording() as looked_up:
         try:
-            plans = graph.plans(sizes, args, modulus)
-            program = SymbolicProgram(graph, plans, modulus, args, give_up)
+            plans = graph.plans(sizes, args, moduli)
+            program = SymbolicProgram(graph, plans, moduli, args, give_up)
         except NotAlike as error:
             if key is not None:
                 program_cache.keep_plan(key, str(error), [], looked_up)
@@ -139,12 +137,12 @@ class SymbolicProgram:
         self,
         graph: SymbolicGraph,
         plans: Mapping[Sizes, GraphPlan],
-        modulus: int,
+        moduli: Sizes,
         args: Sequence[Any],
         give_up: GiveUp,
     ) -> None:
         self.graph = graph
-        self.modulus = modulus
+        self.moduli = moduli
         self.points = list(plans)
         self.give_up = give_up
         self.inputs = [_layout(x) if isinstance(x, torch.Tensor) else x for x in args]
@@ -159,10 +157,12 @@ class SymbolicProgram:
         self.example = made[len(made) // 2]
         """The executable of `plan`."""
         found = Arguments()
-        self.steps = alike([list(each.steps) for each in made], found.argument, "a step")
-        self.layouts = alike([list(each.inputs) for each in made], found.argument, "an input")
-        self.outputs = alike([list(each.outputs) for each in made], found.argument, "a result")
-        known = graph.symbols.expressions(self.points, modulus)
+        steps = alike([list(each.steps) for each in made], found.argument, "a step")
+        layouts = alike([list(each.inputs) for each in made], found.argument, "an input")
+        outputs = alike([list(each.outputs) for each in made], found.argument, "a result")
+        # Without arguments there is nothing to fill.
+        self.fill = filler([steps, layouts, outputs]) or (lambda values: [steps, layouts, outputs])
+        known = graph.symbols.expressions(self.points, moduli)
         self.integers = graph.symbols.evaluator([_expression(known, values) for values in found.values])
         self.sizes, self.taken_as = map(graph.symbols.evaluator, known.same)
 
@@ -176,7 +176,7 @@ class SymbolicProgram:
 
     def serves(self, sizes: Sizes) -> bool:
         points = self.points[0]
-        remain = all((size - known) % self.modulus == 0 for size, known in zip(sizes, points, strict=True))
+        remain = remainders(sizes, self.moduli) == remainders(points, self.moduli)
         return remain and self.sizes(*sizes) == self.taken_as(*sizes)
 
     def is_near(self, sizes: Sizes) -> bool:
@@ -187,7 +187,7 @@ class SymbolicProgram:
         integers = self.integers(*sizes)
         example = self.example
         native = None if example.native is None else Native(example.native.device)
-        steps, layouts, outputs = (filled(part, integers) for part in (self.steps, self.layouts, self.outputs))
+        steps, layouts, outputs = self.fill(integers)
         if os.environ.get("TILEWRIGHT_VERIFY") == "1":
             self._verify(sizes, steps, layouts, outputs)
         try:

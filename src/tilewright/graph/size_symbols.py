@@ -106,18 +106,25 @@ class SizeSymbols:
                 made[place] = Layout(shape, strides, args[place].dtype, args[place].device)
         return made
 
-    def points(self, sizes: Sizes, modulus: int = 1) -> list[Sizes]:
+    def moduli(self) -> list[Sizes]:
+        """Sizes with equal remainders by one of these share a program, the first for which they can: any sizes; those
+        that are even, or odd, along one symbol (windows that do not divide an image); along all."""
+        count = len(self.places)
+        alone = [tuple(1 + (place == number) for place in range(count)) for number in range(count)]
+        return [(1,) * count, *(alone if count > 1 else []), (2,) * count]
+
+    def points(self, sizes: Sizes, moduli: Sizes) -> list[Sizes]:
         """Sizes near those of a call, by which all sizes of the graph can be told apart: prime or twice a prime if the
         conditions allow it; no two extents nor an extent and a constant are equal by chance. They have the remainders
-        of `sizes` by the modulus. Few if there are no such sizes."""
+        of `sizes` by the moduli. Few if there are no such sizes."""
         drawn = Random(0)
-        others = self._others([sizes], modulus)
+        others = self._others([sizes], moduli)
         distinct = max((len(set(self._extents(*other))) for other in others), default=0)
         for _ in range(TRIES):
             found: list[Sizes] = []
             for least, most in SPREAD:
                 start = [max(round(size * drawn.uniform(least, most)), 3) for size in sizes]
-                for point in self._drawn(start, sizes, modulus, drawn, is_first=not found):
+                for point in self._drawn(start, sizes, moduli, drawn, is_first=not found):
                     is_new = all(a != b for other in found for a, b in zip(point, other, strict=True))
                     if is_new and self._is_generic(point, distinct):
                         found.append(point)
@@ -125,12 +132,12 @@ class SizeSymbols:
                 if len(found) == POINTS:
                     break
             points = sorted(found)
-            if len(points) < POINTS or self.expressions(points, modulus).are_distinct:
+            if len(points) < POINTS or self.expressions(points, moduli).are_distinct:
                 break
         return points
 
     def _drawn(
-        self, start: Sequence[int], sizes: Sizes, modulus: int, drawn: Random, *, is_first: bool
+        self, start: Sequence[int], sizes: Sizes, moduli: Sizes, drawn: Random, *, is_first: bool
     ) -> Iterator[Sizes]:
         """Sizes at and above `start`, nearest first, with the remainders of `sizes`; primes and their doubles first."""
         for are_prime in (True, False):
@@ -138,9 +145,9 @@ class SizeSymbols:
                 point = [size + drawn.randint(0, distance // 4 + 1) for size in start]
                 if are_prime:
                     # One of the points has even sizes, which a half of them, rounded down, tells apart.
-                    even = [size % 2 == 0 if modulus > 1 else is_first for size in sizes]
+                    even = [n % 2 == 0 if modulus > 1 else is_first for n, modulus in zip(sizes, moduli, strict=True)]
                     point = list(map(_near_prime, point, even))
-                if all(new % modulus == old % modulus for new, old in zip(point, sizes, strict=True)):
+                if remainders(point, moduli) == remainders(sizes, moduli):
                     yield tuple(point)
 
     def _is_generic(self, point: Sizes, distinct: int) -> bool:
@@ -153,20 +160,21 @@ class SizeSymbols:
             and all(self._conditions(*point))
         )
 
-    def _others(self, points: Sequence[Sizes], modulus: int) -> list[Sizes]:
+    def _others(self, points: Sequence[Sizes], moduli: Sizes) -> list[Sizes]:
         """Sizes of all orders that meet the conditions."""
         drawn, others = Random(0), list[Sizes]()
         for _ in range(NEAR):
             other = tuple(max(int(size * FAR ** drawn.uniform(-1, 1)), 2) for size in drawn.choice(points))
-            other = tuple(size - (size - known) % modulus for size, known in zip(other, points[0], strict=True))
+            shift = remainders(tuple(n - known for n, known in zip(other, points[0], strict=True)), moduli)
+            other = tuple(n - more for n, more in zip(other, shift, strict=True))
             if len(others) < OTHERS and self.are_general(other) and all(self._conditions(*other)):
                 others.append(other)
         return others
 
-    def expressions(self, points: Sequence[Sizes], modulus: int = 1) -> Expressions:
+    def expressions(self, points: Sequence[Sizes], moduli: Sizes) -> Expressions:
         """Finds how integers that have some values at these points are made of the symbols."""
         texts = (*self.extents, *self.numbers)
-        at = [self.evaluator(texts)(*point) for point in (*points, *self._others(points, modulus))]
+        at = [self.evaluator(texts)(*point) for point in (*points, *self._others(points, moduli))]
         return Expressions(texts, [tuple(values) for values in zip(*at, strict=True)], len(points))
 
 
@@ -332,6 +340,10 @@ class _Texts:
             if known is not None:
                 yield f"{name} >= {known.lower}" if known.lower.is_Integer else "True"
                 yield f"{name} <= {known.upper}" if known.upper.is_Integer else "True"
+
+
+def remainders(sizes: Sizes, moduli: Sizes) -> Sizes:
+    return tuple(size % modulus for size, modulus in zip(sizes, moduli, strict=True))
 
 
 def _near_prime(number: int, is_even: bool) -> int:

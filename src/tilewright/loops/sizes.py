@@ -9,9 +9,10 @@ share a kernel or a program.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -193,18 +194,40 @@ def _equal(values: Sequence[Any]) -> bool:
 
 def filled(value: Any, values: Sequence[Number]) -> Any:
     """`value` with these numbers in the places of its arguments; parts without arguments are shared."""
+    fill = filler(value)
+    return value if fill is None else fill(values)
+
+
+Filler = Callable[[Sequence[Number]], Any]
+
+
+def filler(value: Any) -> Filler | None:
+    """The function that gives `value` with numbers in the places of its arguments; None if it has none. It looks only
+    at parts that have some."""
     if isinstance(value, (Size, Factor)):
-        return values[value.number]
+        return itemgetter(value.number)
     if isinstance(value, (tuple, list)):
-        parts = [filled(part, values) for part in value]
-        return value if all(new is old for new, old in zip(parts, value, strict=True)) else _rebuilt(value, parts)
+        return _filler(value, enumerate(value), list, partial(_rebuilt, value))
     if isinstance(value, dict):
-        return {key: filled(part, values) for key, part in value.items()}
+        return _filler(value, value.items(), dict, dict)
     if is_dataclass(value) and not isinstance(value, type):
-        changed: dict[str, Any] = {}
-        for field in fields(value):
-            part = getattr(value, field.name)
-            if field.init and (new := filled(part, values)) is not part:
-                changed[field.name] = new
-        return replace(value, **changed) if changed else value
-    return value
+        parts = ((field.name, getattr(value, field.name)) for field in fields(value) if field.init)
+        return _filler({}, parts, dict, lambda changed: replace(value, **changed))
+    return None
+
+
+def _filler(
+    whole: Any, parts: Iterable[tuple[Any, Any]], copy: Callable[[Any], Any], build: Callable[[Any], Any]
+) -> Filler | None:
+    """Fills those of `parts`, by place, that have arguments, in a copy of `whole`; `build` makes the value of it."""
+    inside = [(place, fill) for place, part in parts if (fill := filler(part)) is not None]
+    if not inside:
+        return None
+
+    def fill(values: Sequence[Number]) -> Any:
+        made = copy(whole)
+        for place, part in inside:
+            made[place] = part(values)
+        return build(made)
+
+    return fill
