@@ -342,7 +342,7 @@ class _Texts:
                 yield f"{name} <= {known.upper}" if known.upper.is_Integer else "True"
 
 
-def remainders(sizes: Sizes, moduli: Sizes) -> Sizes:
+def remainders(sizes: Sequence[int], moduli: Sizes) -> Sizes:
     return tuple(size % modulus for size, modulus in zip(sizes, moduli, strict=True))
 
 

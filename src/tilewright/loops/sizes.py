@@ -220,7 +220,7 @@ def _filler(
     whole: Any, parts: Iterable[tuple[Any, Any]], copy: Callable[[Any], Any], build: Callable[[Any], Any]
 ) -> Filler | None:
     """Fills those of `parts`, by place, that have arguments, in a copy of `whole`; `build` makes the value of it."""
-    inside = [(place, fill) for place, part in parts if (fill := filler(part)) is not None]
+    inside = [(place, found) for place, part in parts if (found := filler(part)) is not None]
     if not inside:
         return None
 
