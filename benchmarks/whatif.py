@@ -30,7 +30,7 @@ import tilewright
 from tilewright.trace.whatif.answer import what_if
 
 Step = Callable[[], object]
-_ROUNDS = 7
+_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Programs:
         return step
 
     def changes(self) -> Iterator[Change]:
-        kept = [[at] for at in range(150_000)]
+        kept = [[at] for at in range(50_000)]
         text = {str(at): [at] * 40 for at in range(500)}
         yield Change("no sleep", "class:sleep and locks", lambda: self.usual(lambda: time.sleep(0.004)), self.usual)
         yield Change(
@@ -310,14 +310,14 @@ def main() -> None:
             print(f"{change.name:24} {type(error).__name__}: {error}", flush=True)
             continue
         rows.append(found)
+        if given.out:
+            given.out.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
         print(
             f"{found.name:24} {found.asked:32} {found.before_ms:8.3f} ms  predicted {found.predicted_ms:8.3f}  "
             f"is {found.after_ms:8.3f}  {found.error:+7.1%}",
             flush=True,
         )
     print(f"{sum(abs(row.error) <= 0.05 for row in rows)} of {len(rows)} within 5 %")
-    if given.out:
-        given.out.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ WINS = "SELECT how, operator, ms_per_step FROM what_you_would_win ORDER BY ms_pe
 RECORDED = """
 INSERT INTO recording BY NAME
 SELECT 0 AS file_id, 1 AS steps_asked, 1 AS steps_kept, 1 AS steps_seen, 0 AS step_events, 0 AS events,
-       0 AS most_events, false AS cut, 1 AS seconds_kept, 1 AS seconds, {} AS bare_us, 1000 AS recorded_us, [] AS timed_us,
-       0 AS workers, true AS shapes, true AS stacks, true AS memory"""
+       0 AS most_events, false AS cut, 1 AS seconds_kept, 1 AS seconds, {} AS bare_us, 1000 AS recorded_us,
+       [] AS timed_us, 0 AS workers, true AS shapes, true AS stacks, true AS memory"""
 
 
 def test_a_kernel_that_the_device_waited_for_is_host_bound(trace: Trace) -> None:

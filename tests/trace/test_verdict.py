@@ -99,6 +99,61 @@ def test_tensors_that_are_stacked_anew() -> None:
     assert slow.startswith("Copying a tensor (.stack()) takes 80 %") and action.startswith("Make one tensor before the")
 
 
+@pytest.mark.parametrize(
+    ("operator", "said", "action"),
+    [
+        ("autograd::engine::evaluate_function: EmbeddingBackward0", "The gradient of an embedding", "sparse=True"),
+        ("aten::one_hot", "one_hot()", "functional.embedding"),
+    ],
+)
+def test_what_pytorch_has_a_cheaper_way_for(operator: str, said: str, action: str) -> None:
+    trace = stepped(1)
+    trace.operator(operator, 100, 900)
+    trace.operator("aten::fill_", 110, 890, dims=[[4, 4], []])
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, _, advice = verdict(trace)
+    assert slow == f"{said} takes 80 % of the step, 0.8 ms of 1 ms at train.py:5." and action in advice
+
+
+@pytest.mark.parametrize(
+    ("frame", "said", "action"),
+    [
+        ("<frozen importlib._bootstrap>(1165): _find_and_load", "Importing a module", "before the loop"),
+        ("copy.py(128): deepcopy", "deepcopy()", "_foreach_copy_"),
+        ("subprocess.py(506): run", "Waiting in run()", "subprocess.Popen"),
+    ],
+)
+def test_a_function_of_the_standard_library_with_what_it_calls(frame: str, said: str, action: str) -> None:
+    trace = stepped(1)
+    trace.frame(frame, 100, 900)
+    if "subprocess" in frame:
+        trace.frame("<built-in method poll of select.poll object at 0x7f>", 102, 899)
+    else:
+        trace.operator("aten::copy_", 200, 800)
+    lines(trace, (0, 2), (99, 5), (901, 9))
+    slow, _, advice = verdict(trace)
+    assert slow.startswith(f"{said} takes 80 % of the step, ") and slow.endswith(" at train.py:5.")
+    assert action in advice
+
+
+def test_a_loop_that_asks_for_the_time() -> None:
+    trace = stepped(1)
+    for at in range(100, 900, 4):
+        trace.frame("<built-in function perf_counter>", at, at + 2)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, why, _ = verdict(trace)
+    assert slow.startswith("A loop that waits takes ") and "asks for the time 200 times" in why
+
+
+def test_operators_that_format_their_stacks() -> None:
+    trace = stepped(1)
+    trace.header["tilewright anomalies"] = "true"
+    trace.operator("aten::mm", 100, 900)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, _, action = verdict(trace)
+    assert slow.startswith("Looking for anomalies takes 80 % of the step") and "set_detect_anomaly(False)" in action
+
+
 def test_another_thread_that_holds_the_interpreter() -> None:
     """Of 1 ms the thread of the steps runs 0.3 ms and sleeps 0.1 ms; another one runs all the time."""
     trace = stepped(1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.trace.account.accounting import account
@@ -28,6 +31,7 @@ def analyse(connection: DuckDBPyConnection) -> None:
     Doing it again replaces them. The connection must be in no transaction.
     """
     with _scratch(connection), _bounded(connection):
+        connection.execute("CREATE OR REPLACE TEMP TABLE standard AS SELECT unnest(?) AS begins", [_standard_files()])
         for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
             _execute(connection, f"account/{script}.sql")
         # They are independent, and each is single-threaded most of the time, so they run in parallel.
@@ -49,6 +53,12 @@ def _account_and_price(connection: DuckDBPyConnection) -> None:
         add_distances(connection)
         for script in ("price/distance.sql", "account/ranks.sql"):
             _execute(connection, script)
+
+
+def _standard_files() -> list[str]:
+    """How the names of frames begin that are in the standard library, which PyTorch writes without its folder."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return [f"{name}/" if (folder / name).is_dir() else f"{name}.py(" for name in sorted(sys.stdlib_module_names)]
 
 
 @contextmanager

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 _EVENT = b'"ph":'
 _CHUNK = 1 << 24
-THREADS = "tilewright threads"
-"""Key in the header of a trace: on how many threads PyTorch runs one operator of a CPU."""
+THREADS, ANOMALIES = "tilewright threads", "tilewright anomalies"
+"""Keys in the header of a trace: on how many threads PyTorch runs one operator of a CPU, and whether it looks for
+anomalies."""
 
 
 @dataclass(frozen=True)
@@ -168,15 +169,17 @@ def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
         with starting_our_own():
             profiler.start()
-    for name, value in {THREADS: str(_threads()), **labels}.items():
+    for name, value in {**_settings(), **labels}.items():
         profiler.add_metadata(name, value)
     return time.perf_counter()
 
 
-def _threads() -> int:
+def _settings() -> dict[str, str]:
+    """PyTorch's, that change what an operator takes."""
     import torch
 
-    return torch.get_num_threads()
+    looks = {ANOMALIES: "true"} if torch.is_anomaly_enabled() else {}
+    return {THREADS: str(torch.get_num_threads()), **looks}
 
 
 class NsightWindow:

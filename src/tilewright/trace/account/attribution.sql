@@ -99,7 +99,12 @@ running AS (
 SELECT slice.id, CASE WHEN running.id IS NULL THEN slice.name
                       ELSE regexp_replace(slice.name, '\.py\(\d+\): ', '.py(?): ') END AS name
 FROM slice LEFT JOIN running USING (id)
-WHERE slice.category = 'python_function' AND own_frame(slice.name);
+WHERE slice.category = 'python_function' AND slice.name IN (
+    SELECT name FROM (SELECT DISTINCT name FROM slice WHERE category = 'python_function')
+    -- A user's file may be called as one of the standard library; of one whose lines were traced this is known.
+    WHERE own_frame(name) AND (regexp_extract(name, '^[^/(]+[/(]') NOT IN (FROM standard)
+                               OR regexp_extract(name, '([^/]*)\(', 1) IN (SELECT file FROM python_line))
+);
 
 -- The folder of each file with lines, from its frames.
 CREATE OR REPLACE TEMP TABLE spelled AS

@@ -13,7 +13,6 @@ What remains is *untraced*: the trace has no Python stacks, so that nothing tell
 
 from __future__ import annotations
 
-import sys
 from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ _LATE_NS = 1000
 
 def add_host_time(connection: DuckDBPyConnection) -> None:
     """Add table `host_time` and view `host_account`; what host_time.sql needs comes first."""
-    _execute(connection, "host_time.sql", standard=sorted(sys.stdlib_module_names))
+    _execute(connection, "host_time.sql")
     for (file_id,) in connection.execute("SELECT file_id FROM host_thread ORDER BY file_id").fetchall():
         _divide(connection, file_id)
     _execute(connection, "host_account.sql", classes=list(CLASSES))

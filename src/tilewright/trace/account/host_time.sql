@@ -70,9 +70,7 @@ SELECT slice.id, process.file_id, slice.ts, slice.dur,
              AND process.file_id IN (FROM scratch.device_file) THEN 203
             ELSE code END AS code,
        slice.category = 'python_function' AS is_python,
-       -- The standard library is named without its folder, as is a user's file of that name, whose lines were traced.
-       frame.id IS NOT NULL AND (NOT list_contains($standard, regexp_extract(frame.name, '^[^/.(]+'))
-                                 OR regexp_extract(frame.name, '([^/]*)\(', 1) IN (SELECT file FROM python_line)) AS is_own,
+       frame.id IS NOT NULL AS is_own,
        class_of.number AS named, coalesce(frame_place.number, -1) AS framed, coalesce(named_place.number, -1) AS sourced
 FROM host_thread
 JOIN thread_track USING (utid) JOIN slice ON slice.track_id = thread_track.id

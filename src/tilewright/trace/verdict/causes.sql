@@ -5,6 +5,20 @@
 CREATE OR REPLACE TEMP TABLE host_distance AS
 SELECT file_id, operator, source, dtype, attributed_by, calls, ms_per_step * scale AS ms, win_ms_per_step AS win FROM distance;
 
+-- The time of a bare step in which its thread neither runs nor waits for anything that it asked for.
+CREATE OR REPLACE TEMP TABLE stopped AS
+SELECT file_id, any_value(thread_us) / 1e3 AS thread_ms, any_value(other_us) / 1e3 AS other_ms, any_value(other) AS other,
+       any_value(bare_ms) AS bare_ms,
+       greatest(any_value(bare_ms) - any_value(thread_us) / 1e3 - coalesce(sum(ms_per_step) FILTER (
+           WHERE coalesce(inner_class, class) IN ('device', 'I/O', 'sleep and locks', 'allocator', 'communication')), 0), 0) AS stopped_ms
+FROM host_cause JOIN host_step_time USING (file_id) JOIN recording USING (file_id)
+WHERE thread_us IS NOT NULL GROUP BY file_id;
+
+-- How much longer everything takes that runs on a processor which other programs use too.
+CREATE OR REPLACE TEMP TABLE stretch AS
+SELECT file_id, coalesce(least(bare_ms / nullif(bare_ms - stopped_ms, 0), 5), 1) AS times
+FROM host_step_time LEFT JOIN (SELECT file_id, stopped_ms FROM stopped) USING (file_id);
+
 -- The user's lines by what they call: `direct` calls are no Python of PyTorch's, `runs` is how often the line runs a step.
 CREATE OR REPLACE TEMP TABLE calling_line AS
 WITH called AS (
@@ -16,16 +30,16 @@ SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_t
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
        sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, max(calls) AS runs,
        -- What they compute is less than what it takes to call them.
-       sum(operators) >= 20 AND sum(ms) < 0.025 * sum(operators) AS is_small
-FROM called GROUP BY file_id, source;
+       sum(operators) >= 20 AND sum(ms) < 0.025 * any_value(times) * sum(operators) AS is_small,
+       coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
+FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
-SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, runs FROM calling_line
-WHERE direct >= 50 AND direct_ms < 0.02 * direct
+SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, runs FROM calling_line WHERE is_busy
 UNION ALL
 SELECT file_id, source, operators, ms, what, runs FROM calling_line
-WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT coalesce(direct >= 50 AND direct_ms < 0.02 * direct, false);
+WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
 
 -- The optimizer's step, if it calls an operator for each parameter; `kinds` is how many.
 CREATE OR REPLACE TEMP TABLE optimizer_time AS
@@ -47,15 +61,6 @@ JOIN scaled ON scaled.file_id = host_time.file_id
 WHERE host_time.ts < around.ts + around.dur AND class IN ('operators', 'Python') GROUP BY host_time.file_id
 HAVING NOT bool_or(regexp_matches(what, '_foreach_|_fused_'));
 
--- The time of a bare step in which its thread neither runs nor waits for anything that it asked for.
-CREATE OR REPLACE TEMP TABLE stopped AS
-SELECT file_id, any_value(thread_us) / 1e3 AS thread_ms, any_value(other_us) / 1e3 AS other_ms, any_value(other) AS other,
-       any_value(bare_ms) AS bare_ms,
-       greatest(any_value(bare_ms) - any_value(thread_us) / 1e3 - coalesce(sum(ms_per_step) FILTER (
-           WHERE coalesce(inner_class, class) IN ('device', 'I/O', 'sleep and locks', 'allocator', 'communication')), 0), 0) AS stopped_ms
-FROM host_cause JOIN host_step_time USING (file_id) JOIN recording USING (file_id)
-WHERE thread_us IS NOT NULL GROUP BY file_id;
-
 CREATE OR REPLACE TEMP MACRO file_of(source) AS regexp_replace(source, ':\d+$', '');
 CREATE OR REPLACE TEMP MACRO line_of(source) AS TRY_CAST(regexp_extract(source, ':(\d+)$', 1) AS BIGINT);
 
@@ -64,7 +69,9 @@ WITH waiting AS (
     SELECT file_id, class,
            -- Garbage is collected wherever objects are made, and a batch is asked for at one line.
            CASE WHEN class NOT IN ('data', 'garbage collection') OR what = 'collect' THEN source END AS place,
-           what, source, ms_per_step, calls, coalesce(inner_what, '') AS inner_what, inner_source, inner_class
+           -- Of a wait that a function is made for its name.
+           CASE WHEN class = 'sleep and locks' AND NOT is_torch AND called NOT IN ('sleep', 'with') THEN called ELSE what END AS what,
+           source, ms_per_step, calls, coalesce(inner_what, '') AS inner_what, inner_source, inner_class
     FROM host_cause WHERE class NOT IN ('operators', 'Python', 'profiler', 'untraced')
 ),
 inside AS (
@@ -101,7 +108,9 @@ python_line_time AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(coalesce(called, ''), typical_ms) AS what,
            file_of(source) AS file, line_of(source) AS line
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
-    WHERE class = 'Python' AND NOT coalesce(is_torch OR is_operator, false) AND source IS NOT NULL GROUP BY file_id, source
+    -- With the operators that a function calls which is not PyTorch's, as deepcopy.
+    WHERE (class = 'Python' OR class = 'operators' AND called IS NOT NULL)
+      AND NOT coalesce(is_torch OR is_operator, false) AND source IS NOT NULL GROUP BY file_id, source
 ),
 blocks AS (
     SELECT *, line - row_number() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM python_line_time
@@ -115,7 +124,7 @@ copies AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
     WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy', 'aten::cat')
-      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'deepcopy', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy',
+      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy',
                      'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
 ),
@@ -147,6 +156,27 @@ interpreter AS (
            greatest(least(other_ms, stopped_ms), stopped_ms * other_ms / (other_ms + thread_ms)) AS ms
     FROM stopped WHERE other_ms > 0
 ),
+-- What PyTorch itself has a cheaper way for, which gives the same; with all that it calls.
+replaceable AS (
+    WITH called AS (
+        SELECT host_event.file_id, step.ts AS step_ts, plain.plain AS what, host_event.ts, host_event.dur
+        FROM host_event JOIN plain ON plain.number = host_event.named
+        JOIN host_step AS step ON step.file_id = host_event.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
+        WHERE plain.plain IN ('EmbeddingBackward0', 'aten::one_hot')
+    ),
+    one_step AS (
+        SELECT called.file_id, called.step_ts, called.what, any_value(host_time.source) AS source, sum(called.dur) AS ns, count(*) AS calls
+        FROM called ASOF JOIN host_time ON host_time.file_id = called.file_id AND called.ts >= host_time.ts GROUP BY ALL
+    )
+    SELECT one_step.file_id, what, any_value(source) AS source, median(ns) / 1e6 * any_value(bare_ms / recorded_ms) AS ms, max(calls) AS calls
+    FROM one_step JOIN host_step_time USING (file_id) GROUP BY one_step.file_id, what
+),
+-- Where PyTorch looks for anomalies, each operator formats the stack that called it, and backward tests its gradients.
+anomalies AS (
+    SELECT file_id, arg_max(source, typical_ms) AS source, sum(typical_ms) AS ms, count(*) AS calls FROM host_cause
+    WHERE class IN ('operators', 'I/O', 'untraced')
+      AND file_id IN (SELECT metadata.file_id FROM metadata WHERE name = 'tilewright anomalies') GROUP BY file_id
+),
 logits AS (
     SELECT file_id, arg_max(source, host_distance.ms) AS source, 'log_softmax' AS what,
            sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
@@ -162,5 +192,8 @@ UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FR
 UNION ALL SELECT file_id, 'single', source, what, ms, calls, NULL, NULL, NULL FROM singles
 UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time
 UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing
+UNION ALL SELECT file_id, 'replaceable', source, what, ms, calls, NULL, NULL, NULL FROM replaceable
+UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NULL,
+                 (SELECT sum(win) FROM host_distance WHERE host_distance.file_id = anomalies.file_id) FROM anomalies
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 _MOST_WORKERS = 8
 _ON_DEVICE = ("single",)
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
+_IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
 _REASON = 240
 _RECOMPILED = {
     r"mismatch at index|size mismatch|stride mismatch|\.size\(|\.shape": (
@@ -155,6 +157,12 @@ def _sleep(cause: Candidate, step: Step) -> Advice:
         why = "The block is entered only when another thread lets go of the lock, or its context is made by itself."
         action = "Hold the lock for less time, or let each thread have its own object"
         return Advice("Entering a with block", why, action, cause.ms)
+    if cause.what in ("run", "check_output", "check_call", "call", "communicate", "system", "popen"):
+        why = "The step starts another program and waits until that has ended."
+        action = (
+            "Run it once before the loop, every 100th step, or start it (subprocess.Popen) and read it a step later"
+        )
+        return Advice(f"Waiting in {cause.what}()", why, action, cause.ms)
     why = "The thread waits for a lock, a queue or another process that something else holds up."
     return Advice(
         f"Waiting in {cause.what}", why, "Make what it waits for ready earlier, or do it in this thread", cause.ms
@@ -225,6 +233,9 @@ def _loop(cause: Candidate, step: Step) -> Advice:
         if reads
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
+    if cause.what in _CLOCKS:
+        why = f"It asks for the time {cause.calls:,.0f} times a step, and does nothing else until it is late enough."
+        return Advice("A loop that waits", why, "Wait for what is to happen, or leave the loop out", cause.ms)
     # The line runs that often in a step, and could run once.
     runs = cause.inner_ms if cause.inner_ms and cause.inner_ms > 1 else cause.calls
     return Advice("A loop of small calls", why, action, cause.ms * (1 - 1 / runs))
@@ -243,13 +254,16 @@ def _small(cause: Candidate, step: Step) -> Advice:
 
 
 def _python(cause: Candidate, step: Step) -> Advice:
-    if cause.what in ("dumps", "dump", "loads", "load", "iterencode", "deepcopy", "format", "log", "info", "debug"):
+    if cause.what in ("dumps", "dump", "loads", "load", "iterencode", "format", "log", "info", "debug"):
         action = "Do it every 100th step, or in another thread or process"
         return Advice(f"{cause.what}()", "The step turns objects to text or bytes, or back.", action, 0.99 * cause.ms)
     if cause.what in ("tensor", "as_tensor", "FloatTensor", "LongTensor", "Tensor"):
         why = "It makes a tensor of Python's numbers, one by one."
         action = "Keep the data as a tensor or a NumPy array (torch.from_numpy), made once before the loop"
         return Advice(f"torch.{cause.what}()", why, action, 0.99 * cause.ms)
+    if cause.what in _IMPORTS:
+        why = "The step finds, reads and runs a module."
+        return Advice("Importing a module", why, "Import it once, before the loop", 0.99 * cause.ms)
     if cause.what == "deepcopy":
         action = "Copy into tensors made before the loop (torch._foreach_copy_), every 100th step"
         return Advice("deepcopy()", "It allocates and copies every tensor again.", action, 0.99 * cause.ms)
@@ -312,6 +326,32 @@ def _logits(cause: Candidate, step: Step) -> Advice:
     return Advice("The loss over the logits", why, action, cause.inner_ms or 0.0)
 
 
+_REPLACED = {
+    "EmbeddingBackward0": (
+        "The gradient of an embedding",
+        "It is as large as the table of the embedding, and most of it is zero.",
+        "nn.Embedding(..., sparse=True) has a gradient of the rows that were read; SGD and SparseAdam take it",
+    ),
+    "aten::one_hot": (
+        "one_hot()",
+        "It writes a row of the weight's length for each index, to choose one row of the weight by a product.",
+        "functional.embedding(indices, weight) reads the chosen rows alone",
+    ),
+}
+
+
+def _replaceable(cause: Candidate, step: Step) -> Advice:
+    slow, why, action = _REPLACED[cause.what]
+    return Advice(slow, why, action, 0.99 * cause.ms)
+
+
+def _anomalies(cause: Candidate, step: Step) -> Advice:
+    why = "Each operator formats the stack that called it, and backward looks for NaN in each gradient."
+    action = "torch.autograd.set_detect_anomaly(False), once the NaN is found"
+    # What the operators would win at their floors, or half of them where no floors are known.
+    return Advice("Looking for anomalies", why, action, cause.ms / 2 if cause.inner_ms is None else cause.inner_ms)
+
+
 def _interpreter(cause: Candidate, step: Step) -> Advice:
     why = f"{cause.what} runs Python meanwhile, and one thread of a process runs Python at a time."
     action = "Do its work in another process (multiprocessing), or less of it while steps are made"
@@ -337,4 +377,6 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "logits": _logits,
     "small": _small,
     "interpreter": _interpreter,
+    "replaceable": _replaceable,
+    "anomalies": _anomalies,
 }
