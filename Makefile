@@ -20,9 +20,13 @@ demo: $(READY)
 check: lint
 	$(PYTHON) -m pytest -n 2 -m 'not slow' --ignore=tests/gpu --durations=10
 
-# Nothing may follow pytest here: its closing line, with the counts, ends the output.
-test: lint
-	$(PYTHON) -m pytest -n 2
+# Lint needs one core for half a minute, at whose end most tests have yet to run. Nothing may follow pytest here but what
+# lint finds: its closing line, with the counts, ends the output.
+test: $(READY)
+	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & linted=$$!; \
+	$(PYTHON) -m pytest -n 2; tested=$$?; \
+	wait $$linted || { cat build/lint.log; exit 1; }; \
+	exit $$tested
 
 lint: $(READY)
 	$(PYTHON) -m ruff check

@@ -56,8 +56,8 @@ def test_times_at_the_ends_of_the_range(trace: Trace) -> None:
 
 
 def test_launches_on_very_many_levels(trace: Trace) -> None:
-    """5,000 operators in each other with a launch in each: a context for a thousand levels, and no more."""
-    levels = 5000
+    """2,000 operators in each other with a launch in each: a context for a thousand levels, and no more."""
+    levels = 2000
     for level in range(levels):
         trace.operator(f"op{level}", level, 3 * levels - level)
         trace.call("cudaLaunchKernel", level + 0.25, level + 0.5)
