@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tests.fuzz.graphs import is_inexact
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import JUMPS, Pair, reference_run
 from tilewright.measure.truth.verify import JointGraph, joint_graph, named_tensors, random_tangents
@@ -63,10 +64,10 @@ def _is_judged(node: fx.Node, pair: Pair, others: _Others, number: int) -> bool:
     behind = _behind(node)
     if behind & others.tipped:
         return False
-    if not pair.eager.is_floating_point():
+    if not is_inexact(pair.eager):
         return True
     values = (n.meta.get("val") for n in behind)
-    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and is_inexact(v)}
     coarsest, own = max(torch.finfo(dtype).eps for dtype in dtypes), torch.finfo(pair.eager.dtype).eps
     if compare(pair.eager, pair.eager, pair.truth).error > MOST_ULPS * coarsest:
         return False
@@ -115,7 +116,7 @@ class _Eager(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        tips = isinstance(result, torch.Tensor) and (not result.is_floating_point() or _name(n.target) in JUMPS)
+        tips = isinstance(result, torch.Tensor) and (not is_inexact(result) or _name(n.target) in JUMPS)
         if tips and n.op == "call_function":
             self.decided[n] = result.clone()
         return result
@@ -147,8 +148,10 @@ class _Rounded(fx.Interpreter):
         return fx.node.map_aggregate(result, self._rounded)
 
     def _rounded(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or not is_inexact(value):
             return value
+        if value.is_complex():
+            return torch.view_as_complex(self._rounded(torch.view_as_real(value.resolve_conj())).contiguous())
         if value.dtype is not torch.float32 and not self.coarse:
             return value
         off = 2 * torch.rand(value.shape, generator=self.generator, dtype=torch.float64) - 1

@@ -19,7 +19,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 
 # `{f}` is a float of at least 16 bits, `{g}` one that broadcasts against it, `{s}` one of its shape and
-# dtype, `{i}`, `{j}` and `{b}`, `{c}` integers and bools likewise; `{d}` a dimension of the first.
+# dtype, `{i}`, `{j}` and `{b}`, `{c}` integers and bools likewise, `{z}` and `{w}` complex; `{d}` a dimension of the
+# first.
 # Values stay near 1 and away from poles, where the error of a result says nothing about its kernel.
 SMOOTH = ["relu", "tanh", "sigmoid", "sin", "cos", "erf", "atan", "abs", "neg"]
 JUMPS = ["floor", "ceil", "round", "sign"]
@@ -118,7 +119,65 @@ DISCRETE = [
     "torch.where({b}, {i}, 2)",
     "0.25 * {i}",
 ]
-TEMPLATES = [*POINTWISE, *POINTWISE, *REDUCTIONS, *VIEWS, *DISCRETE]
+WRITES = [
+    "{f}.clone().mul_(0.5)",
+    "{f}.clone().copy_({g}.expand_as({f}))",
+    "{f}.clone().masked_fill_({b}, 0.25)",
+    "{f}.clone().mul_(0.5).add_({s})",
+    "(lambda t: (t.select({d}, 0).mul_(2), t)[1])({f}.clone())",
+    "(lambda t: (t.narrow({d}, 0, 1).copy_({f}.narrow({d}, -1, 1)), t)[1])({f} * 1)",
+    "(lambda t: (t.transpose({d}, -1).sub_(0.5), t + {f})[1])({f}.clone())",
+    "(lambda t: (t[..., ::2].tanh_(), t.flatten())[1])({f}.clone())",
+    "(lambda t, u: (t.add_(1), u * t)[1])(*[{f}.clone()] * 2)",
+]
+SCATTERS = [
+    "{f}.select_scatter({f}.select({d}, 0) * 2, {d}, -1)",
+    "{f}.slice_scatter({f}.narrow({d}, 0, 1) * 2, {d}, 0, 1)",
+    "torch.zeros_like({f}).index_add({d}, torch.arange({f}.shape[{d}], device={f}.device) // 2, {f})",
+    "torch.zeros_like({f}).scatter_add({d}, ({f} * 3).detach().abs().long() % {f}.shape[{d}], {f})",
+    "torch.zeros_like({f}).scatter({d}, {f}.argsort({d}), {f})",
+    "torch.zeros_like({f}).scatter_reduce({d}, ({s} > 0).long() % {f}.shape[{d}], {f}, 'amax', include_self=False)",
+    "{f}.index_put((torch.zeros(2, dtype=torch.int64, device={f}.device),), {f}[:1] * 0.5, accumulate=True)",
+    "{f}.index_select({d}, torch.zeros(2, dtype=torch.int64, device={f}.device))",
+    "{f}.gather({d}, {f}.argmax({d}, keepdim=True))",
+    "{f}[..., ({f}.shape[-1] - 1 - torch.arange({f}.shape[-1], device={f}.device))]",
+]
+EXTREMES = [
+    "{f}.sort({d})[0]",
+    "{f}.topk(1, {d})[0]",
+    "{f}.cummax({d})[0]",
+    "{f}.median({d})[0]",
+    "{f}.kthvalue(1, {d})[0]",
+    "{f}.amax({d}) - {f}.amin({d})",
+    "torch.linalg.vector_norm({f}, torch.inf, {d})",
+    "{f} * ({f} == {f}.amax({d}, keepdim=True))",
+    "{f} / ({f}.abs().amax({d}, keepdim=True) + 0.5)",
+]
+DRAWS = [
+    "torch.rand_like({f}) * {f}",
+    "torch.randn_like({f}) * 0.3 + {f}",
+    "torch.bernoulli(torch.sigmoid({f}))",
+    "F.dropout({f}, 0.5)",
+    "torch.rand({f}.shape, device={f}.device) + {f}",
+]
+COMPLEX = [
+    "torch.complex({f}.float(), {s}.float())",
+    "torch.view_as_complex(torch.stack([{f}.float(), -{f}.float()], -1))",
+    "0.1 * torch.fft.rfft({f}.float())",
+    "0.1 * torch.fft.fft({z}, dim={d})",
+    "{z} * {w}.conj() * 0.5",
+    "{z} + {w}",
+    "{z}.conj()",
+    "{z}.mT.conj() * (0.5 + 1j)",
+    "{z}.abs()",
+    "{z}.real - {z}.imag",
+    "torch.view_as_real({z})",
+    "0.1 * {z}.sum({d})",
+    "{z}.conj().imag",
+    "-{z}.imag",
+    "{z}.real.clone()",
+]
+TEMPLATES = [*POINTWISE, *POINTWISE, *REDUCTIONS, *VIEWS, *DISCRETE, *WRITES, *SCATTERS, *EXTREMES, *DRAWS, *COMPLEX]
 
 
 @dataclass(frozen=True)
@@ -223,7 +282,7 @@ class Pool:
             value: torch.Tensor = eval(statement, {"torch": torch, "F": F}, self.values)
         except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError):
             return None
-        modest = not value.is_floating_point() or bool((value.abs() < LARGEST).all())
+        modest = not is_inexact(value) or bool((value.abs() < LARGEST).all())
         return value if value.numel() <= MOST_ELEMENTS and modest else None
 
 
@@ -231,13 +290,19 @@ def fits(letter: str, first: torch.Tensor | None, value: torch.Tensor) -> bool:
     """Whether `value` can stand for `{letter}` where `first` is the first operand."""
     kind = value.dtype.is_floating_point if letter in "fgs" else value.dtype is torch.bool
     if letter in "ij":
-        kind = not value.dtype.is_floating_point and value.dtype is not torch.bool
+        kind = not is_inexact(value) and value.dtype is not torch.bool
+    if letter in "zw":
+        kind = value.is_complex()
     if not kind or first is None:
         return kind
     if letter == "s":
         return value.shape == first.shape and value.dtype is first.dtype
     pairs = zip(reversed(value.shape), reversed(first.shape), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def is_inexact(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 SIZES = [1, 2, 3, 5, 7, 8, 16, 33]
@@ -290,4 +355,7 @@ def draws(statements: Sequence[str]) -> list[str]:
 
     A draw that nobody reads is dropped by AOTAutograd, and every draw after it is another one than eager's.
     """
-    return [f"v{i}" for i, statement in enumerate(statements) if "dropout" in statement]
+    return [f"v{i}" for i, statement in enumerate(statements) if any(name in statement for name in RANDOM)]
+
+
+RANDOM = ("dropout", "torch.rand", "torch.bernoulli")

@@ -1,6 +1,6 @@
 """Random programs, compiled many at a time, keep the numbers contract: results and gradients.
 
-`TILEWRIGHT_FUZZ_GRAPHS` says how many (300 unless told). The programs are the same at every run.
+`TILEWRIGHT_FUZZ_GRAPHS` says how many (150 unless told). The programs are the same at every run.
 """
 
 import os
@@ -17,7 +17,7 @@ from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.verify import verify
 from tilewright.records.measurement import Verified
 
-GRAPHS = int(os.environ.get("TILEWRIGHT_FUZZ_GRAPHS") or 300)
+GRAPHS = int(os.environ.get("TILEWRIGHT_FUZZ_GRAPHS") or 150)
 TOGETHER = 25
 SPARE = 15
 """Programs drawn beside those, to stand in for the ones that the contract cannot judge."""

@@ -171,6 +171,7 @@ calls(
     unfold.default(self, dimension, size, step)
     view.dtype(self, dtype)
     view_as_real.default(self)
+    view_as_complex.default(self)
     """,
     "layout",
     shapes=None,
