@@ -47,6 +47,11 @@ def test_the_weighted_sum_has_63_programs_of_8_tiles(weighted: KernelView) -> No
         expected.append(Access("out", "write", ((first, last),), last - first + 1, 16, (16,)))
         assert list(walk.accesses) == expected
         assert tiles_of(walk) == 8
+        # Row r of x begins at element 512·r; the loads and the store stand in lines 8, 9 and 11 of the kernel.
+        tiles = [((512 * first + column, 512 * last + column + 63), 8) for column in range(0, 512, 64)]
+        weights = [((column, column + 63), 9) for column in range(0, 512, 64)]
+        placed = [each for pair in zip(tiles, weights, strict=True) for each in pair] + [((first, last), 11)]
+        assert [(access.offsets, access.line) for access in walk.accesses] == placed
 
 
 def test_the_machine_code_is_read(weighted: KernelView) -> None:

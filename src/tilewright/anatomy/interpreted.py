@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -56,9 +57,11 @@ class _Recorder:
         self.grid: tuple[int, ...] = ()
         self.programs: Sequence[Grid] = []
         self.walks: list[list[Access]] = []
+        self.kernel: Any = None
 
-    def begin(self, tensors: dict[str, torch.Tensor], grid: Grid, programs: Sequence[Grid]) -> None:
-        self.tensors, self.grid, self.programs, self.walks = tensors, grid, programs, []
+    def begin(self, kernel: Any, tensors: dict[str, torch.Tensor], grid: Grid, programs: Sequence[Grid]) -> None:
+        self.kernel, self.tensors = inspect.unwrap(kernel.fn).__code__, tensors
+        self.grid, self.programs, self.walks = grid, programs, []
 
     def install(self) -> None:
         """Patch the interpreter of this process: it runs chosen programs and records their accesses."""
@@ -107,10 +110,22 @@ class _Recorder:
             if start <= anywhere.min() and anywhere.max() < start + _extent(tensor) * tensor.element_size():
                 offsets = (touched - start) // tensor.element_size()
                 counts = int(touched.size), int(addresses.size)
-                accesses.append(Access(name, direction, _ranges(offsets, tensor), *counts, addresses.shape))
+                ends = (int(offsets.min()), int(offsets.max())) if offsets.size else (0, 0)
+                ranges = _ranges(offsets, tensor)
+                accesses.append(Access(name, direction, ranges, *counts, addresses.shape, ends, self._line()))
                 return
         if touched.size:
             raise RuntimeError("a program accesses memory outside the launch's tensors")
+
+    def _line(self) -> int:
+        """The line of the kernel that runs, also within a function that it calls."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            code = frame.f_code
+            if (code.co_filename, code.co_name) == (self.kernel.co_filename, self.kernel.co_name):
+                return frame.f_lineno - int(self.kernel.co_firstlineno) + 1
+            frame = frame.f_back
+        return 0
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -140,7 +155,7 @@ def walks(launch: InterpretedLaunch, recorder: _Recorder) -> tuple[ProgramAccess
     arguments = {name: _with_memory(value) for name, value in launch.arguments.items()}
     based = {name: getattr(value, "base", value) for name, value in arguments.items()}
     tensors = {name: value for name, value in based.items() if isinstance(value, torch.Tensor)}
-    recorder.begin(tensors, launch.grid, launch.programs)
+    recorder.begin(kernel, tensors, launch.grid, launch.programs)
     kernel[(len(recorder.programs),)](**arguments)
     pairs = zip(launch.programs, recorder.walks, strict=True)
     return tuple(ProgramAccesses(program, tuple(accesses)) for program, accesses in pairs)

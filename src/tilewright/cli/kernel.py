@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +12,9 @@ from tilewright.cli import completion
 from tilewright.cli.options import AsJson, Inputs, Quiet
 from tilewright.cli.output import print_json, show, working
 from tilewright.records.errors import UsageError
+
+if TYPE_CHECKING:
+    from tilewright.hardware.geometry import KernelView
 
 
 def kernel(
@@ -41,29 +46,42 @@ def kernel(
     source: Annotated[bool, typer.Option("--source", help="Print the kernels' source.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print their PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print their machine code.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Write a page that steps through the programs' tiles.", metavar="FILE")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Which program owns what, waves, other tile sizes, registers, PTX and SASS of a kernel."""
     from tilewright.anatomy.kernel_views import Request, kernel_views
     from tilewright.hardware.geometry import view_record
-    from tilewright.report.geometry import show_kernel
 
     texts = [name for name, wanted in (("source", source), ("ptx", ptx), ("sass", sass)) if wanted]
-    if texts and as_json:
-        raise UsageError("--json has every text already; leave --source, --ptx and --sass out")
+    if texts and (as_json or page):
+        raise UsageError("--json and --page have the texts already; leave --source, --ptx and --sass out")
     asked = Request(target, tuple(sizes or ()), impl, dtype, direction, on, inputs, launch, grid, threads, bool(texts))
     with working("compiling and following programs", quiet or as_json):
         found = kernel_views(asked)
-    if as_json:
+    if page is not None:
+        from tilewright.report.tile_replay import write_replay
+
+        print(f"page  {write_replay(found, page)}")
+    elif as_json:
         print_json([{"subject": subject, "kernels": [view_record(view) for view in views]} for subject, views in found])
-        return
-    for subject, views in found:
-        if texts:
-            for view in views:
-                print("\n".join(getattr(view.launch, name).rstrip() for name in texts))
-            continue
-        print(f"[{subject}]\n")
+    else:
+        for subject, views in found:
+            _show(subject, views, texts)
+
+
+def _show(subject: str, views: Sequence[KernelView], texts: Sequence[str]) -> None:
+    """Each kernel's view, or only its `texts`."""
+    from tilewright.report.geometry import show_kernel
+
+    if texts:
         for view in views:
-            show(show_kernel(view))
-            print()
+            print("\n".join(getattr(view.launch, name).rstrip() for name in texts))
+        return
+    print(f"[{subject}]\n")
+    for view in views:
+        show(show_kernel(view))
+        print()

@@ -35,6 +35,10 @@ class Access:
     lanes: int
     shape: tuple[int, ...]
     """The block's shape in the kernel."""
+    offsets: Range = field(default=(0, 0), compare=False)
+    """The first and the last element, counted in the operand's memory from its first one."""
+    line: int = field(default=0, compare=False)
+    """The line of the kernel, counted from the first of its source; 0 where it is not known."""
 
 
 @dataclass(frozen=True)

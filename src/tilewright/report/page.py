@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilewright.records.atomic_file import ensure_writable, write_document
 from tilewright.records.cache import build, key_of
@@ -25,6 +25,9 @@ from tilewright.report.traced import traced
 from tilewright.report.views import PROGRAM, TRACE
 from tilewright.store import read_program, read_rows
 from tilewright.store.query import reading
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _SCRIPTS = (
     *("dom.js", "table.js", "draw.js", "graph.js", "page.js"),
@@ -73,19 +76,11 @@ def render_page(
     `trace` is what `traced` gives, and `trace_island` the same as JSON that is harmless in a page. `words` are
     sentences on what is slow.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    templates = Environment(
-        loader=PackageLoader("tilewright.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    style, drawing = "\n".join(map(_asset, _STYLES)), _vega()
-    script = '"use strict";\n(() => {\n' + "\n".join(map(_asset, _SCRIPTS)) + "})();\n"
-    return templates.get_template("page.html.j2").render(
+    style, drawing = "\n".join(map(asset, _STYLES)), _vega()
+    script = '"use strict";\n(() => {\n' + "\n".join(map(asset, _SCRIPTS)) + "})();\n"
+    return template("page.html.j2").render(
         run=answers["run"].records()[0],
         machine=answers["machine"].records(),
         dims=answers["dims"].records(),
@@ -102,17 +97,30 @@ def render_page(
         trace=trace,
         trace_island=Markup(trace_island),
         script=Markup(script),
-        script_hash=_hash(script),
+        script_hash=policy_hash(script),
         drawing=Markup(drawing),
-        drawing_hash=_hash(drawing),
+        drawing_hash=policy_hash(drawing),
         style=Markup(style),
-        style_hash=_hash(style),
+        style_hash=policy_hash(style),
         island=Markup(
             harmless_json({name: asdict(answers[name]) for name in [*DRAWN, *(view.id for view in PROGRAM)]})
         ),
         charts=Markup(harmless_json(_charts(answers))),
         graphs=Markup(harmless_json(graph_charts(answers["operators"].records()))),
     )
+
+
+def template(name: str) -> Template:
+    """A template, which escapes what it is given and refuses what it is not."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("tilewright.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
 
 
 def _step_bar(trace: Mapping[str, Any] | None) -> list[dict[str, object]]:
@@ -156,11 +164,12 @@ def _charts(answers: Mapping[str, Answer]) -> dict[str, Any]:
     return charts
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of `templates/`."""
     return files("tilewright.report").joinpath("templates", name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
+def policy_hash(text: str) -> str:
     """The hash of an inline script in a content security policy: `sha256-` and the digest in base64."""
     return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
