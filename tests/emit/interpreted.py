@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.nn import functional as F
 
+from tests.contract import keeps_contract, launched, recorded
 from tests.emit import float8, stored_values
 from tests.emit.triton_programs import (
     DRAWS,
@@ -34,6 +35,8 @@ from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Nest
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
+from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes.convolution.depthwise import generate_depthwise
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified
@@ -271,3 +274,41 @@ def _value_and_gradients(
     """The result, and the gradients of its squares: of the input, then of the parameters."""
     y = call(x)
     return [y, *torch.autograd.grad(y.square().sum(), [x, *model.parameters()])]
+
+
+DEPTHWISE = {
+    "padded": (nn.Conv2d(6, 6, 3, padding=1, groups=6), (2, 6, 9, 11)),
+    "strides": (nn.Conv2d(6, 6, (3, 5), (2, 1), (0, 2), groups=6, bias=False), (2, 6, 9, 11)),
+    "dilated sequence": (nn.Conv1d(6, 6, 4, padding=3, dilation=2, groups=6), (2, 6, 17)),
+    "volume": (nn.Conv3d(3, 3, 3, 2, 1, groups=3), (1, 3, 5, 6, 7)),
+    "beside a norm": (nn.Sequential(nn.ReLU6(), nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6).eval()), (2, 6, 9, 11)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise_convolutions_are_generated(
+    name: str, dtype: torch.dtype, in_triton: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TILEWRIGHT_SKIP", "channels_last")
+    for one in (split_bias, generate_depthwise):
+        monkeypatch.setattr(one, "on", lambda target: True)
+    model, shape = DEPTHWISE[name]
+    record = keeps_contract(copy.deepcopy(model).to(dtype), [torch.randn(shape).to(dtype)], training=False)
+    assert launched(record) == ["kernel"]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.int64], ids=str)
+def test_places_of_extremes_are_eagers(dtype: torch.dtype, dim: int, in_triton: None) -> None:
+    """The first of equal ones; zeros of both signs are equal, NaN is the extreme."""
+    x = (torch.randn(7, 33, 5).abs() * 3).round()
+    x[0, 4], x[1, 5], x[2, 6] = 0.0, -0.0, x[2, 7]
+    if dtype.is_floating_point:
+        x[3, 2], x[3, 9], x[4, 8, 1], x[5, 3] = -torch.inf, torch.inf, torch.nan, -torch.nan
+    x = x.to(dtype)
+    for call in (torch.max, torch.min, lambda x, dim: (x.argmax(dim), x.argmin(dim))):
+        compiled, record = recorded(call)
+        for mine, eager in zip(compiled(x, dim), call(x, dim), strict=True):
+            torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
+        assert set(launched(record)) == {"kernel"}

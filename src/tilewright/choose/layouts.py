@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from tilewright.choose.chooser import chosen
 from tilewright.choose.layout_race import layout_race, rounded
-from tilewright.cost.work import Work
+from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import number
 from tilewright.graph.canonical import argument, canonical_name, example
 from tilewright.hardware.target import Target
@@ -34,6 +34,7 @@ from tilewright.passes.convolution.channels_last import (
     lay_channels_last,
     obstacle,
 )
+from tilewright.passes.convolution.depthwise import is_small_and_depthwise
 from tilewright.passes.convolution.request import CONVOLUTIONS, convolution_of
 
 MIN_CHANNELS = 16
@@ -42,6 +43,8 @@ raced, most of the work must be in such ones."""
 MOST_ROUNDED = 4
 """At most so many times as many convolutions may round operands to TF32 as in eager's layout. Independent errors add
 in squares, so that a result's error at most doubles, as the numbers contract has it."""
+GENERATED = 1.5
+"""Times of the traffic alone that a generated depthwise convolution takes: 1.1 to 1.6 of 3 × 3 on an H200, fp32."""
 DEPTHWISE = 8
 """On a CPU at least one in this many convolutions must be depthwise."""
 ON_CPU = ("conv2d",)
@@ -71,20 +74,26 @@ def _offer(graph: fx.Graph, convolutions: list[fx.Node], dtypes: tuple[torch.dty
         few = DEPTHWISE * sum(map(_is_depthwise, convolutions)) < count
         kept = f"fewer than one convolution in {DEPTHWISE} is depthwise, and oneDNN converts the others' operands"
         return replace(offer, refusal=kept if few else None)
-    return _raced(offer, graph, convolutions) or replace(offer, refusal=_unsuited(convolutions))
+    return _raced(offer, graph, convolutions, target) or replace(offer, refusal=_unsuited(convolutions))
 
 
-def _raced(offer: Offer, graph: fx.Graph, convolutions: list[fx.Node]) -> Offer | None:
+def _raced(offer: Offer, graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> Offer | None:
     """The offer with a race of each convolution, which prediction knows too little of; None if one has no outcome."""
-    requests = [convolution_of(node) for node in convolutions]
-    races = [race for one in requests if one is not None and (race := layout_race(one)) is not None]
-    outcomes = [outcome for race in races if (outcome := race.outcome()) is not None]
-    if len(outcomes) < len(convolutions):
-        return None
-    before, after = (sum(rounded(outcome, name) for outcome in outcomes) for name in (THEIRS, OURS))
+    found = []
+    for node in convolutions:
+        one = convolution_of(node)
+        race = None if one is None else layout_race(one)
+        outcome = None if race is None else race.outcome()
+        if race is None or outcome is None:
+            return None
+        found.append((node, race, outcome))
+    before, after = (sum(rounded(outcome, name) for _, _, outcome in found) for name in (THEIRS, OURS))
     if after > MOST_ROUNDED * before:
-        return replace(offer, refusal=f"{after} of {len(races)} would round to TF32, as they are {before} do")
-    return replace(offer, races=tuple(races), work=tuple(_copies(graph, convolutions)), clear=1.0)
+        return replace(offer, refusal=f"{after} of {len(found)} would round to TF32, as they are {before} do")
+    races = tuple(race for node, race, _ in found if not _is_generated(node))
+    # Channels last, cuDNN computes what a generated kernel does otherwise.
+    instead = [outcome.us(OURS) - _generated_us(node, target) for node, _, outcome in found if _is_generated(node)]
+    return replace(offer, races=races, work=(*_copies(graph, convolutions), *instead), clear=1.0)
 
 
 def _unsuited(convolutions: list[fx.Node]) -> str | None:
@@ -111,6 +120,20 @@ def _copies(graph: fx.Graph, convolutions: list[fx.Node]) -> Iterator[Work]:
 def _is_depthwise(node: fx.Node) -> bool:
     source = example(argument(node, 0, "input"))
     return source is not None and source.shape[1] > 1 and _weight(node).shape[1] == 1
+
+
+def _generated_us(node: fx.Node, target: Target) -> float:
+    values = example(argument(node, 0, "input")), example(node)
+    read, written = (0 if x is None else x.numel() * x.itemsize for x in values)
+    return GENERATED * predicted_us(Work("pointwise", read, written), target.profile)
+
+
+def _is_generated(node: fx.Node) -> bool:
+    """Whether a kernel is generated for a convolution without a gradient, unless its operand is channels-last."""
+    x, made = example(argument(node, 0, "input")), example(node)
+    if x is None or made is None or made.requires_grad or canonical_name(node) in TRANSPOSED:
+        return False
+    return is_small_and_depthwise(x, _weight(node), argument(node, 6, "groups", 1))
 
 
 def _weight(node: fx.Node) -> Tensor:

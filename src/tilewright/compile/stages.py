@@ -25,6 +25,7 @@ from tilewright.passes.attention.shift import zero_shift_gradients
 from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.constant_copies import copy_constants_once
 from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes.convolution.depthwise import generate_depthwise
 from tilewright.passes.convolution.gradients import lighten_gradients
 from tilewright.passes.convolution.one_row import convolve_as_images
 from tilewright.passes.convolution.operands import lay_operands
@@ -123,6 +124,7 @@ EACH_GRAPH = Stage(
         split_group_norms,
         split_strided_rows,
         split_bias,
+        generate_depthwise,
         sum_samples_last,
         Pass("write_in_place", write_in_place),
         accumulate_products,

@@ -136,7 +136,7 @@ class _Axis:
         return end <= self.size + (self.pad if with_padding else 0) and (with_padding or self.pad == 0)
 
 
-def _axes(
+def along_axes(
     c: Call,
     places: int,
     full: Sequence[int],
@@ -171,7 +171,9 @@ def _parts(c: Call, x: Value, axes: Sequence[_Axis]) -> Iterator[tuple[tuple[int
             yield (k, *place), value, _both(inside, beside)
 
 
-def _elements(c: Call, x: Value, axes: Sequence[_Axis]) -> Iterator[tuple[tuple[int, ...], Value, Value | None]]:
+def elements_of_windows(
+    c: Call, x: Value, axes: Sequence[_Axis]
+) -> Iterator[tuple[tuple[int, ...], Value, Value | None]]:
     refuse_repeats(x, math.prod(axis.kernel for axis in axes), len(axes))
     return _parts(c, x, axes)
 
@@ -187,11 +189,11 @@ def max_pool(
     padding: Sequence[int] | int = 0, dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
 ) -> tuple[Value, Value]:  # fmt: skip
     """The first largest element of each window and its position in the plane; of several NaN the last."""
-    axes = _axes(c, places, x.shape, c.shape, kernel, stride, padding, dilation)
+    axes = along_axes(c, places, x.shape, c.shape, kernel, stride, padding, dilation)
     rank = len(x.dims)
     best = smallest = x.trace.const(SMALLEST.get(x.dtype, -math.inf), x.dtype)
     offset = _flat(axes, (axis.first(c, rank) for axis in axes))
-    for place, value, inside in _elements(c, x, axes):
+    for place, value, inside in elements_of_windows(c, x, axes):
         larger = value > best
         if x.dtype in FLOATS:
             larger = larger | predicate("isnan", value)
@@ -245,7 +247,7 @@ def _max_pool_backward(
     padding: Sequence[int] | int, dilation: Sequence[int] | int, ceil_mode: bool, indices: Value,
 ) -> Value:  # fmt: skip
     """Each element sums the gradients of the windows whose largest element it is."""
-    axes = _axes(c, places, c.shape, g.shape, kernel, stride, padding, dilation)
+    axes = along_axes(c, places, c.shape, g.shape, kernel, stride, padding, dilation)
     rank = len(c.shape)
     for operand in (g, indices):
         refuse_repeats(operand, math.prod(axis.overlap for axis in axes), places)
@@ -289,8 +291,8 @@ def avg_pool(
 ) -> Value:  # fmt: skip
     if x.dtype not in FLOATS:
         raise Unfusable("an average of integers")
-    axes = _axes(c, places, x.shape, c.shape, kernel, stride, padding)
-    total = summed((value, inside) for _, value, inside in _elements(c, x, axes))
+    axes = along_axes(c, places, x.shape, c.shape, kernel, stride, padding)
+    total = summed((value, inside) for _, value, inside in elements_of_windows(c, x, axes))
     windows = [positions(c.trace, axis.windows, axis.dim, len(x.dims)) for axis in axes]
     return total / _divisor(axes, windows, count_include_pad, divisor_override, x.dtype)
 
@@ -309,7 +311,7 @@ def _avg_pool_backward(
 ) -> Value:  # fmt: skip
     if x.dtype not in FLOATS:
         raise Unfusable("an average of integers")
-    axes = _axes(c, places, c.shape, g.shape, kernel, stride, padding)
+    axes = along_axes(c, places, c.shape, g.shape, kernel, stride, padding)
     refuse_repeats(g, math.prod(axis.overlap for axis in axes), places)
 
     def parts() -> Iterator[tuple[Value, Value | None]]:
