@@ -32,6 +32,13 @@ def is_negative(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def ordered(x: tl.tensor) -> tl.tensor:
+    """int32 that compare as fp32 do: zeros are equal, NaN is above all others."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(x != x, 2147483647, bits ^ ((bits >> 31) & 2147483647))
+
+
+@triton.jit
 def neg(x: tl.tensor) -> tl.tensor:
     """-x; Triton's minus is 0 - x, which loses the sign of a zero."""
     return x * -1.0

@@ -22,6 +22,7 @@ from tilewright.emit.triton_arithmetic import (  # noqa: F401, generated kernels
     min_over,
     minimum,
     neg,
+    ordered,
     polynomial,
     product_over,
     round_even,

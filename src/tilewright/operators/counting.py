@@ -16,7 +16,7 @@ FREE = {
 }
 FLOP = {
     *("add", "sub", "mul", "div", "idiv", "neg", "abs", "minimum", "maximum", "sign"),
-    *("floor", "ceil", "trunc", "round_even", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf"),
+    *("floor", "ceil", "trunc", "round_even", "lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "ordered"),
 }
 SEVERAL = {"sigmoid": (3, 1)}
 """1 / (1 + exp(-x))."""

@@ -334,6 +334,11 @@ def call(name: str, x: Value, *others: Value | Scalar) -> Value:
     return x._call(name, *others)
 
 
+def ordered(x: Value) -> Value:
+    """int32 that compare as fp32 `x` does: zeros are equal, and NaN is above all others. On a GPU only."""
+    return x._call("ordered", dtype="int32")
+
+
 def predicate(name: str, x: Value) -> Value:
     """A scalar predicate by name: isnan, isinf, not."""
     return x._call(name, dtype="bool")
