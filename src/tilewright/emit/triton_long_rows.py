@@ -132,30 +132,41 @@ class LongRows(Rows):
         dtype = type_name(self.accumulator(step))
         return f"tl.full({self._lane_shape(i)}, {identity(step.kind or '', step.dtype)}, {dtype})"
 
-    def _lane_shape(self, i: int, *more: int) -> str:
-        sizes = [self._rows_of(i), f"BLOCK_COLS // {self.schedule.vector}", *map(str, more)]
-        return f"({', '.join(sizes)})"
+    def _lane_shape(self, i: int) -> str:
+        return f"({self._rows_of(i)}, BLOCK_COLS // {self.schedule.vector})"
 
-    def _vectors(self, i: int, text: str) -> str:
-        """A block's values [rows, vectors, elements of a vector]."""
-        return f"tl.reshape({text}, {self._lane_shape(i, self.schedule.vector)})"
+    def _by_lane(self, i: int, text: str) -> str:
+        """A block's values [rows, lanes, elements of a lane], or with the last two exchanged (`_lane_axis`)."""
+        rows, lanes, elements = self._rows_of(i), f"BLOCK_COLS // {self.schedule.vector}", str(self.schedule.vector)
+        sizes = (lanes, elements) if self.schedule.lanes_of_vectors else (elements, lanes)
+        return f"tl.reshape({text}, ({', '.join((rows, *sizes))}))"
+
+    @property
+    def _lane_axis(self) -> int:
+        """The axis of the elements of a lane."""
+        return 2 if self.schedule.lanes_of_vectors else 1
+
+    def _beside_lanes(self, text: str) -> str:
+        """A value of each lane, for all of its elements."""
+        return f"{text}[:, :, None]" if self.schedule.lanes_of_vectors else f"{text}[:, None, :]"
 
     def _lanes(self, i: int) -> str:
         """The operand of a reduction in the shape of its accumulator."""
         step = self.nest.steps[i]
         terms = self._widened(step, self._bounded(step, 1))
-        return f"tl.sum({self._vectors(i, terms)}, axis=2)" if self._is_of_lanes(i) else terms
+        return f"tl.sum({self._by_lane(i, terms)}, axis={self._lane_axis})" if self._is_of_lanes(i) else terms
 
     # A maximum, and the sum of exponentials of differences from it
 
     def _add_online(self, total: int, peak: int) -> None:
-        self.put(f"terms{peak} = {self._vectors(peak, self._bounded(self.nest.steps[peak], 1))}")
-        self.put(f"next{peak} = tw.maximum(acc{peak}, tw.max_over(terms{peak}, axis=2, keep_dims=False))")
+        axis = self._lane_axis
+        self.put(f"terms{peak} = {self._by_lane(peak, self._bounded(self.nest.steps[peak], 1))}")
+        self.put(f"next{peak} = tw.maximum(acc{peak}, tw.max_over(terms{peak}, axis={axis}, keep_dims=False))")
         # A lane that has found only -inf adds zeros.
         self.put(f'shift{peak} = tl.where(next{peak} == float("-inf"), 0.0, next{peak})')
-        terms = self._exponential(total, f"terms{peak} - shift{peak}[:, :, None]")
+        terms = self._exponential(total, f"terms{peak} - {self._beside_lanes(f'shift{peak}')}")
         scaled = f"acc{total} * {self._exponential(total, f'acc{peak} - shift{peak}')}"
-        self.put(f"acc{total} = {scaled} + tl.sum({terms}, axis=2)")
+        self.put(f"acc{total} = {scaled} + tl.sum({terms}, axis={axis})")
         self.put(f"acc{peak} = next{peak}")
 
     def _exponential(self, total: int, of: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.emit.triton_schedule import REGISTERS, SHORT_ROW, TritonSchedule, accumulator_dtype
+from tilewright.emit.triton_schedule import NARROW, REGISTERS, SHORT_ROW, TritonSchedule, accumulator_dtype
 from tilewright.launch.triton import WARP
 from tilewright.loops.blocks import block_width, power_of_two
 from tilewright.loops.nest import Access, Level, Nest
@@ -25,10 +25,10 @@ MANY_COLUMN_VALUES = 3
 SECTOR = 16
 """16-bit elements of a 32-byte sector, the unit of memory traffic."""
 SMALL_TILE = 16384
-"""Elements up to which a tile of short rows has two sectors in a row, as DRAM has, and a warp has 2048, so that few
-share a reduction. Softmax over the 64 channels of 64 x 64 x 65536: 311 µs on an H200 in bf16, 575 in fp32; with one
-sector 406 and 633. Over 256 of 64 x 256 x 16384 in bf16: 278, with one sector in 8 warps 459; their layer norm: 277, in
-16 warps 553."""
+"""Elements up to which a tile of short rows has two sectors in a row, as DRAM has, and a warp has 1024 (2048 of more
+than 4096), so that few share a reduction. Softmax over the 64 channels of 64 x 64 x 65536: 311 µs on an H200 in bf16,
+575 in fp32; with one sector 406 and 633. With a bias and a sigmoid in fp32: 293 µs, with 2048 elements a warp 439. Over
+256 of 64 x 256 x 16384 in bf16: 278, with one sector in 8 warps 459; their layer norm: 277, in 16 warps 553."""
 LEAST_COLUMNS = 32
 """The fewest columns of a program that owns all rows: two sectors of 16-bit elements."""
 SINGLE_COLUMNS = 128
@@ -42,11 +42,20 @@ has 128 bytes or more in a row of each. H200, bf16: 16 x 64 x 262,144 to channel
 (fp32: 566, 652); 32 x 513 x 513 x 64 to contiguous with a tanh 840 µs, 1,205."""
 TRANSPOSED_COLUMNS = 128
 """The widest row of such a tile if it is not whole. 512 x 14 x 14 x 1024 to contiguous: rows of 256 171 µs, 32 508."""
+TRANSPOSED_ROWS = 64
+"""Rows and columns of a tile of fp32 elements if both lie on cache lines; of 16-bit elements there are twice the
+columns. Bias and clamps of 128 x 512 x 512 x 64 to contiguous, fp32: 1,196 µs on an H200, in tiles of 32 × 128 1,311;
+with a mish in bf16 581, 672. A row of 192 columns in tiles of 64, not 256, with 32 rows: 211 µs, 383."""
 FEWEST_READERS = 3
 """Loads of one buffer that make windows."""
 WINDOWED_TILE = 512
 """Elements of a block that reads such windows without a stride. Pooling by 8 of 12288 rows of 65536, stride 1, bf16:
 2,644 µs on an H200, with 1024 elements 3,600."""
+MANY_READERS = 16
+"""With more loads of one buffer a thread has half the elements; so it has of elements of four bytes that windows move
+along the columns, between vectors, if any load has a condition. Pooling by 4 × 4 of 2048 images of 512 × 512, stride 1,
+padded, in fp32 takes 2,309 µs on an H200 with two elements a thread, 3,701 with four; by 3 × 3 × 3 with a stride of 2
+and dilation 1,462 with one, 2,118 with two."""
 STRIDED_TILE = 256
 """Elements of a block that reads windows with a stride, two for each thread of four warps: with eight, other loads
 evict the sectors that neighbouring windows share from the first-level cache before they are read again. Pooling by
@@ -54,6 +63,9 @@ evict the sectors that neighbouring windows share from the first-level cache bef
 SCANNED_COLUMNS = 4096
 """Columns of a block of a long row along which a scan runs. Cumulative sums of 32768 masked rows of 32768 columns in
 fp32 take 2,447 µs on an H200, in blocks of 16,384 columns 3,337."""
+SUMMED_COLUMNS = 4096
+"""Columns of a block of many long rows that are read once: several programs hide each other's waits. The means of 8192
+rows of 64,516 GELUs in bf16 take 362 µs on an H200, in blocks of 16,384 columns 514; in fp32 515, 589."""
 LONG_BLOCK = 2048
 """Columns of a block of a row that is too long for registers, beside column sums."""
 LONG_ROW_WARPS = 32
@@ -124,6 +136,9 @@ def _plan(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shar
         if schedule.scans:
             return Blocking(rows, {"BLOCK_ROWS": 1, "BLOCK_COLS": SCANNED_COLUMNS}, SCANNED_COLUMNS // (16 * WARP))
         # The loads of a thread take at most 32 registers.
+        cut = schedule.cuts_columns and nest.cols[-1] < 2 * SUMMED_COLUMNS
+        if schedule.loops_once and not cut and rows >= 4 * processors:
+            return Blocking(rows, {"BLOCK_ROWS": 1, "BLOCK_COLS": SUMMED_COLUMNS}, SUMMED_COLUMNS // (16 * WARP))
         block_cols = LONG_ROW_WARPS * WARP * (16 if schedule.registers_per_looped_column <= 2 else 8)
         if schedule.cuts_columns:
             block_cols = min(block_cols, schedule.loop_widths[0])
@@ -139,7 +154,8 @@ def _plan(nest: Nest, schedule: TritonSchedule, processors: int, tile: int, shar
         warps = 1
     elif nest.transposes and elements <= SMALL_TILE and programs >= PER_PROCESSOR * processors:
         loads = sum(step.name == "load" and step.level is Level.FULL for step in nest.steps)
-        warps = min(max(power_of_two(elements * max(loads, 1) // (64 * WARP)), 1), 16)
+        held = 32 if elements <= TRANSPOSED_TILE else 64
+        warps = min(max(power_of_two(elements * max(loads, 1) // (held * WARP)), 1), 16)
     else:
         warps = _most_warps(min(max(_power_below(elements // 512), 4), 16), block_rows * block_cols)
     return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
@@ -149,8 +165,7 @@ def _in_tiles(nest: Nest, processors: int, tile: int) -> Blocking:
     """Elementwise over rows × columns."""
     rows, columns, warps = nest.row_count, nest.col_count, 4
     if nest.transposes and tile == TILE and rows * columns >= processors * PER_PROCESSOR * TRANSPOSED_TILE:
-        tile, warps = (TRANSPOSED_TILE, 8) if TritonSchedule(nest).stores_vectors else (TRANSPOSED_TILE // 2, 4)
-        block_cols = power_of_two(columns) if columns <= 2 * TRANSPOSED_COLUMNS else TRANSPOSED_COLUMNS
+        tile, block_cols, warps = _transposed_tile(nest, columns)
     else:
         tile = _windowed_tile(nest) if tile == TILE and not nest.transposes else tile
         tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
@@ -160,14 +175,37 @@ def _in_tiles(nest: Nest, processors: int, tile: int) -> Blocking:
     return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
+def _transposed_tile(nest: Nest, columns: int) -> tuple[int, int, int]:
+    """Elements, columns and warps of a tile that transposes a large nest."""
+    if not TritonSchedule(nest).stores_vectors:
+        return TRANSPOSED_TILE // 2, min(power_of_two(columns), TRANSPOSED_COLUMNS), 4
+    narrow = all(nest.buffers[store.access.buffer].dtype in NARROW for store in nest.stores)
+    if columns > 2 * TRANSPOSED_COLUMNS:
+        if columns % TRANSPOSED_ROWS or nest.rows[-1] % TRANSPOSED_ROWS:
+            return TRANSPOSED_TILE, TRANSPOSED_COLUMNS, 8
+        width = TRANSPOSED_COLUMNS if narrow else TRANSPOSED_ROWS
+        return TRANSPOSED_ROWS * width, width, 8
+    whole = power_of_two(columns)
+    if columns % (TRANSPOSED_ROWS // 2) or whole <= columns + columns // 8:
+        return TRANSPOSED_TILE, whole, 8
+    width = block_width(columns, TRANSPOSED_ROWS)
+    return TRANSPOSED_ROWS // 2 * width, width, 4
+
+
 def _windowed_tile(nest: Nest) -> int:
     """Elements of a block, fewer if several loads read the same elements of a buffer for neighbouring results."""
     loads = [s.access for s in nest.steps if s.name == "load" and s.access and s.level is Level.FULL]
     strided = [access.buffer for access in loads if not access.by and abs(access.strides[-1]) > 1]
     if len(set(strided)) < len(strided):
-        return STRIDED_TILE
-    readers = Counter(access.buffer for access in loads if not access.by)
-    return WINDOWED_TILE if max(readers.values(), default=0) >= FEWEST_READERS else TILE
+        return STRIDED_TILE // 2 if max(Counter(strided).values()) > MANY_READERS else STRIDED_TILE
+    windows = [access for access in loads if not access.by]
+    buffer, most = Counter(access.buffer for access in windows).most_common(1)[0] if windows else (0, 0)
+    if most < FEWEST_READERS:
+        return TILE
+    is_masked = any(s.name == "load" and s.args for s in nest.steps)
+    moved = len({access.offset % 4 for access in windows if access.buffer == buffer}) > 1
+    wide = nest.buffers[buffer].dtype not in NARROW
+    return WINDOWED_TILE // 2 if wide and moved and (is_masked or most > MANY_READERS) else WINDOWED_TILE
 
 
 def _power_below(count: int) -> int:
