@@ -8,8 +8,10 @@ class `Model`, `get_init_inputs` and `get_inputs`; it is measured with its own s
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-import runpy
+import re
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -26,13 +28,24 @@ def problems(folder: Path) -> Mapping[str, Build]:
     return {f"{file.parent.name}-{file.stem}": partial(_build, file) for file in files}
 
 
+def _module(file: Path) -> Any:
+    """The problem as an imported module: Dynamo looks up the globals of a function in the module of its name."""
+    name = "kernelbench_" + re.sub(r"\W", "_", f"{file.parent.name}_{file.stem}")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def _build(file: Path, size: Size) -> Workload:
     torch.manual_seed(0)
     # Inputs are up to 13 GB, and other processes draw theirs at the same time.
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        module = runpy.run_path(str(file))
-        model = module["Model"](*module["get_init_inputs"]())
-        given = module["get_inputs"]()
+        module = _module(file)
+        model = module.Model(*module.get_init_inputs())
+        given = module.get_inputs()
     inputs: dict[str, Any] = dict(zip(inspect.signature(model.forward).parameters, given, strict=False))
     sizes = " ".join("x".join(map(str, x.shape)) for x in given if isinstance(x, torch.Tensor))
     return Workload(model, inputs, sizes)

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from examples import transformer_block
 from tests.graph.captured import naive_softmax
 from tests.passes.graphs import aten, is_view, neighbours, run
+from tilewright.choose.fused_regions import are_copies_apart, faster
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
@@ -136,6 +137,30 @@ def test_a_sum_over_few_rows_reads_contiguous_columns() -> None:
     graph = aten(lambda x: x.sum(1), torch.zeros(16, 20, 65536))
     (region,) = fuse(graph, "forward", target_named("h200")).regions
     assert not region.lowered.nest.transposes
+
+
+@pytest.mark.parametrize(("shape", "kernels"), [((16, 64, 8192), 1), ((4, 64, 256), 2), ((16, 512, 8192), 2)])
+def test_sums_over_a_middle_axis_are_beside_their_readers_in_tiles(shape: tuple[int, ...], kernels: int) -> None:
+    """Many rows of few columns: a tile of a program has whole sectors of its rows, and is read once."""
+    graph = aten(lambda x: x / x.square().mean(1, keepdim=True).sqrt(), torch.empty(shape))
+    assert len(fuse(graph, "forward", target_named("h200")).regions) == kernels
+
+
+def test_a_copied_chain_is_in_the_kernel_that_reads_it() -> None:
+    """Not beside the sums that it reads, with which one kernel would write what the pooling reads."""
+
+    def program(x: Tensor) -> Tensor:
+        return F.max_pool2d(x - x.sum((2, 3), keepdim=True), 2)
+
+    graph, target = aten(program, torch.empty(128, 64, 64, 64)), target_named("h200")
+    compute_in_each_reader(graph, fuse(graph, "forward", target).regions, target.profile)
+    plain = fuse(graph, "forward", target)
+    assert are_copies_apart(plain)
+    chosen = faster(plain, fuse(graph, "forward", target, copies_first=True), target)
+    assert not are_copies_apart(chosen)
+    written = [value.meta["val"].numel() for region in chosen.regions for value in region.lowered.outputs]
+    assert sorted(written) == [128 * 64, 128 * 64 * 32 * 32]
+    assert_complete(graph, chosen)
 
 
 def test_naive_softmax_is_one_kernel() -> None:

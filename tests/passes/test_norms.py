@@ -17,8 +17,8 @@ from tests.passes.graphs import aten, calls, run, stays
 from tilewright.backend import Recording, backend, recording
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.fusion import STRIDED_BYTES
 from tilewright.passes.norm.split import split_norms
+from tilewright.passes.strided_nests import STRIDED_BYTES
 from tilewright.passes.strided_rows import split_strided_rows
 
 ops = torch.ops.aten

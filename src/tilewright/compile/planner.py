@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from tilewright.capture.aot import Rewriter
-from tilewright.choose.fused_regions import settle
+from tilewright.choose.fused_regions import are_copies_apart, faster, settle
 from tilewright.compile import stages
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
@@ -110,7 +110,11 @@ class Planner(Rewriter):
         if "compute_in_each_reader" not in skipped():
             failed += attempt(Pass("compute_in_each_reader", copy_into_readers), graph, self.target)
         # A pass that is taken back leaves other nodes, too.
-        return (fuse(graph, name, self.target) if copied or failed else proposed), copied, failed
+        if copied or failed:
+            proposed = fuse(graph, name, self.target)
+        if copied and are_copies_apart(proposed):
+            proposed = faster(proposed, fuse(graph, name, self.target, copies_first=True), self.target)
+        return proposed, copied, failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
         self.decisions += decisions

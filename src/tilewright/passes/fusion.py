@@ -26,9 +26,10 @@ from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.floor import cache_us, dram_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
-from tilewright.loops.lower import FEW_ROWS, LONG_ROW, Lowered, lower
-from tilewright.loops.nest import Level, Nest
+from tilewright.loops.lower import Lowered, lower
+from tilewright.loops.nest import Nest
 from tilewright.operators.axes import Unfusable
+from tilewright.passes.strided_nests import starves, strides
 from tilewright.passes.units import (
     Reachability,
     behind_views,
@@ -46,12 +47,10 @@ from tilewright.passes.units import (
 from tilewright.records.program import Decision, GraphName, Verdict
 from tilewright.records.progress import tell
 
+COPIED = "tilewright_copied"
+"""In a call's `meta`: the call was copied for the kernel that reads it."""
 MOST_BUFFERS = 24
 """The largest number of tensors that a nest streams from at once; more exceed the hardware prefetchers."""
-STRIDED_BYTES = 64 * 1024
-"""A nest may read a smaller tensor with a stride, since it stays in a cache."""
-SECTOR_COLUMNS = 4096
-"""With longer rows a program cannot hold the 16 rows whose 16-bit elements share a 32-byte sector."""
 MANY_STEPS = 64
 """A kernel with more steps may repeat those of a value for several slices of it."""
 MANY = 8
@@ -117,13 +116,16 @@ class Fusion:
     """Merges that were possible but not made; their price goes into the decisions."""
 
 
-def fuse(graph: fx.Graph, graph_name: GraphName, target: Target) -> Fusion:
-    """Partition the operators of `graph` into regions for `target`; the others stay library calls."""
+def fuse(graph: fx.Graph, graph_name: GraphName, target: Target, *, copies_first: bool = False) -> Fusion:
+    """Partition the operators of `graph` into regions for `target`; the others stay library calls.
+
+    `copies_first`: calls that are `COPIED` are merged with their readers before anything else is merged.
+    """
     try:
-        return _Fuser(graph, graph_name, target).run()
+        return _Fuser(graph, graph_name, target).run(copies_first)
     except Unfusable:
         # A group of elementwise operators did not fit one nest after all.
-        return _Fuser(graph, graph_name, target, lower_each=True).run()
+        return _Fuser(graph, graph_name, target, lower_each=True).run(copies_first)
 
 
 def split_region(region: Region) -> list[Region] | None:
@@ -154,7 +156,7 @@ class _Fuser:
         self.too_wide: list[Region] = []
         self.reasons: dict[tuple[fx.Node, fx.Node], tuple[Verdict, str]] = {}
 
-    def run(self) -> Fusion:
+    def run(self, copies_first: bool) -> Fusion:
         for node in self.operators:
             reason = whose_kernel(node, self.target) or is_fusible(node)
             if reason is None and any(value.users for value in values_of(node)):
@@ -164,6 +166,11 @@ class _Fuser:
                 except Unfusable as error:
                     reason = str(error)
             self.impossible[node] = reason or "nobody reads it"
+        copies = [node for node in self.operators if copies_first and node.meta.get(COPIED) and node in self.region]
+        for node in reversed(copies):
+            for reader in readers(node):
+                if reader in self.region:
+                    self._try(node, reader)
         for number, node in enumerate(self.operators):
             if not number % 100:
                 tell("operators tried for fusion", number, len(self.operators))
@@ -220,9 +227,9 @@ class _Fuser:
     def _refusal(self, merged: Lowered, first: Region | _Elementwise, second: Region | _Elementwise) -> str | None:
         """Why the merged kernel would be slower than two; None if it is not known to be."""
         parts = [part.lowered for part in (first, second) if isinstance(part, Region)]
-        if _strides(merged) and not any(map(_strides, parts)):
+        if strides(merged) and not any(map(strides, parts)):
             return "one kernel would jump through memory from element to element; two read and write it in order"
-        if _starves(merged) and not any(map(_starves, parts)):
+        if starves(merged) and not any(map(starves, parts)):
             return "few programs would each reread a long row; two kernels divide each row among many programs"
         if self._computes_again(merged, first, second):
             return "the kernel would recompute it for many elements, which takes longer than reading it"
@@ -363,33 +370,3 @@ def _joined(members: list[fx.Node], first: _Elementwise, second: _Elementwise) -
     operands = (first.operands | second.operands) - inside
     written = {node for node in first.written | second.written if not inside.issuperset(readers(node))}
     return _Elementwise(members, operands, written) if len(operands) + len(written) <= MOST_BUFFERS else None
-
-
-def _strides(lowered: Lowered) -> bool:
-    """Whether a nest that reduces accesses the columns of a large tensor with a stride, its rows being contiguous.
-
-    On a GPU this concerns sums over columns, and stores of long rows: a batch norm of 128 channels fused with the copy
-    that makes them the last axis took 56 µs for 16 × 32 × 32 in bf16 (H200), since 32 programs each wrote four elements
-    of a sector.
-    """
-    nest = lowered.nest
-    reductions = ("reduce_cols", "reduce_rows") if lowered.language == "c++" else ("reduce_cols",)
-    if not nest.rows or not any(step.name in reductions for step in nest.steps):
-        return False
-    accesses = [step.access for step in nest.steps if step.access and step.level is Level.FULL]
-    if lowered.language == "triton" and nest.col_count > SECTOR_COLUMNS:
-        accesses += [store.access for store in nest.stores if any(nest.split(store.access.strides)[1])]
-    for access in accesses:
-        buffer = nest.buffers[access.buffer]
-        rows, cols = nest.split(access.strides)
-        small = buffer.elements * getattr(torch, buffer.dtype).itemsize < STRIDED_BYTES
-        if 1 in rows and 1 not in cols and not small:
-            return True
-    return False
-
-
-def _starves(lowered: Lowered) -> bool:
-    """Whether a GPU would run few programs that each reduce a long row."""
-    nest = lowered.nest
-    long = lowered.language == "triton" and nest.row_count <= FEW_ROWS and nest.col_count >= LONG_ROW
-    return long and any(step.name == "reduce_cols" for step in nest.steps)

@@ -22,7 +22,7 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.exact import EXACT
 from tilewright.loops.trace import is_repeatable
 from tilewright.operators.table import row_of
-from tilewright.passes.fusion import Region, computes_again
+from tilewright.passes.fusion import COPIED, Region, computes_again
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, is_view, live_out, readers, values_of
 
@@ -144,6 +144,7 @@ def _copy_for(value: fx.Node, chain: Sequence[fx.Node], reader: Sequence[fx.Node
 def _copied(node: fx.Node, after: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
     with node.graph.inserting_after(after):
         copies[node] = node.graph.node_copy(node, lambda operand: copies.get(operand, operand))
+        copies[node].meta[COPIED] = True
     return copies[node]
 
 

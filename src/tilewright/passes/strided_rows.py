@@ -23,8 +23,8 @@ from torch import Tensor, fx
 from tilewright.graph.calls import arguments, class_of, tensor
 from tilewright.graph.insert import insert_formula
 from tilewright.kernels.device import at_least_fp32
-from tilewright.passes.fusion import STRIDED_BYTES
 from tilewright.passes.rule import call, cplusplus, rule
+from tilewright.passes.strided_nests import STRIDED_BYTES
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -42,9 +42,9 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
-from tilewright.passes.fusion import STRIDED_BYTES
 from tilewright.passes.norm.group import normalised as group_normalised
 from tilewright.passes.rule import call, rule
+from tilewright.passes.strided_nests import STRIDED_BYTES
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default
