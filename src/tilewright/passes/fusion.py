@@ -166,11 +166,8 @@ class _Fuser:
                 except Unfusable as error:
                     reason = str(error)
             self.impossible[node] = reason or "nobody reads it"
-        copies = [node for node in self.operators if copies_first and node.meta.get(COPIED) and node in self.region]
-        for node in reversed(copies):
-            for reader in readers(node):
-                if reader in self.region:
-                    self._try(node, reader)
+        if copies_first:
+            self._join_copies()
         for number, node in enumerate(self.operators):
             if not number % 100:
                 tell("operators tried for fusion", number, len(self.operators))
@@ -186,6 +183,12 @@ class _Fuser:
         for number, region in enumerate(regions):
             region.rename(kernel_name(region.members, self.graph_name, number))
         return Fusion(regions, list(self._decisions()), self.too_wide)
+
+    def _join_copies(self) -> None:
+        for node in reversed([node for node in self.operators if node.meta.get(COPIED) and node in self.region]):
+            for reader in readers(node):
+                if reader in self.region:
+                    self._try(node, reader)
 
     def _try_producers(self, node: fx.Node) -> None:
         # The largest producer first, since a merge can make the next one impossible.
