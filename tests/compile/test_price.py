@@ -269,7 +269,7 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
         (
             "bf16",
             "a100",
-            "the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)",
+            "needs a GPU with wgmma instructions, which compute capability 8.0 lacks; its other kernels were not timed",
         ),
         ("bf16", "cpu", "does not replace PyTorch's attention for CPUs: tilewright's own kernels are for GPUs"),
     ],

@@ -36,7 +36,7 @@ from torch import fx
 from tilewright.choose.attention_race import attention_races
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
-from tilewright.hardware.architectures import limits_of
+from tilewright.hardware.architectures import DeviceLimits, limits_of, stated_limits
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
@@ -168,49 +168,32 @@ def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
     if call.splits_cache:
         kernel, slower = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]})", None if _splits(request) else MANY_HEADS
         return replace(offer, kernel=kernel, apply=call.rewrite_by_prefix, unraced=slower)
+    limits = limits_of(request.device)
+    if target.is_planned_gpu:
+        profile = target.profile
+        limits = stated_limits(str(profile.capability), profile.sms, profile.l2_bytes)
     try:
-        if target.is_planned_gpu:
-            ways, unraced = _planned_implementations(request, training, target), None
-        else:
-            ways = _implementations(request, training)
-            unraced = _why_not_fast(request, ways)
+        ways = _implementations(request, training, limits)
     except Refusal as refusal:
         return replace(offer, refusal=str(refusal))
-    # In a plan PyTorch's kernel for CPUs stands for cuDNN. The interpreter, for tests, takes every call.
+    # The interpreter, for tests, takes every call.
+    unraced = _why_not_fast(request, ways, limits) if target.is_gpu else None
+    # In a plan PyTorch's kernel for CPUs stands for cuDNN.
     if unraced is None and (target.is_planned_gpu or call.peer is CUDNN) and _fills_no_tiles(request):
         unraced = "many short sequences that fill no tiles, and no race was run here"
     kernel = f"tilewright.attention ({'; backward '.join(WRITTEN_IN[way] for way in ways)})"
     return replace(offer, kernel=kernel, apply=call.rewrite, unraced=unraced)
 
 
-def _implementations(request: Request, training: bool) -> list[str]:
+def _implementations(request: Request, training: bool, limits: DeviceLimits) -> list[str]:
     """The modules of `KERNELS` that compute `request`, forward first; Refusal if a direction has none."""
-    from tilewright.kernels.attention.dispatch import select
+    from tilewright.kernels.attention.dispatch import choose
 
     try:
-        modules = [select(request, "auto", backward) for backward in (False, True)[: 1 + training]]
+        modules = [choose(request, limits, "auto", backward).module for backward in (False, True)[: 1 + training]]
     except NotImplementedError as error:
         raise Refusal(str(error)) from None
     return [module.__name__.removeprefix(f"{KERNELS}.") for module in modules]
-
-
-def _planned_implementations(request: Request, training: bool, target: Target) -> list[str]:
-    """`_implementations` for a planned GPU that is absent; Refusal if no implementation is known to be fast there."""
-    from tilewright.kernels.attention.decode import triton as decode
-    from tilewright.kernels.attention.hopper import backward, forward
-
-    if not target.has_wgmma:
-        raise Refusal("the kernels that are known to be as fast take the matrix instructions of a warpgroup (wgmma)")
-    if not training and _splits(request):
-        return [SPLIT]
-    why = forward.refuses(request)
-    if why is None and decode.refuses(request) is None:
-        why = f"the kernel in {WRITTEN_IN[SPLIT]} comes first"
-    if why is None and training:
-        why = "few queries or keys" if request.is_short else backward.refuses(request)
-    if why is not None:
-        raise Refusal(f"{why}; its other kernels were not timed against PyTorch's here")
-    return ["hopper.forward", "hopper.backward"][: 1 + training]
 
 
 def _fills_no_tiles(request: Request) -> bool:
@@ -248,13 +231,14 @@ def _splits(request: Request) -> bool:
     return pays and decode.refuses(request) is None
 
 
-def _why_not_fast(request: Request, ways: list[str]) -> str | None:
-    """Why kernels are not known to be as fast as PyTorch's; None for all in the interpreter, which is for tests."""
-    if request.device.type != "cuda" or (ways == [SPLIT] and _splits(request)):
+def _why_not_fast(request: Request, ways: list[str], limits: DeviceLimits) -> str | None:
+    """Why kernels are not known to be as fast as PyTorch's, or None."""
+    if ways == [SPLIT] and _splits(request):
         return None
     for way, own in zip(ways, ("hopper.forward", "hopper.backward"), strict=False):
         if way not in FOR_HOPPER:
-            why = importlib.import_module(f"{KERNELS}.{own}").supports(request, limits_of(request.device))
+            why = importlib.import_module(f"{KERNELS}.{own}").supports(request, limits)
+            why = why or ("few queries or keys" if request.is_short and len(ways) > 1 else None)
             what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
             return f"{what}; its other kernels were not timed against PyTorch's here"
     return None

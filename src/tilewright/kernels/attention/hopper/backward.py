@@ -99,15 +99,10 @@ LONG_WALKS = 8192
 
 
 def supports(request: Request, limits: DeviceLimits) -> str | None:
-    """Why the backward of `request` is not computed here, or None."""
-    if request.device.type != "cuda":
-        return f"only on a GPU, not on {request.device.type}"
-    lacking = needs_wgmma(limits)
-    if lacking is not None:
-        return lacking
-    if not available(request.device.index or 0):
-        return "the package cuda-bindings is not installed"
-    return refuses(request)
+    """Why the backward of `request` is not computed here, or None; as of the forward."""
+    is_here = request.device.type == "cuda"
+    missing = is_here and limits.wgmma and not available(request.device.index or 0)
+    return needs_wgmma(limits) or ("the package cuda-bindings is not installed" if missing else refuses(request))
 
 
 def refuses(request: Request) -> str | None:

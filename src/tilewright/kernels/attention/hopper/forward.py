@@ -31,8 +31,8 @@ _ORDERS: dict[tuple[Order, torch.device], torch.Tensor] = {}
 
 
 def supports(request: Request, limits: DeviceLimits) -> str | None:
-    """Why these kernels cannot compute `request`, or None."""
-    return needs_wgmma(limits) or refuses(request) or _missing()
+    """Why these kernels cannot compute `request`, or None. Of a GPU that is not here all is taken to be installed."""
+    return needs_wgmma(limits) or refuses(request) or (_missing() if request.device.type == "cuda" else None)
 
 
 def refuses(request: Request) -> str | None:
