@@ -117,6 +117,15 @@ def test_traces_that_are_no_runs(tmp_path: Path) -> None:
     assert (found.before, found.after) == ((sides[0],), (sides[1],))
 
 
+def test_folders_of_traces(tmp_path: Path) -> None:
+    for side, gelu in (("before", 30_000), ("after", 36_000)):
+        (tmp_path / side).mkdir()
+        noisy(1, gelu=gelu).write(tmp_path / side, "first")
+    sides = [read_side(tmp_path / side) for side in ("before", "after")]
+    assert [[each.path.name for each in side] for side in sides] == [["first.json"]] * 2
+    assert diff(*sides).operators[0].operator == "aten::gelu"
+
+
 @pytest.mark.parametrize(
     ("names", "category", "steps"),
     [

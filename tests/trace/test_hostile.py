@@ -1,9 +1,12 @@
 """Files that are damaged, enormous or meant to harm: a clear error or a correct load, in bounded memory."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from tests.counting import calls_made
 from tests.trace.loading import accounted, complete, loaded, loaded_events, rows, written
 from tests.waiting import HANG_S
 from tilewright.records.errors import TraceError
+from tilewright.trace.formats import source
 
 GOOD = json.dumps({"traceEvents": [complete("a", 1, 2), complete("b", 4, 2)]}).encode()
 DEEP = 10**6
@@ -71,9 +75,60 @@ def test_an_event_of_kinetos_that_is_no_json(tmp_path: Path, name: bytes) -> Non
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing.json"):
-        with pytest.raises(TraceError, match="cannot read"):
+    for path, why in ((tmp_path, r"no trace .* in the folder"), (tmp_path / "missing.json", "cannot read")):
+        with pytest.raises(TraceError, match=why):
             loaded(path)
+
+
+def archived(path: Path, content: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, text in content.items():
+                packed.writestr(name, text)
+    else:
+        with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
+            for name, text in content.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text))
+    return path
+
+
+@pytest.mark.parametrize("name", ["all.zip", "all.tar", "all.tar.gz"])
+def test_an_archive_has_its_traces_whatever_their_names_are(tmp_path: Path, name: str) -> None:
+    content = {"../../escaped.json": GOOD, "/rank1.json.gz": gzip.compress(GOOD), "a.json": b"[1]", "notes.txt": b"x"}
+    (tmp_path / "in").mkdir()
+    path = archived(tmp_path / "in" / name, content)
+    connection, files = loaded(path)
+    assert [file.path for file in files] == [f"{path}/../../escaped.json", f"{path}//rank1.json.gz"]
+    assert rows(connection, "SELECT count(*) FROM slice") == [(2 * files[0].slices,)]
+    # Nothing was written beside it.
+    assert sorted(each.name for each in tmp_path.rglob("*")) == sorted(["in", name])
+
+
+@pytest.mark.parametrize("name", ["all.zip", "all.tar.gz"])
+def test_archives_that_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TraceError, match=r"no trace .* in the archive"):
+        loaded(archived(tmp_path / f"none-{name}", {"notes.txt": b"x"}))
+    with pytest.raises(TraceError, match="is not a trace"):
+        loaded(archived(tmp_path / f"other-{name}", {"a.json": b"[1]"}))
+    whole = archived(tmp_path / name, {"a.json": GOOD * 500})
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(TraceError, match=name):
+        loaded(whole)
+
+
+def test_an_archive_that_is_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_BOMB_BYTES", 1 << 20)
+    with pytest.raises(TraceError, match="far more than its size"):
+        loaded(archived(tmp_path / "bomb.zip", {"a.json": b" " * (1 << 23)}))
+
+
+def test_a_folder_of_traces(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"rank{number}.json").write_bytes(GOOD)
+    _, files = loaded(tmp_path)
+    assert [file.path for file in files] == [str(tmp_path / f"rank{number}.json") for number in range(2)]
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])

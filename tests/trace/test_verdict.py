@@ -136,6 +136,16 @@ def test_a_function_of_the_standard_library_with_what_it_calls(frame: str, said:
     assert action in advice
 
 
+def test_many_collectives_are_too_many() -> None:
+    trace = stepped(1)
+    for at in range(100, 900, 20):
+        trace.frame("<built-in method wait of torch._C._distributed_c10d.Work object at 0x7f>", at, at + 20)
+    lines(trace, (0, 2), (99, 5), (901, 9))
+    slow, why, action = verdict(trace)
+    assert slow == "Communication takes 80 % of the step, 0.8 ms of 1 ms at train.py:5."
+    assert why.startswith("It makes 40 collectives a step") and "buckets" in action
+
+
 def test_a_loop_that_asks_for_the_time() -> None:
     trace = stepped(1)
     for at in range(100, 900, 4):

@@ -65,12 +65,12 @@ def report(
 def diff(
     before: Annotated[
         Path,
-        typer.Argument(help="A run, a folder of runs, or a trace, of one program.", autocompletion=completion.runs),
+        typer.Argument(help="A run, a trace, or a folder of them, of one program.", autocompletion=completion.runs),
     ],
     after: Annotated[
         Path,
         typer.Argument(
-            help="What to compare it with: a run, a folder of runs, or a trace.", autocompletion=completion.runs
+            help="What to compare it with: a run, a trace, or a folder of them.", autocompletion=completion.runs
         ),
     ],
     as_json: AsJson = False,
@@ -121,7 +121,7 @@ _OPERATORS = 10
 def trace(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Kineto or Chrome JSON, also gzipped, or Nsight Systems' SQLite; one file per rank."),
+        typer.Argument(help="Kineto or Chrome JSON, also gzipped, or Nsight Systems' SQLite; a folder, or an archive."),
     ],
     as_json: AsJson = False,
     quiet: Quiet = False,

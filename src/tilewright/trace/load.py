@@ -20,6 +20,7 @@ from tilewright.trace.events.slices import Slices, find_slices, write_slices
 from tilewright.trace.events.staging import Header, drop_tables, make_tables
 from tilewright.trace.events.tracks import Tracks, add_metadata
 from tilewright.trace.formats import chrome, nsys
+from tilewright.trace.formats.collection import files_at
 from tilewright.trace.formats.source import failing, unpacked
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def trace_run(paths: Sequence[Path], *, command: str, tell: Callable[[str], None
 def load_traces(
     paths: Sequence[Path], connection: DuckDBPyConnection, tell: Callable[[str], None] = lambda _: None
 ) -> list[Loaded]:
-    """Add the traces at `paths` to the database of `connection`, after any that it has.
+    """Add the traces at `paths`, files, folders or archives, to the database of `connection`, after any that it has.
 
     The tables and macros of the timeline are created if missing. `tell` is called with the name of each file. The
     connection must be in no transaction.
@@ -80,20 +81,37 @@ def load_traces(
     Raises:
         TraceError: a file is missing, damaged, or no trace; nothing of it was added, the files before it stay.
     """
-    import duckdb
-
-    loaded = []
+    loaded = list[Loaded]()
     with _bounded(connection):
         for script in ("schema.sql", "macros.sql", "memory.sql"):
             connection.execute(files("tilewright.trace").joinpath(script).read_text("utf-8"))
         for path in paths:
-            tell(f"reading {path.name}")
-            try:
-                loaded.append(_load(path, connection))
-            except duckdb.Error as error:
-                raise TraceError(f"{path} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
-            finally:
-                drop_tables(connection)
+            with files_at(path) as files_there:
+                loaded += _load_all(files_there, connection, tell)
+    return loaded
+
+
+def _load_all(
+    there: Sequence[tuple[Path, str]], connection: DuckDBPyConnection, tell: Callable[[str], None]
+) -> list[Loaded]:
+    """One trace, or those of a folder or archive, in which other files may lie too."""
+    import duckdb
+
+    loaded, refused = list[Loaded](), list[TraceError]()
+    for path, name in there:
+        tell(f"reading {Path(name).name}")
+        try:
+            loaded.append(_load(path, name, connection))
+        except duckdb.Error as error:
+            raise TraceError(f"{name} cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+        except TraceError as error:
+            refused.append(error)
+            if len(there) > 1:
+                tell(f"left out: {error}")
+        finally:
+            drop_tables(connection)
+    if refused and not loaded:
+        raise refused[0]
     return loaded
 
 
@@ -132,33 +150,33 @@ def _bounded(connection: DuckDBPyConnection) -> Iterator[None]:
             connection.execute(f"SET {name} = '{value}'")
 
 
-def _load(path: Path, connection: DuckDBPyConnection) -> Loaded:
+def _load(path: Path, name: str, connection: DuckDBPyConnection) -> Loaded:
     make_tables(connection)
-    with failing(path):
-        header = _stage(path, connection)
+    with failing(Path(name)):
+        header = _stage(path, Path(name), connection)
     # Row ids, which give the position in the file, are final only after a commit; so the next part is a new
     # transaction.
     with _transaction(connection):
-        return _place(path, connection, header)
+        return _place(path, name, connection, header)
 
 
-def _stage(path: Path, connection: DuckDBPyConnection) -> Header:
-    """Fill `staged` and `event_reject` from a file of any format."""
+def _stage(path: Path, shown: Path, connection: DuckDBPyConnection) -> Header:
+    """Fill `staged` and `event_reject` from a file of any format, which errors call `shown`."""
     if nsys.is_nsys(path):
         return nsys.stage(path, connection)
     if {".pftrace", ".perfetto-trace"} & set(path.suffixes):
-        raise TraceError(f"{path} is in Perfetto's own format, which is not read: `traceconv json` makes JSON of it")
+        raise TraceError(f"{shown} is in Perfetto's own format, which is not read: `traceconv json` makes JSON of it")
     with unpacked(path) as plain:
-        return chrome.stage(plain, path, connection)
+        return chrome.stage(plain, shown, connection)
 
 
-def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded:
+def _place(path: Path, name: str, connection: DuckDBPyConnection, header: Header) -> Loaded:
     """Move the staged events to the tables of the schema."""
     file_id = next_id(connection, "trace_file", "id")
     events = _count(connection, "staged") + _count(connection, "event_reject")
     if events and not header.notes and not _count(connection, "staged"):
         ((why,),) = connection.execute("SELECT reason FROM event_reject LIMIT 1").fetchall()
-        raise TraceError(f"{path} is not a trace: none of its {events:,} entries is an event; the first is: {why}")
+        raise TraceError(f"{name} is not a trace: none of its {events:,} entries is an event; the first is: {why}")
     shift = _align(connection, header)
     tracks = Tracks(connection, file_id)
     tracks.find()
@@ -166,10 +184,10 @@ def _place(path: Path, connection: DuckDBPyConnection, header: Header) -> Loaded
     slices, flow_points, clocks = _add_slices_and_flows(connection, tracks)
     tracks.write()
     metadata = add_metadata(connection, tracks, header)
-    connection.execute("INSERT INTO reject SELECT ?, ?, reason, event FROM event_reject", [file_id, str(path)])
+    connection.execute("INSERT INTO reject SELECT ?, ?, reason, event FROM event_reject", [file_id, name])
     loaded = Loaded(
         id=file_id,
-        path=str(path),
+        path=name,
         format=header.format,
         rank=header.rank,
         world_size=header.world_size,

@@ -11,6 +11,7 @@ from tilewright.records.errors import StoreError
 from tilewright.store import Run
 from tilewright.trace.analysis import analyse
 from tilewright.trace.compare.diff import RunSteps, read_run, runs_of
+from tilewright.trace.formats.collection import traces_of
 from tilewright.trace.load import load_traces
 
 _RUN = b"DUCK"
@@ -18,7 +19,7 @@ _MAGIC = slice(8, 12)
 
 
 def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[RunSteps]:
-    """The runs of a folder, one run, or one trace.
+    """The runs of a folder, or the traces of one without runs; one run, or one trace.
 
     `tell` is called before what takes long.
 
@@ -27,7 +28,8 @@ def read_side(side: Path, tell: Callable[[str], None] = lambda _: None) -> list[
         TraceError: it is neither a folder, a run nor a trace.
     """
     if side.is_dir():
-        return [read_run(path) for path in runs_of(side)]
+        traces = [] if any(side.glob("*.duckdb")) else traces_of(side)
+        return [_read_trace(path, tell) for path in traces] or [read_run(path) for path in runs_of(side)]
     try:
         with side.open("rb") as file:
             head = file.read(_MAGIC.stop)

@@ -29,6 +29,11 @@ def failing(path: Path) -> Iterator[None]:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def too_large(size: int, packed: int) -> bool:
+    """Whether so many packed bytes give more than those of a trace would."""
+    return size > _BOMB_BYTES and size > _BOMB_RATIO * packed
+
+
 def is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == _GZIP
@@ -75,7 +80,7 @@ def _unpacked(path: Path, packed: BinaryIO) -> Iterator[bytes]:
                 chunk = unpacker.unused_data.lstrip(b"\0")
                 unpacker = zlib.decompressobj(wbits=31)
             size += len(piece)
-            if size > _BOMB_BYTES and size > _BOMB_RATIO * packed.tell():
+            if too_large(size, packed.tell()):
                 raise TraceError(
                     f"{path} decompresses to more than {_BOMB_RATIO} times its size; no trace does, so it is not read"
                 )

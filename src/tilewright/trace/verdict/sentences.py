@@ -13,6 +13,7 @@ _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
 _REASON = 240
+_MANY_COLLECTIVES = 20
 _RECOMPILED = {
     r"mismatch at index|size mismatch|stride mismatch|\.size\(|\.shape": (
         "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
@@ -219,6 +220,10 @@ def _device(cause: Candidate, step: Step) -> Advice:
 
 
 def _communication(cause: Candidate, step: Step) -> Advice:
+    if cause.calls >= _MANY_COLLECTIVES:
+        why = f"It makes {cause.calls:,.0f} collectives a step, and waits for each ({cause.what})."
+        action = "DistributedDataParallel sends gradients in a few buckets, during backward; or send one flat tensor"
+        return Advice("Communication", why, action, 0.99 * cause.ms)
     why = f"This process waits for others in {cause.what}."
     return Advice("Communication", why, "Give all ranks the same work; table `straggler` names the late one", cause.ms)
 
