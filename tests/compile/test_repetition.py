@@ -80,6 +80,19 @@ def test_layers_with_weights_of_their_own(training: bool) -> None:
         assert verdicts(found) == verdicts(whole)
 
 
+def norms(x: torch.Tensor, gain: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(24):
+        x = (gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))) @ w
+    return x
+
+
+def test_rewrites_before_autograd_see_the_short_program() -> None:
+    asked = case(norms, "fp32[4,64] fp32[64] fp32[64,64]")
+    found, whole = price_program(asked, H200), price_case(asked, H200).program
+    assert found.folded and any(decision.passed_by == "rms_norm" for decision in found.decisions)
+    assert_alike(found, whole, "forward")
+
+
 def recurrence(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     state, states = torch.zeros_like(x[:, 0]), []
     for step in x.unbind(1):
