@@ -60,7 +60,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (nvrtc, linear.cuda):
         monkeypatch.setattr(module, "bindings_installed", lambda: True)
     monkeypatch.setattr(linear.cuda, "kernel", build)
-    monkeypatch.setattr(linear.choice, "fastest", lambda *_: "fused")
+    monkeypatch.setattr(linear, "fastest", lambda *_: "fused")
     monkeypatch.setattr(builder, "loaded", lambda kernel: LoadedKernel(kernel.metadata.name, 1, 128, 0))
     for cache in CACHES:
         cache.cache_clear()
