@@ -107,6 +107,36 @@ def test_a_program_is_found_again(function: Callable[..., Any], backward: bool) 
     is_found(function, x, backward=backward)
 
 
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * 3
+
+
+class Quadrupled(Tripled):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos() * 4
+
+
+# Dynamo instantiates the class.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_an_autograd_function_is_found_by_its_forward_and_its_backward() -> None:
+    x = with_grad(4, 9)
+    is_found(lambda x: Tripled.apply(x) * 2, x, backward=True)
+    again()
+    _, _, (gradient,), _ = run(lambda x: Quadrupled.apply(x) * 2, x, backward=True)
+    assert program_cache.counts == {"compiled": 1, "kept": 1}
+    torch.testing.assert_close(gradient, 8 * x.detach().cos())
+
+
 def test_an_input_that_is_written_is_written_by_the_program_that_was_found() -> None:
     is_found(writes, torch.randn(5, 7), torch.randn(5, 7))
 

@@ -58,6 +58,11 @@ FOUND = {
         ("x0 - x0.mean(-1, keepdim=True)", "v0.flatten()", "v1 + torch.flip(v1, [0])", "v1 * v1.roll(10, 0)"),
         ("v2", "v3"),
     ),
+    "a copy that resolves a conjugated tensor is no needless copy": Graph(
+        (Input((1, 2, 7, 1), F32, "contiguous"),),
+        ("torch.view_as_complex(torch.stack([x0, -x0], -1))", "v0.mT.conj() * (0.5 + 1j)"),
+        ("v1",),
+    ),
     "the largest of a single value": Graph((Input((), F32, "contiguous"),), ("x0 * 2", "v0.max(0)[0]"), ("v1",)),
 }
 

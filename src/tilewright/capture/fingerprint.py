@@ -113,6 +113,8 @@ def _device(device: torch.device) -> str:
 
 
 def _call(node: fx.Node) -> str:
+    if node.op == "get_attr":
+        return f"{node.op} {node.name} {_graph_of_a_function(node)}"
     if node.op in ("placeholder", "output") or (node.op == "call_method" and _is_tensor(node.args[0])):
         target = str(node.target)
     elif node.op == "call_function":
@@ -123,6 +125,14 @@ def _call(node: fx.Node) -> str:
         raise Undescribed(f"{node.name} is annotated")
     static = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
     return f"{node.op} {node.name} {target} {_argument(node.args)} {_argument(node.kwargs)} {static}"
+
+
+def _graph_of_a_function(node: fx.Node) -> str:
+    """Forward or backward of a `torch.autograd.Function`, which Dynamo has traced to a graph of its own."""
+    held = getattr(node.graph.owning_module, str(node.target), None)
+    if not isinstance(held, fx.GraphModule):
+        raise Undescribed(f"{node.name} is a {type(held).__name__}")
+    return "{" + "; ".join(map(_call, held.graph.nodes)) + "}"
 
 
 def _is_tensor(x: object) -> bool:
@@ -148,6 +158,8 @@ def _argument(x: Any) -> str:
 
 
 def _function(target: Any) -> str:
+    if target is torch.ops.higher_order.autograd_function_apply:
+        return str(target)
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         name = str(target if isinstance(target, OpOverload) else target._qualified_op_name)
         if name.replace("::", ".").split(".")[0] not in OPERATORS:

@@ -20,15 +20,17 @@ MOVES = {
 
 
 def layout(node: Node) -> object:
-    """Dtype, device, sizes and strides of a tensor; symbolic ones as expressions, since comparing symbols would bind
-    them. Of another value the node itself, which is equal to no other."""
+    """Dtype, device, sizes and strides of a tensor, and whether it is read conjugated or negated; symbolic ones as
+    expressions, since comparing symbols would bind them. Of another value the node itself, which is equal to no other.
+    """
     import torch
 
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return node
     extents = (*value.shape, *value.stride())
-    return value.dtype, value.device, *(n.node.expr if isinstance(n, torch.SymInt) else n for n in extents)
+    read = value.is_conj(), value.is_neg()
+    return value.dtype, value.device, read, *(n.node.expr if isinstance(n, torch.SymInt) else n for n in extents)
 
 
 def before_widening(node: Node) -> Node:
