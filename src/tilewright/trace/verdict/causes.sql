@@ -162,7 +162,7 @@ replaceable AS (
         SELECT host_event.file_id, step.ts AS step_ts, plain.plain AS what, host_event.ts, host_event.dur
         FROM host_event JOIN plain ON plain.number = host_event.named
         JOIN host_step AS step ON step.file_id = host_event.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
-        WHERE plain.plain IN ('EmbeddingBackward0', 'aten::one_hot')
+        WHERE plain.name IN ('autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot')
     ),
     one_step AS (
         SELECT called.file_id, called.step_ts, called.what, any_value(host_time.source) AS source, sum(called.dur) AS ns, count(*) AS calls

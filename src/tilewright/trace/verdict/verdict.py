@@ -70,7 +70,8 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
         rates = _tensor_cores(connection)
         step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, *rates)
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
-        candidates = [Candidate(*row) for row in rows]
+        # Medians of parts may add up to more than the mean step.
+        candidates = [replace(cause, ms=min(cause.ms, bare_ms)) for cause in (Candidate(*row) for row in rows)]
         found += [(cause, step, advice_on(cause, step)) for cause in candidates]
     found.sort(key=_largest_gain)
     found = _late_ranks_first(found)
