@@ -131,8 +131,9 @@ def joint_graph(
     (`if mask.all()`), the graph has what ran for these inputs. Exceptions of the model pass through.
     """
     import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from tilewright.pytorch.tracing import traced
 
     state = _state(model)
     moved = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
@@ -156,7 +157,7 @@ def joint_graph(
 
     with sdpa_kernel(SDPBackend.MATH), _without_onednn():
         torch.manual_seed(seed)
-        graph = make_fx(whole, _error_on_data_dependent_ops=False)(*arguments())
+        graph = traced(whole, arguments())
     return JointGraph(graph, arguments(), names)
 
 
