@@ -24,7 +24,10 @@ def test_the_naive_softmax_reads_and_writes_what_the_definitions_say(
     assert before[1:] == ["  reads 5·N·M + 2·N  writes 3·N·M + 2·N", "  unused N (indices of max)", "  FLOPs 4·N·M"]
     assert after[0].startswith("after fusion: 1 launch, 160 MB moved")
     assert after[1:] == ["  reads N·M  writes N·M", "  FLOPs 4·N·M"]
-    assert between(ended.lines, "vanished:") == ["vanished: 480 MB", "  reads 4·N·M + 2·N  writes 2·N·M + 2·N"]
+    assert between(ended.lines, "saved by fusion:") == [
+        "saved by fusion: 480 MB",
+        "  reads 4·N·M + 2·N  writes 2·N·M + 2·N",
+    ]
 
 
 @pytest.mark.parametrize("name", ["attention", "square"])
@@ -35,7 +38,7 @@ def test_attention_names_the_products_and_the_squares_that_vanish(name: str, til
         assert "  matmul FLOPs 4·B·N²·d" in between(ended.lines, total)
     assert "  reads 3·B·N² + 3·B·N·d  writes 3·B·N² + B·N·d" in between(ended.lines, "before fusion:")
     assert "N²" not in between(ended.lines, "after fusion:")[1]
-    reads, writes = between(ended.lines, "vanished:")[1].split("  writes ")
+    reads, writes = between(ended.lines, "saved by fusion:")[1].split("  writes ")
     assert reads.startswith("  reads 3·B·N² − ") and writes.startswith("3·B·N² − ")
 
 

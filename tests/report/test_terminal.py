@@ -36,15 +36,15 @@ def test_totals_and_floors_are_whole_at_any_width(width: int) -> None:
     assert ("examples/transformer_block.py:29: p = a.softmax(-1)" in text) == (width == 200)
 
 
-def test_totals_before_and_after_fusion_and_what_vanished() -> None:
+def test_totals_before_and_after_fusion_and_what_fusion_saves() -> None:
     text = shown(forward())
     assert "before fusion: 12 launches, 246 MB moved" in text and "after fusion: 7 launches, 32.0 MB moved" in text
-    assert "vanished: 214 MB\n  reads 3·B·S²·H + 4·B·S·D  writes 3·B·S²·H + 2·B·S·D\n" in text
+    assert "saved by fusion: 214 MB\n  reads 3·B·S²·H + 4·B·S·D  writes 3·B·S²·H + 2·B·S·D\n" in text
     assert "  matmul FLOPs 4·B·S²·D + 4·B·S·D²\n" in text
     assert "peak of live memory: 130 MB before fusion, 78.0 MB after" in text
     unplanned = [op for op in forward().operators if op.stage == "before"]
     text = shown(Program(unplanned + [replace(op, stage="after") for op in unplanned]))
-    assert "vanished" not in text and "peak of live memory" not in text
+    assert "saved by fusion" not in text and "peak of live memory" not in text
 
 
 def test_an_unknown_cost_is_never_zero() -> None:

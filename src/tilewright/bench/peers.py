@@ -105,7 +105,10 @@ def example_module(file: str) -> ModuleType:
     """The module `examples/<file>`; UsageError where there are no examples."""
     path = EXAMPLES / file
     if not path.exists():
-        raise UsageError(f"no file {path}: tilewright is installed without its examples")
+        raise UsageError(
+            f"examples/{file} is not here: an installed tilewright has no examples; clone the repository, and install "
+            "from there with pip install -e ."
+        )
     if _EXAMPLES not in sys.modules:
         sys.modules[_EXAMPLES] = package = ModuleType(_EXAMPLES)
         package.__path__ = [str(EXAMPLES)]

@@ -79,6 +79,6 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
     known = ", ".join(f"{what} {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall())
     if known:
         whose = "the device's time" if on_device else "the operators' own time"
-        yield f"of {whose} is known: {known}"
+        yield f"known of {whose}: {known}"
     if without_shapes:
         yield "no operator has shapes, and so no cost: record_shapes=True of PyTorch's profiler adds them"

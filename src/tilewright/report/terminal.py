@@ -49,7 +49,7 @@ def show_explain(
             operator_rows(before, names, everything),
             _totals("before fusion", before, names),
             _totals("after fusion", after, names),
-            _vanished(before, after, names),
+            _saved(before, after, names),
             _peak(program, graph),
         ]
         regions = [region for region in program.regions if region.graph == graph]
@@ -108,7 +108,9 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
 
 def fallbacks(program: Program) -> list[Text]:
     """A line for each part of the program that PyTorch runs."""
-    lines = [f"runs as PyTorch runs it: {item.what} at {item.where}: {item.why}" for item in program.fallbacks]
+    lines = [
+        f"runs as PyTorch runs it: {item.what} at {item.where.rstrip(':')}: {item.why}" for item in program.fallbacks
+    ]
     return [Text(plain(line), "yellow") for line in dict.fromkeys(lines)]
 
 
@@ -139,14 +141,14 @@ def _totals(title: str, launches: Sequence[Operator], names: Sequence[str]) -> T
     return text
 
 
-def _vanished(before: Sequence[Operator], after: Sequence[Operator], names: Sequence[str]) -> Text:
+def _saved(before: Sequence[Operator], after: Sequence[Operator], names: Sequence[str]) -> Text:
     """The traffic that fusion saves: the difference of both totals."""
     old, new = [op.cost for op in before], [launch.cost for launch in after]
     saved = sum(cost.bytes for cost in old) - sum(cost.bytes for cost in new)
     if saved <= 0 or any(cost.provenance == "unknown" for cost in old + new):
         return Text()
     reads, writes = (_sum(old, what, names, without=new) for what in ("reads", "writes"))
-    return Text.assemble(("\nvanished: ", "bold"), f"{nbytes(saved)}", f"\n  reads {reads}  writes {writes}")
+    return Text.assemble(("\nsaved by fusion: ", "bold"), f"{nbytes(saved)}", f"\n  reads {reads}  writes {writes}")
 
 
 def _peak(program: Program, graph: GraphName) -> Text:
