@@ -1,5 +1,6 @@
 """Set up every test: strict mode, a home folder of its own, skips without a GPU, marks of slow tests."""
 
+import functools
 import gc
 import os
 import sys
@@ -58,7 +59,18 @@ def afresh() -> None:
         # For a line of its log Dynamo times the guards of each compilation, with the processor's caches flushed.
         sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
     if "torch" in sys.modules:
+        seed_only_what_is_there()
         sys.modules["torch"].manual_seed(0)
+
+
+@functools.cache
+def seed_only_what_is_there() -> None:
+    """For each kind of device that is not there, seeding formats the whole stack, for the message of an error."""
+    import torch
+
+    for kind in (torch.cuda, torch.mtia, torch.xpu):
+        if not kind.is_available():
+            kind.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
 
 
 @pytest.fixture
