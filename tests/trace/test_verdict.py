@@ -138,6 +138,23 @@ def test_a_function_of_the_standard_library_with_what_it_calls(frame: str, said:
     assert action in advice
 
 
+@pytest.mark.parametrize(
+    ("function", "action"),
+    [("to", "pin_memory=True"), ("nonzero", "torch.where"), ("item", "every 100th step")],
+)
+def test_a_wait_for_the_device_by_the_function_that_waits(function: str, action: str) -> None:
+    trace = stepped(1)
+    trace.operator("aten::mm", 10, 60)
+    trace.launch(20, 30, 150)
+    trace.frame(f"<built-in method {function} of Tensor object at 0x7f>", 100, 900)
+    trace.operator("aten::copy_", 102, 898)
+    trace.call("cudaStreamSynchronize", 104, 896)
+    lines(trace, (0, 2), (99, 5), (901, 9))
+    slow, why, advice = verdict(trace)
+    assert slow.startswith("Waiting for the device takes 79 %") and slow.endswith(" at train.py:5.")
+    assert why.startswith(f"{function} returns only when") and action in advice
+
+
 def test_many_collectives_are_too_many() -> None:
     trace = stepped(1)
     for at in range(100, 900, 20):

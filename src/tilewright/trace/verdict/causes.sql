@@ -29,8 +29,8 @@ WITH called AS (
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
        sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, max(calls) AS runs,
-       -- What they compute is less than what it takes to call them.
-       sum(operators) >= 20 AND sum(ms) < 0.025 * any_value(times) * sum(operators) AS is_small,
+       -- What they compute is less than what it takes to call them; in a loop they could be fewer.
+       sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.025 END AS is_small,
        coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
 FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
@@ -70,7 +70,7 @@ WITH waiting AS (
            -- Garbage is collected wherever objects are made, and a batch is asked for at one line.
            CASE WHEN class NOT IN ('data', 'garbage collection') OR what = 'collect' THEN source END AS place,
            -- Of a wait that a function is made for its name.
-           CASE WHEN class = 'sleep and locks' AND NOT is_torch AND called NOT IN ('sleep', 'with') THEN called ELSE what END AS what,
+           CASE WHEN class IN ('sleep and locks', 'device') AND NOT is_torch AND called NOT IN ('sleep', 'with') THEN called ELSE what END AS what,
            source, ms_per_step, calls, coalesce(inner_what, '') AS inner_what, inner_source, inner_class
     FROM host_cause WHERE class NOT IN ('operators', 'Python', 'profiler', 'untraced')
 ),
@@ -194,6 +194,8 @@ UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL,
 UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing
 UNION ALL SELECT file_id, 'replaceable', source, what, ms, calls, NULL, NULL, NULL FROM replaceable
 UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NULL,
-                 (SELECT sum(win) FROM host_distance WHERE host_distance.file_id = anomalies.file_id) FROM anomalies
+                 (SELECT sum(greatest(least(coalesce(win, host_distance.ms), host_distance.ms - 0.01 * host_distance.calls / steps), 0))
+                  FROM host_distance JOIN host_step_time USING (file_id) WHERE host_distance.file_id = anomalies.file_id)
+FROM anomalies
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

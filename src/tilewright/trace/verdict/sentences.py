@@ -14,6 +14,17 @@ _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
 _REASON = 240
 _MANY_COLLECTIVES = 20
+_READS_LATER = "Read results of the device every 100th step, or after the next step is launched"
+_WAITS = {
+    ("to", "cuda", "copy_", "_to_copy", "tensor", "as_tensor"): (
+        "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)"
+    ),
+    ("synchronize",): "Take synchronize() out of the step: PyTorch waits where it must",
+    ("nonzero", "masked_select", "unique", "where", "argwhere", "repeat_interleave", "index"): (
+        "Keep sizes that data does not decide: torch.where(mask, x, 0) or a product by the mask instead of x[mask]"
+    ),
+}
+"""What to do by the function that waits."""
 _RECOMPILED = {
     r"mismatch at index|size mismatch|stride mismatch|\.size\(|\.shape": (
         "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
@@ -214,8 +225,9 @@ def _allocator(cause: Candidate, step: Step) -> Advice:
 
 
 def _device(cause: Candidate, step: Step) -> Advice:
+    what = cause.what.removeprefix("aten::")
     why = f"{cause.what} returns only when the device has caught up, and nothing is launched meanwhile."
-    action = "Read results of the device every 100th step, or after the next step is launched"
+    action = next((advice for names, advice in _WAITS.items() if what in names), _READS_LATER)
     return Advice("Waiting for the device", why, action, 0.99 * cause.ms)
 
 
@@ -353,8 +365,8 @@ def _replaceable(cause: Candidate, step: Step) -> Advice:
 def _anomalies(cause: Candidate, step: Step) -> Advice:
     why = "Each operator formats the stack that called it, and backward looks for NaN in each gradient."
     action = "torch.autograd.set_detect_anomaly(False), once the NaN is found"
-    # What the operators would win at their floors, or half of them where no floors are known.
-    return Advice("Looking for anomalies", why, action, cause.ms / 2 if cause.inner_ms is None else cause.inner_ms)
+    # What the operators take beyond their floors, or beyond a call where no floors are known.
+    return Advice("Looking for anomalies", why, action, cause.inner_ms or 0.0)
 
 
 def _interpreter(cause: Candidate, step: Step) -> Advice:
