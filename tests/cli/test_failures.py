@@ -26,7 +26,7 @@ FAILURES = {
         2,
         "no profile of a device named 'h300'; known: h200",
     ),
-    "no target": (["explain"], 2, "Missing argument"),
+    "no target": (["explain"], 2, "Missing argument 'target'; `tilewright explain --help` has an example"),
     "no option": (["explain", "MODELS:small", "--fast"], 2, "No such option"),
     "no command": (["explian"], 2, "No such command 'explian'"),
     "tree as json": (["explain", "MODELS:small", "--tree", "--json"], 2, "--tree is for reading"),

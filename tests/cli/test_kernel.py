@@ -53,7 +53,7 @@ def test_one_text_alone_is_printed_and_json_has_the_whole_view(tilewright: Tilew
 def test_failures_have_a_message_and_a_code(tilewright: Tilewright) -> None:
     for arguments, code, told in (
         ((f"{KERNELS}:wieghted",), 3, "did you mean weighted?"),
-        ((f"{KERNELS}:weighted", "--json", "--sass"), 2, "--json has every text already"),
+        ((f"{KERNELS}:weighted", "--json", "--sass"), 2, "--json and --page have the texts already"),
         ((f"{KERNELS}:weighted", "--launch", "launch_nothing", "--on", "h200"), 1, "launches no Triton or CUDA C++"),
     ):
         ended = tilewright("kernel", *arguments)

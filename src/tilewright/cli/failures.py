@@ -38,7 +38,10 @@ def message_of(error: BaseException) -> tuple[str, int]:
         return f"the model's code ends the program {error_location(error)}", TargetError.exit_code
     # click's own errors of usage carry an exit code and know how to show themselves.
     if hasattr(error, "exit_code") and hasattr(error, "format_message"):
-        return error.format_message(), UsageError.exit_code
+        verb = getattr(getattr(getattr(error, "ctx", None), "command", None), "name", None)
+        where = f"tilewright {verb} --help" if verb and verb != "tilewright" else "tilewright --help"
+        said = error.format_message().rstrip(".")
+        return f"{said}; `{where}` has an example" if said else "", UsageError.exit_code
     first = str(error).strip().partition("\n")[0]
     if isinstance(error, MemoryError) or _NO_MEMORY.search(first):
         found = re.search(r"(?<=allocate )[\d.]+ \w+", first)
