@@ -108,6 +108,8 @@ def test_tensors_that_are_stacked_anew() -> None:
 )
 def test_what_pytorch_has_a_cheaper_way_for(operator: str, said: str, action: str) -> None:
     trace = stepped(1)
+    if operator == "aten::one_hot":
+        trace.frame("<built-in function one_hot>", 99.5, 900.5)
     trace.operator(operator, 100, 900)
     # The engine's range is around the node of the same name.
     trace.operator(operator.rpartition(" ")[2].replace("aten::one_hot", "aten::zeros"), 105, 895)
@@ -163,6 +165,14 @@ def test_many_collectives_are_too_many() -> None:
     slow, why, action = verdict(trace)
     assert slow == "Communication takes 80 % of the step, 0.8 ms of 1 ms at train.py:5."
     assert why.startswith("It makes 40 collectives a step") and "buckets" in action
+
+
+def test_a_function_of_pytorch_that_is_written_in_c_is_no_cause() -> None:
+    trace = stepped(1)
+    trace.frame("<built-in function linear>", 100, 900)
+    trace.operator("aten::linear", 101, 899)
+    lines(trace, (0, 2), (99, 5), (901, 9))
+    assert verdict(trace)[0].startswith("Nothing stands out")
 
 
 def test_a_loop_that_asks_for_the_time() -> None:

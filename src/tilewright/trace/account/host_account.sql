@@ -10,7 +10,8 @@ CREATE OR REPLACE TEMP TABLE plain AS
 SELECT number, name, plain_name(name) AS plain,
        -- PyTorch's own Python, or one operator.
        regexp_matches(name, '(^|/)torch/|^nn\.Module: ') AS is_torch,
-       category = 'cpu_op' OR regexp_matches(name, ' of (torch|Tensor|Parameter|pybind11|type object)|^aten::') AS is_operator
+       category = 'cpu_op' OR regexp_matches(name, ' of (torch|Tensor|Parameter|pybind11|type object)|^aten::') AS is_operator,
+       regexp_matches(name, '(\.py|>)\(\d+\): ') AS is_frame
 FROM class_of;
 
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;
@@ -59,7 +60,7 @@ WITH span AS (
 one_step AS (
     SELECT span.file_id, step_ts, class, coalesce(named.plain, CASE WHEN enters THEN 'with' END, '') AS what,
            place.place AS source, $classes[inner_number] AS inner_class, inner_named.plain AS inner_what,
-           inner_place.place AS inner_source, by_line.plain AS called, by_line.is_torch, by_line.is_operator,
+           inner_place.place AS inner_source, by_line.plain AS called, by_line.is_torch, by_line.is_operator, by_line.is_frame,
            sum(calls) AS calls, sum(dur)::BIGINT AS recorded_ns,
            coalesce(sum(slices) FILTER (WHERE class = 'operators'), 0) AS operators,
            CASE WHEN any_value(class) = 'profiler' THEN 0

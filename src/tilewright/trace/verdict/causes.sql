@@ -109,7 +109,8 @@ python_line_time AS (
            file_of(source) AS file, line_of(source) AS line
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
     -- With the operators that a function calls which is not PyTorch's, as deepcopy.
-    WHERE (class = 'Python' OR class = 'operators' AND called IS NOT NULL)
+    -- A function written in C that calls operators is PyTorch's own, as linear of torch.nn.functional.
+    WHERE (class = 'Python' OR class = 'operators' AND is_frame)
       AND NOT coalesce(is_torch OR is_operator, false) AND source IS NOT NULL GROUP BY file_id, source
 ),
 blocks AS (
