@@ -111,7 +111,7 @@ def test_too_little_memory_a_full_disk_and_faults_are_one_line(
     # No case and no device is a whole number.
     monkeypatch.setattr("tilewright.verbs.explain_case", int)
     ended = tilewright("explain", f"{models}:small", "--on", "cpu")
-    assert ended.code == 1 and "a fault of tilewright at explain.py:" in ended.err
+    assert ended.code == 1 and "a fault of tilewright at cases.py:" in ended.err
     assert "TILEWRIGHT_TRACEBACK=1 shows the traceback, please report it\n" in ended.err
     monkeypatch.setenv("TILEWRIGHT_TRACEBACK", "1")
     with pytest.raises(TypeError):

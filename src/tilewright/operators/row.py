@@ -49,11 +49,12 @@ class Call:
     def quotient(self, x: Value, y: Value | Scalar) -> Value:
         """x / y; PyTorch's kernels for GPUs multiply by the reciprocal of a number, rounded to the dtype, instead.
 
-        A mean that is written out is a quotient all the same: that of equal values is that value.
+        A mean that is written out is a quotient all the same: that of equal values is that value. A number that is not
+        known, as in a trace, is divided by.
         """
         op = self.trace.ops[x.id]
         is_mean = op.name == "reduce" and op.detail[0] == "sum"
-        if self.in_cpp or isinstance(y, Value) or x.dtype not in FLOATS or is_mean:
+        if self.in_cpp or not isinstance(y, int | float) or x.dtype not in FLOATS or is_mean:
             return x / y
         number = y if x.dtype == "float64" else c_float(y).value
         inverse = 1 / number if number else copysign(inf, number)

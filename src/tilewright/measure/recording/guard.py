@@ -51,7 +51,10 @@ class RecordingGuard:
         self._start()
 
     def watch(self, *, seconds: float = float("inf"), nbytes: float = float("inf")) -> None:
-        """Until `rest`, call `on_limit` once after that time or that growth of memory."""
+        """Until `rest`, call `on_limit` once after that time or that growth of memory.
+
+        It waits for a thread that it starts; call it outside of a step.
+        """
         self._learning = False
         self._held.clear()
         self._bytes = max(held_bytes(), self._usual) + nbytes

@@ -246,8 +246,8 @@ class Recorder:
     def _warm_up(self) -> Iterator[None]:
         began, steps = time.perf_counter(), self._plan.warmup
         self._open(lambda: KinetoWindow(self._plan.detail, self._described, {DESCRIPTION: self._label}))
-        self._begin_step_range()
         self._guard.watch(nbytes=self._most_bytes)
+        self._begin_step_range()
         for _ in range(steps - 1):
             yield
             self._next_step_range()
@@ -279,11 +279,11 @@ class Recorder:
             self._window.settled()
         else:
             self._open(lambda: KinetoWindow(self._plan.detail, self._path))
-        self._begin_step_range()
         if not each:
             self._guard.watch(nbytes=self._most_bytes)
         elif each > most:
             self._guard.watch(seconds=self._step_seconds * most / each)
+        self._begin_step_range()
         self._steps_begin = time.perf_counter()
         while True:
             yield
