@@ -72,6 +72,11 @@ COUNTS = {
         *("2·N·M", "N·M", "17·N·M"),
         transcendentals="N·M",
     ),
+    "depthwise_convolution": Counts(
+        lambda x, weight: own.depthwise_convolution(x, weight, [1], [1], [1]),
+        ("bfloat16[N,M,D]", "bfloat16[M,1,3]"),
+        *("N·M·D + 3·M", "14·N·M", "84·N·M"),
+    ),
     "gated_activation": Counts(functional.swiglu, (MATRIX, MATRIX), "2·N·M", "N·M", "5·N·M", transcendentals="N·M"),
     "gated_activation_backward": Counts(
         gradients(functional.swiglu), (MATRIX, MATRIX), "2·N·M + 1", "2·N·M", "14·N·M", transcendentals="2·N·M"
