@@ -66,6 +66,15 @@ def test_every_operators_kernels_compile(tmp_path: Path) -> None:
     assert len(errors) > 500 and [error for error in errors if error] == []
 
 
+def test_every_architecture_has_its_machine_code(tmp_path: Path) -> None:
+    """Compiled for GPUs of two makers that are not there, and never run."""
+    pytest.importorskip("triton")
+    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    printed, _ = processes.run(["-m", "tests.emit.machine_code", "architectures"], env=variables)
+    kernels = json.loads(printed)
+    assert len(kernels) == 6 and set(kernels.values()) == {9}
+
+
 def test_no_kernel_spills_on_an_h200(tmp_path: Path) -> None:
     """Six nests over rows that fit a program, and rows that some do not hold."""
     pytest.importorskip("triton")

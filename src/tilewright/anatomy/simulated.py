@@ -103,7 +103,9 @@ class CompileDriver:
     def __init__(self, capability: str) -> None:
         from triton.backends.compiler import GPUTarget
 
-        self.target = GPUTarget("cuda", architecture(capability).number, 32)
+        row = architecture(capability)
+        backend, arch = ("cuda", row.number) if row.cuda else ("hip", capability)
+        self.target = GPUTarget(backend, arch, row.warp_size)
 
     def get_current_target(self) -> Any:
         return self.target

@@ -45,6 +45,7 @@ class Architecture:
     """Bulk copies through tensor maps (TMA)."""
     wgmma: bool = False
     """Asynchronous products of a warpgroup, with operands in shared memory."""
+    warp_size: int = 32
     cuda: bool = True
     """It runs CUDA C++ and NVIDIA's libraries."""
     flops_per_transcendental: int = 16
@@ -88,7 +89,7 @@ def _cdna(capability: str, shared_kib: int, flops_per_transcendental: int) -> Ar
     shared_bytes = shared_kib * KIB
     return Architecture(
         capability, 2048, 32, shared_bytes, shared_bytes, 512, 0, registers=4 * 512 * 64, max_registers_per_thread=512,
-        cuda=False, flops_per_transcendental=flops_per_transcendental,
+        warp_size=64, cuda=False, flops_per_transcendental=flops_per_transcendental,
     )  # fmt: skip
 
 
@@ -138,7 +139,6 @@ class DeviceLimits(Architecture):
 
     multiprocessors: int = 1
     l2_bytes: int = 0
-    warp_size: int = 32
 
     @property
     def name(self) -> str:
@@ -187,5 +187,4 @@ def stated_limits(capability: str, multiprocessors: int, l2_bytes: int) -> Devic
     232448
     """
     row = architecture(capability)
-    warp_size = 32 if row.cuda else 64
-    return DeviceLimits(**vars(row), multiprocessors=multiprocessors, l2_bytes=l2_bytes, warp_size=warp_size)
+    return DeviceLimits(**vars(row), multiprocessors=multiprocessors, l2_bytes=l2_bytes)
