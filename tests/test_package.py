@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path, PurePosixPath
 
+import setup
 import tilewright
 
 ROOT = Path(__file__).parents[1]
@@ -23,3 +24,15 @@ def test_every_file_that_is_no_python_is_package_data() -> None:
 def test_the_citation_names_the_version() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.findall(r"^version: (\S+)$", citation, re.MULTILINE) == [tilewright.__version__]
+
+
+def test_a_wheel_has_the_examples_and_the_runs_that_lessons_read(tmp_path: Path) -> None:
+    setup.copy_examples(tmp_path)
+    sources = {file.relative_to(ROOT) for file in (ROOT / "examples").rglob("*") if file.is_file()}
+    copied = {file.relative_to(tmp_path) for file in tmp_path.rglob("*") if file.is_file()}
+    assert {file for file in sources if "__pycache__" not in file.parts} <= copied
+    lessons = (ROOT / "examples" / "lessons" / "catalogue.py").read_text("utf-8")
+    recorded = {Path(f"benchmarks/results/h200/{name}.jsonl") for name in re.findall(r'recorded_\w+\("(\w+)"', lessons)}
+    assert recorded and copied - sources == recorded
+    source_distribution = (ROOT / "MANIFEST.in").read_text("utf-8")
+    assert all(part in source_distribution for part in setup.PARTS)

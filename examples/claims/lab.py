@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tilewright.bench.peers import EXAMPLES
+from tilewright.case_names import EXAMPLES
 from tilewright.report.quantity import duration
 from tilewright.store.run_paths import runs_in
 

@@ -331,7 +331,7 @@ def known_peak(lab: Lab) -> Finding:
 
 def training_example(lab: Lab) -> Finding:
     def make() -> dict[str, bool]:
-        from tilewright.bench.peers import EXAMPLES
+        from tilewright.case_names import EXAMPLES
 
         text = (EXAMPLES / "gpt" / "train.py").read_text(encoding="utf-8")
         return {word: word in text for word in ("cosine", "DistributedDataParallel", "checkpoint")}

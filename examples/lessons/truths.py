@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from tilewright.bench.peers import EXAMPLES
+from tilewright.case_names import EXAMPLES
 
 if TYPE_CHECKING:
     from tilewright.records.program import Operator, Program

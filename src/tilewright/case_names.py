@@ -25,6 +25,9 @@ from tilewright.records.input_grammar import parse_arguments
 if TYPE_CHECKING:
     from torch import nn
 
+_PACKAGE = Path(__file__).parent
+EXAMPLES = _PACKAGE / "examples" if (_PACKAGE / "examples").is_dir() else _PACKAGE.parents[1] / "examples"
+"""In a wheel inside of the package, in a checkout beside `src`. Targets `examples/...` are found from any folder."""
 _MISSING = object()
 _SHOWN_NAMES = 8
 
@@ -71,6 +74,8 @@ def _load_file(path: Path) -> ModuleType:
         )
     if path.is_symlink() and not path.exists():
         raise TargetError(f"{str(path)!r} is a symbolic link to a file that does not exist")
+    if not path.is_file() and path.parts[:1] == ("examples",) and (EXAMPLES.parent / path).is_file():
+        path = EXAMPLES.parent / path
     if not path.is_file():
         siblings = path.parent.glob("*.py") if path.parent.is_dir() else ()
         near = get_close_matches(path.name, [sibling.name for sibling in siblings], n=3)

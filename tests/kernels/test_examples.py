@@ -1,45 +1,11 @@
 """The kernels of `examples/` without a GPU: how the bench finds them, and their machine code."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from examples.kernels import gelu, matmul, softmax, weighted_sum
 from tests.kernels.nvcc import assembled
-from tilewright.bench import peers
 from tilewright.bench.catalogue import suite
-from tilewright.records.errors import UsageError
-
-TAUGHT = (
-    ("softmax", "eager"),
-    ("softmax", "online-loop"),
-    ("softmax", "tilewright-triton"),
-    ("gelu", "tilewright-cuda"),
-    ("weighted_sum", "tilewright-16x64"),
-)
-
-
-@pytest.mark.parametrize(("name", "impl"), TAUGHT)
-def test_an_installation_without_examples_says_so(name: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
-    found = suite(name)
-    reason = found.variant(impl).refuses(found.workload(found.sizes[0], "float32"))
-    assert reason is not None and "this installation has no examples" in reason
-
-
-def test_a_missing_example_cannot_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
-    with pytest.raises(UsageError, match=r"examples/kernels/absent\.py is not here: .* clone the repository"):
-        peers.example_module("kernels/absent.py")
-
-
-def test_a_suite_of_an_example_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert suite("matmul").variants[0].name == "tilewright-triton"
-    monkeypatch.setattr(peers, "EXAMPLES", Path("/nowhere"))
-    peers.example_module.cache_clear()
-    with pytest.raises(UsageError, match=r"examples/kernels/matmul\.py is not here: .* clone the repository"):
-        suite("matmul")
 
 
 def test_the_bench_runs_the_example_of_the_checkout() -> None:

@@ -1,4 +1,4 @@
-"""Implementations that every suite makes alike: compiled ones, libraries and examples that may be missing."""
+"""Implementations that every suite makes alike: compiled ones, libraries that may be missing, and examples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilewright.records.errors import UsageError
+from tilewright.case_names import EXAMPLES
 from tilewright.records.sources import GENERATED
 from tilewright.records.suite import Language, Variant, Workload
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
-"""The examples of a checkout; an installed package has none."""
 DISTRIBUTIONS = {
     "liger_kernel": "liger-kernel",
     "quack": "quack-kernels",
@@ -81,13 +79,11 @@ def example(
 ) -> Variant:
     """An implementation that teaches: the function `target` (`kernels/gelu.py:gelu`) of `examples/`.
 
-    It is refused where tilewright is installed without its examples, and in CUDA C++ where that cannot be built.
+    In CUDA C++ it is refused where that cannot be built.
     """
     file, _, function = target.partition(":")
 
     def reason(workload: Workload) -> str | None:
-        if not (EXAMPLES / file).exists():
-            return f"it is examples/{file} of a checkout, and this installation has no examples"
         return (no_cuda_cpp(workload) if language == "cuda" else None) or refuses(workload)
 
     return Variant(
@@ -102,13 +98,7 @@ def example(
 
 @functools.cache
 def example_module(file: str) -> ModuleType:
-    """The module `examples/<file>`; UsageError where there are no examples."""
-    path = EXAMPLES / file
-    if not path.exists():
-        raise UsageError(
-            f"examples/{file} is not here: an installed tilewright has no examples; clone the repository, and install "
-            "from there with pip install -e ."
-        )
+    """The module `examples/<file>`."""
     if _EXAMPLES not in sys.modules:
         sys.modules[_EXAMPLES] = package = ModuleType(_EXAMPLES)
         package.__path__ = [str(EXAMPLES)]
