@@ -10,6 +10,7 @@ Each takes some seconds. Ends with exit code 1 if a verdict is not the planted o
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _START = """\
-import gc, json, os, pickle, time
+import copy, gc, json, logging, os, pickle, re, time
 import numpy as np, torch
 from torch import nn
 from torch.nn import functional as F
@@ -73,6 +74,54 @@ for i in range(14):
     loss = F.cross_entropy(compiled(torch.randn(16 + i, 256)), y[: 16 + i]){_PLANTED}
     loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
+_COUNTED = f"""
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__(); self.inner = perceptron(256, 2); self.calls = 0
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x) * (1 + 1e-3 * self.calls)
+torch._dynamo.config.recompile_limit = 1000
+model = Counting(); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); compiled = torch.compile(model, backend="aot_eager")
+for i in range(14):
+    loss = F.cross_entropy(compiled(x), y){_PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_ONE_HOT = f"""
+table = nn.Parameter(torch.randn(20000, 64)); head = nn.Linear(64, 10); ids = torch.randint(0, 20000, (256,)); y = torch.randint(0, 10, (256,))
+optimizer = torch.optim.SGD([table, *head.parameters()], lr=1e-3)
+for i in range(14):
+    hot = F.one_hot(ids, 20000).float(){_PLANTED}
+    loss = F.cross_entropy(head(hot @ table), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_COPIED = f"""
+model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(16, 1024)
+for i in range(14):
+    best = copy.deepcopy(model){_PLANTED}
+    train(model, x, y[:16])
+"""
+_KEPT = f"""
+losses, x, y = [], torch.randn(512, 256), torch.randint(0, 10, (512,))
+for i in range(14):
+    loss = F.cross_entropy(model(x), y){_PLANTED}
+    loss.backward(retain_graph=True); optimizer.step(); optimizer.zero_grad(); losses.append(loss)
+"""
+_TOKENS = "pieces = re.findall(r'\\w+|[^\\w\\s]', 'a word, and more! ' * 300)"
+_LSTM = """
+model, head = nn.LSTM(256, 512, batch_first=True), nn.Linear(512, 10); optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
+x = torch.randn(64, 32, 256)
+for i in range(14):
+    loss = F.cross_entropy(head(model(x)[0][:, -1]), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_LOADED = """
+class Plain(Dataset):
+    def __init__(self): self.x, self.y = torch.randn(4096, 512), torch.randint(0, 10, (4096,))
+    def __len__(self): return 4096
+    def __getitem__(self, i): return self.x[i], self.y[i]
+model = perceptron(512, 4); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+for i, (x, y) in zip(range(14), DataLoader(Plain(), batch_size=256, shuffle=True)):
+    train(model, x, y)
+"""
 _CONVOLUTIONS = """
 model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -111,19 +160,32 @@ PROGRAMS = {
     "pickle": Program(_loop("pickle.dumps(log)", "log = [{'a': k, 'b': str(k)} for k in range(60_000)]"), "dumps()"),
     "an optimizer's loop": Program(_ADAM, "The optimizer's step"),
     "compiled each step": Program(_RECOMPILED, "Compilation"),
+    "a counter that is compiled": Program(_COUNTED, "Compilation"),
+    "one_hot": Program(_ONE_HOT, "one_hot()"),
+    "deepcopy": Program(_COPIED, "deepcopy()"),
+    "losses that are kept": Program(_KEPT, "Memory of the CPU grows"),
+    "data that parses": Program(_SLOW_DATA.format(_TOKENS), "Waiting for data"),
+    "tolist": Program(_loop("for row in z: total += sum(row.tolist())", "total, z = 0, torch.randn(2000, 16)"), "A loop of small calls"),
+    "a tensor of a list": Program(_loop("torch.tensor(rows)", "rows = [[float(k * j % 7) for k in range(256)] for j in range(64)]"), "torch.tensor()"),
+    "text of a tensor": Program(_loop("log.info(f'{z}')", "log, z = logging.getLogger('train'), torch.randn(60, 60)\ntorch.set_printoptions(threshold=10_000)"), "Formatting a tensor"),
+    "torch.save": Program(_loop("torch.save(z, path)", _FILE.partition("\n")[0] + "\nz = torch.randn(4_000_000)"), "Writing"),
+    "sort": Program(_loop("z.sort().values[:10]", "z = torch.randn(300_000)"), "Sorting"),
+    "memory filled anew": Program(_loop("z = torch.zeros(4, 1024, 1024)"), "Making a tensor (torch.zeros())"),
+    "healthy: an LSTM": Program(_LSTM, "Nothing stands out"),
+    "healthy: data as fast as needed": Program(_LOADED, "Nothing stands out"),
     "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),
     "healthy: a transformer": Program(_TRANSFORMER, "Nothing stands out"),
     "healthy: wide": Program(_WIDE, "Nothing stands out"),
 }  # fmt: skip
 
 
-def first_sentence(text: str, folder: Path) -> str:
-    """What `profile` says first of a program."""
+def verdict_on(text: str, folder: Path) -> list[str]:
+    """What `profile` says of a program."""
     (folder / "planted.py").write_text(text)
     words = [sys.executable, "-m", "tilewright", "profile", "--json", "--stop", "--", sys.executable, "planted.py"]
     printed = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout
     # The program's own output comes before.
-    return str(json.loads(printed[printed.index('{\n "verdict"') :])["verdict"][0])
+    return list(map(str, json.loads(printed[printed.index('{\n "verdict"') :])["verdict"]))
 
 
 def main() -> None:
@@ -134,10 +196,12 @@ def main() -> None:
         text = _START + end
         planted = [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(_PLANTED)]
         with tempfile.TemporaryDirectory() as folder:
-            sentence = first_sentence(text, Path(folder))
-        ok = sentence.startswith(said) and all(f"planted.py:{line}." in sentence for line in planted)
+            said_first, *others = verdict_on(text, Path(folder))
+        # What grows has its line in the second sentence.
+        places = " ".join([said_first, *others[:1]])
+        ok = said_first.startswith(said) and all(re.search(rf"planted\.py:{line}\b", places) for line in planted)
         right += ok
-        print(f"{'right' if ok else 'WRONG':6} {name:24} {sentence}", flush=True)
+        print(f"{'right' if ok else 'WRONG':6} {name:24} {said_first}", flush=True)
     print(f"{right} of {len(chosen)}")
     sys.exit(right < len(chosen))
 

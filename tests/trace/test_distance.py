@@ -173,6 +173,23 @@ def test_wins_on_a_host_are_of_the_bare_step(trace: Trace) -> None:
         ]
 
 
+def test_a_thread_of_two_cores_computes_at_half_of_their_rate(trace: Trace) -> None:
+    trace.step(0, 0, 1000)
+    trace.operator("aten::mm", 0, 600, dims=[[512, 512], [512, 512]])
+    rates = ceilings("Some CPU", copy=1000, read=1000, write=1000, launch=1, matmul=0.1)
+    machine = """INSERT INTO run BY NAME SELECT now()::TIMESTAMP AS created, '' AS command, '' AS target, '' AS "case",
+                 MAP {}::MAP(VARCHAR, BIGINT) AS dims, MAP {'cores': '2 of a CPU'} AS machine, '' AS tilewright"""
+    floors = []
+    for threads in ("1", "5"):
+        trace.header["tilewright threads"] = threads
+        found = rows(trace.analysed(rates.replace("''", "'float32'"), machine), "SELECT floor_us, bound FROM distance")
+        ((floor, bound),) = found
+        assert bound == "compute-bound"
+        floors.append(floor)
+    # And a microsecond to call it.
+    assert floors == [pytest.approx(2 * 512**3 / 0.1e6 * times + 1) for times in (2, 1)]
+
+
 def test_a_region_has_the_cost_and_the_line_of_the_run(trace: Trace) -> None:
     """Two kernels of one region: what sums up its columns runs after it and is no call of its own."""
     trace.step(0, 0, 600)

@@ -7,11 +7,19 @@ from importlib.resources import files
 
 import pytest
 
-from tests.trace.kineto import Trace
+from tests.trace.kineto import AUTOGRAD, Trace, analysed
 from tests.trace.loading import rows
 from tests.trace.test_host_time import lines, verdict
 from tilewright.measure.recording.processor_time import ProcessorClock
-from tilewright.trace.verdict.sentences import Candidate, Step, advice_on
+from tilewright.trace.verdict.candidate import Candidate, Step
+from tilewright.trace.verdict.sentences import advice_on
+
+RECORDED = """
+    INSERT INTO recording BY NAME
+    SELECT 0 AS file_id, 3 AS steps_asked, 3 AS steps_kept, 9 AS steps_seen, 9 AS step_events, 9 AS events,
+           9 AS most_events, false AS cut, 1.0 AS seconds_kept, 1.0 AS seconds, 1e3 AS bare_us, [] AS timed_us,
+           300.0 AS thread_us, 950.0 AS other_us, 'Thread-1 at load.py:7' AS other, 0 AS workers, true AS shapes,
+           true AS stacks, true AS memory"""
 
 
 def stepped(count: int = 3) -> Trace:
@@ -157,6 +165,101 @@ def test_a_wait_for_the_device_by_the_function_that_waits(function: str, action:
     assert why.startswith(f"{function} returns only when") and action in advice
 
 
+@pytest.mark.parametrize(
+    ("called", "said", "action"),
+    [("zeros", "Making a tensor (torch.zeros())", "before the loop"), ("tensor", "Copying a tensor", "from_numpy")],
+)
+def test_memory_that_is_filled_anew(called: str, said: str, action: str) -> None:
+    trace = stepped(1)
+    trace.frame(f"<built-in method {called} of type object at 0x7f>", 100, 900)
+    trace.operator("aten::fill_" if called == "zeros" else "aten::copy_", 101, 899)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, _, advice = verdict(trace)
+    assert slow.startswith(said) and slow.endswith(" at train.py:5.") and action in advice
+
+
+@pytest.mark.parametrize("zeroed", [True, False])
+def test_gradients_that_are_written_with_zeros(zeroed: bool) -> None:
+    trace = stepped(1)
+    trace.frame("torch/_compile.py(50): inner", 99, 901)
+    trace.frame("torch/optim/optimizer.py(990): zero_grad", 100, 900)
+    trace.operator("aten::_foreach_zero_" if zeroed else "aten::detach", 110, 890)
+    lines(trace, (0, 2), (98, 5), (902, 6))
+    said = verdict(trace)
+    assert said[0].startswith("zero_grad(set_to_none=False) takes 80 % of the step" if zeroed else "Nothing stands out")
+
+
+def test_text_of_a_tensor_counts_once_with_all_that_it_calls() -> None:
+    """A tensor of two dimensions formats its rows by the same function."""
+    trace = stepped(1)
+    trace.frame("torch/_tensor_str.py(683): _str", 100, 900)
+    trace.frame("torch/_tensor_str.py(683): _str", 200, 800)
+    trace.operator("aten::select", 300, 700)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, _, action = verdict(trace)
+    assert slow == "Formatting a tensor takes 80 % of the step, 0.8 ms of 1 ms at train.py:5."
+    assert "every 100th step" in action
+
+
+@pytest.mark.parametrize("late_us", [0, 400])
+def test_a_collective_that_moves_data_and_one_that_waits(late_us: int) -> None:
+    """Of two ranks one comes that much later to each collective, of which the data takes 500 µs."""
+    traces = []
+    for rank in (0, 1):
+        trace = Trace(4000 + rank, rank)
+        trace.frame("train.py(1): main", 0, 3000)
+        for number, at in enumerate((0, 1000, 2000)):
+            begin = at + 90 + rank * late_us
+            trace.step(number, at, at + 1000)
+            trace.operator("aten::mm", at, begin - 1)
+            trace.frame("<built-in method wait of pybind11_builtins.x object at 0x7f>", begin, at + 590 + late_us)
+            dims = {"Input Dims": [[1000, 250]], "Input type": ["c10::BFloat16"]}
+            trace.slice("user_annotation", "gloo:all_reduce", begin, at + 590 + late_us, AUTOGRAD, **dims)
+        lines(trace, (0, 2))
+        traces.append(trace)
+    connection = analysed(traces)
+    waits = {(0, 1000 * late_us): 3} if late_us else {}
+    found = rows(connection, "SELECT rank, waited_ns, count(*) FROM collective WHERE waited_ns > 0 GROUP BY ALL")
+    assert {(rank, waited): count for rank, waited, count in found} == waits
+    assert rows(connection, "SELECT rank, caused_ms FROM straggler WHERE caused_ms > 0") == [(1, 1.2)] * bool(late_us)
+    causes = "SELECT file_id, kind, round(ms_per_step, 6) FROM cause WHERE kind <> 'Python' ORDER BY ALL"
+    moves = [(0, "exchange", 0.5), (1, "exchange", 0.5)]
+    assert rows(connection, causes) == ([(0, "communication", 0.4), *moves] if late_us else moves)
+    (slow,), (why,), (action,) = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    assert slow.endswith("Communication takes 50 % of the step, 0.5 ms of 1 ms at train.py:2.")
+    assert why.startswith("All ranks have come, and one collective moves 0.5 MB") and "bf16" in action
+
+
+def test_garbage_that_one_step_collects_is_chance() -> None:
+    trace = stepped()
+    for step in range(3):
+        until = 1000 * step + (101 if step else 900)
+        trace.operator("aten::mm", 1000 * step, 1000 * step + 100)
+        trace.slice("user_annotation", "garbage collection of generation 2", 1000 * step + 100, until)
+        trace.operator("aten::mm", until, 1000 * step + 1000)
+    assert verdict(trace)[0].startswith("Nothing stands out")
+
+
+def test_random_numbers_have_no_verdict_but_their_part_of_what_operators_could_win() -> None:
+    trace = stepped(1)
+    trace.operator("aten::bernoulli_", 10, 990, dims=[[64, 64], []], types=["float", "Scalar"])
+    lines(trace, (0, 5))
+    rates = ", ".join(f"('A CPU', '{kind}', '', 1000, 'GB/s', 'measured')" for kind in ("copy", "read", "write"))
+    connection = trace.analysed(f"INSERT INTO ceiling VALUES {rates}")
+    ((said,),) = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    assert said.startswith("Nothing stands out") and "of which aten::bernoulli_ at train.py:5 9" in said
+
+
+def test_a_part_of_a_step_has_no_verdict() -> None:
+    trace = stepped(1)
+    trace.frame("<built-in function sleep>", 100, 900)
+    recorded = RECORDED.replace("3 AS steps_kept", "0 AS steps_kept")
+    schema = files("tilewright.trace").joinpath("schema.sql").read_text("utf-8")
+    sentences = rows(trace.analysed(schema, recorded), "SELECT sentence FROM verdict ORDER BY place")
+    assert sentences[0] == ("No step was recorded whole: the program ended after 9 steps.",)
+    assert "--wait" in sentences[-1][0]
+
+
 def test_many_collectives_are_too_many() -> None:
     trace = stepped(1)
     for at in range(100, 900, 20):
@@ -198,14 +301,8 @@ def test_another_thread_that_holds_the_interpreter() -> None:
     trace = stepped(1)
     trace.operator("aten::mm", 10, 890)
     trace.frame("<built-in function sleep>", 890, 990)
-    recorded = """
-        INSERT INTO recording BY NAME
-        SELECT 0 AS file_id, 3 AS steps_asked, 3 AS steps_kept, 9 AS steps_seen, 9 AS step_events, 9 AS events,
-               9 AS most_events, false AS cut, 1.0 AS seconds_kept, 1.0 AS seconds, 1e3 AS bare_us, [] AS timed_us,
-               300.0 AS thread_us, 950.0 AS other_us, 'Thread-1 at load.py:7' AS other, 0 AS workers, true AS shapes,
-               true AS stacks, true AS memory"""
     schema = files("tilewright.trace").joinpath("schema.sql").read_text("utf-8")
-    connection = trace.analysed(schema, recorded)
+    connection = trace.analysed(schema, RECORDED)
     (slow,), (why,), _ = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
     assert slow == "Waiting for another thread to let go of Python takes 60 % of the step, 0.6 ms of 1 ms at load.py:7."
     assert why.startswith("Thread-1 runs Python meanwhile")

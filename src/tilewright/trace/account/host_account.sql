@@ -3,7 +3,7 @@
 CREATE OR REPLACE TEMP MACRO plain_name(name) AS
 regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
     '^<built-in (?:function|method) (\S+?)(?: of type object.*| of module.*| of .* object.*)?>$', '\1'),
-    '^.*(?:\.py|>)\((?:\d+|\?)\): ', ''), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
+    '^.*(?:\.py|>)\((?:\d+|\?)\): |^(nn\.Module: .*)_\d+$', '\1'), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 
 -- Once for each name, of which there are few.
 CREATE OR REPLACE TEMP TABLE plain AS

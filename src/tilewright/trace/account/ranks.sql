@@ -37,6 +37,13 @@ JOIN trace_file ON trace_file.id = process.file_id
 LEFT JOIN spent USING (upid)
 ORDER BY rank, device;
 
+-- Collectives of processes without a device, which a thread of their own runs.
+CREATE OR REPLACE TABLE host_collective AS
+SELECT slice.id AS slice_id, process.file_id, slice.ts, slice.dur, slice.name, slice.arg_set_id
+FROM slice JOIN thread_track ON thread_track.id = slice.track_id JOIN thread USING (utid) JOIN process USING (upid)
+WHERE slice.category IN ('user_annotation', 'cpu_op') AND (slice.name LIKE 'gloo:%' OR slice.name LIKE 'mpi:%')
+  AND slice.dur >= 0 AND process.file_id NOT IN (SELECT file_id FROM device_slice);
+
 -- A collective ends on all ranks at once, so its ends tell how far the clocks of the ranks are apart. The n-th
 -- collective of a name and a process group on one rank is the n-th on every other.
 CREATE OR REPLACE VIEW collective AS
@@ -45,6 +52,8 @@ WITH named AS (
            regexp_extract(d.name, '^[^(]*') AS name, coalesce(arg_set.args->>'$."Process Group Name"', '') AS in_group
     FROM device_slice d JOIN slice ON slice.id = d.slice_id LEFT JOIN arg_set USING (arg_set_id)
     WHERE d.kind = 'communication'
+    UNION ALL
+    SELECT slice_id, file_id, ts, ts + dur, name, '' FROM host_collective
 ),
 numbered AS (
     SELECT *, row_number() OVER (PARTITION BY file_id, name, in_group ORDER BY ts) AS position FROM named

@@ -6,6 +6,7 @@ The time is that on the device; in a file without a device, the operator's self 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -48,6 +49,11 @@ UNION ALL
 SELECT name, bytes_read, bytes_written, flops, transcendentals, provenance FROM operator
 WHERE stage = 'after' AND region IS NULL"""
 
+
+_THREADS = """
+SELECT trace_file.id, TRY_CAST(metadata.str_value AS BIGINT) FROM trace_file
+LEFT JOIN metadata ON metadata.file_id = trace_file.id AND metadata.name = 'tilewright threads'"""
+"""How many threads PyTorch uses for an operator in the process of each file, if that is known."""
 
 _COUNTABLE = 1 << 62
 """A file may claim shapes that no device holds."""
@@ -190,8 +196,9 @@ def device_profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | Non
         if device not in devices and profile_of_driver(device) is None
     }
     if own:
-        for (file_id,) in connection.execute("SELECT id FROM trace_file").fetchall():
-            found[file_id, None] = _with_ceilings(profile_for("cpu"), own)
+        host, cores = _with_ceilings(profile_for("cpu"), own), host_cores(connection)
+        for file_id, threads in connection.execute(_THREADS).fetchall():
+            found[file_id, None] = _on_threads(host, threads / cores) if threads and cores else host
     for key, properties in device_properties(connection).items():
         name = str(properties.get("name"))
         profile = profile_of_driver(name)
@@ -199,6 +206,24 @@ def device_profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | Non
             measured = {(kind, dtype): value for device, kind, dtype, value in ceilings if device == name}
             found[key] = _with_ceilings(profile, measured)
     return found
+
+
+def host_cores(connection: DuckDBPyConnection) -> int | None:
+    """The cores of the machine, if the run names them."""
+    named = connection.execute("SELECT machine['cores'] FROM run").fetchall() if _has_run(connection) else []
+    number = re.match(r"\d+", str(named[0][0])) if named else None
+    return int(number[0]) if number else None
+
+
+def _has_run(connection: DuckDBPyConnection) -> bool:
+    return bool(connection.execute("FROM duckdb_tables() WHERE table_name = 'run'").fetchall())
+
+
+def _on_threads(profile: DeviceProfile, part: float) -> DeviceProfile:
+    """What a part of the cores computes at most; one core may take all that memory gives."""
+    part = min(part, 1.0)
+    products = {dtype: part * rate for dtype, rate in profile.matmul_TFLOPs.items()}
+    return replace(profile, vector_TFLOPs=part * profile.vector_TFLOPs, matmul_TFLOPs=products)
 
 
 def _with_ceilings(profile: DeviceProfile, measured: Mapping[tuple[str, str], float]) -> DeviceProfile:

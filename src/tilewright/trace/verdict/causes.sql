@@ -64,6 +64,31 @@ HAVING NOT bool_or(regexp_matches(what, '_foreach_|_fused_'));
 CREATE OR REPLACE TEMP MACRO file_of(source) AS regexp_replace(source, ':\d+$', '');
 CREATE OR REPLACE TEMP MACRO line_of(source) AS TRY_CAST(regexp_extract(source, ':(\d+)$', 1) AS BIGINT);
 
+-- Where all ranks are known: of a step's communication what the thread waited until the last of them came, and the rest,
+-- in which data moves. `last_rank` comes last to most collectives.
+CREATE OR REPLACE TEMP TABLE exchange AS
+WITH late AS (
+    SELECT collective.file_id, host_step.ts AS step_ts, sum(waited_ns) AS waited_ns, count(*) AS calls,
+           sum(list_product(TRY_CAST(args->'$."Input Dims"[0]' AS BIGINT[])) * CASE args->>'$."Input type"[0]' WHEN 'double' THEN 8 WHEN 'long int' THEN 8
+               WHEN 'c10::Half' THEN 2 WHEN 'c10::BFloat16' THEN 2 WHEN 'unsigned char' THEN 1 WHEN 'bool' THEN 1 ELSE 4 END) AS bytes
+    FROM collective JOIN host_collective USING (slice_id) LEFT JOIN arg_set USING (arg_set_id)
+    JOIN host_step ON host_step.file_id = collective.file_id
+     AND host_collective.ts >= host_step.ts AND host_collective.ts < host_step.ts + host_step.dur
+    GROUP BY collective.file_id, host_step.ts
+),
+spent AS (
+    SELECT file_id, step_ts, sum(dur) AS ns FROM host_time WHERE class = 'communication' GROUP BY file_id, step_ts
+),
+typical AS (
+    SELECT file_id, avg(calls) AS calls, avg(bytes) / 1e6 AS megabytes,
+           list_median(list_resize(list(least(waited_ns, ns)), any_value(steps), 0)) / 1e6 * any_value(bare_ms / recorded_ms) AS waited_ms,
+           list_median(list_resize(list(ns - least(waited_ns, ns)), any_value(steps), 0)) / 1e6 * any_value(bare_ms / recorded_ms) AS moved_ms
+    FROM late JOIN spent USING (file_id, step_ts) JOIN host_step_time USING (file_id) GROUP BY file_id
+)
+SELECT typical.*, (SELECT arg_max(source, ms_per_step) FROM host_cause WHERE host_cause.file_id = typical.file_id AND class = 'communication') AS source,
+       (SELECT arg_max(rank, came_last) FROM straggler) AS last_rank
+FROM typical;
+
 CREATE OR REPLACE TEMP TABLE host_candidate AS
 WITH waiting AS (
     SELECT file_id, class,
@@ -71,8 +96,12 @@ WITH waiting AS (
            CASE WHEN class NOT IN ('data', 'garbage collection') OR what = 'collect' THEN source END AS place,
            -- Of a wait that a function is made for its name.
            CASE WHEN class IN ('sleep and locks', 'device') AND NOT is_torch AND called NOT IN ('sleep', 'with') THEN called ELSE what END AS what,
-           source, ms_per_step, calls, coalesce(inner_what, '') AS inner_what, inner_source, inner_class
+           source,
+           -- The collector runs where its counters happen to end.
+           CASE WHEN class = 'garbage collection' AND what <> 'collect' THEN typical_ms ELSE ms_per_step END AS ms_per_step,
+           calls, coalesce(inner_what, '') AS inner_what, inner_source, inner_class
     FROM host_cause WHERE class NOT IN ('operators', 'Python', 'profiler', 'untraced')
+      AND NOT (class = 'communication' AND file_id IN (SELECT file_id FROM exchange))
 ),
 inside AS (
     SELECT file_id, class, place, inner_class, inner_what, inner_source, sum(ms_per_step) AS ms FROM waiting
@@ -125,9 +154,16 @@ copies AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
     WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy', 'aten::cat')
-      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy',
+      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy', 'tensor', 'as_tensor',
                      'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
+),
+-- Lines that make tensors of nothing but sizes and numbers, and that nothing differentiates.
+constants AS (
+    SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what FROM host_cause
+    WHERE class IN ('operators', 'Python') AND source IS NOT NULL
+      AND called IN ('zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
+    GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
 ),
 doubles AS (
     SELECT file_id, sum(host_distance.ms) AS ms, sum(calls) AS calls, arg_max(source, host_distance.ms) AS source,
@@ -157,13 +193,26 @@ interpreter AS (
            greatest(least(other_ms, stopped_ms), stopped_ms * other_ms / (other_ms + thread_ms)) AS ms
     FROM stopped WHERE other_ms > 0
 ),
--- What PyTorch itself has a cheaper way for, which gives the same; with all that it calls.
+-- What PyTorch itself has a cheaper way for; with all that it calls.
 replaceable AS (
-    WITH called AS (
-        SELECT host_event.file_id, step.ts AS step_ts, plain.plain AS what, host_event.ts, host_event.dur
-        FROM host_event JOIN plain ON plain.number = host_event.named
+    WITH chosen AS (
+        SELECT number, CASE WHEN name LIKE '%: zero_grad' THEN 'zero_grad' WHEN name LIKE '%tensor_str%' THEN 'format' ELSE plain END AS what FROM plain
+        WHERE name IN ('autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort')
+           OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|optim/optimizer\.py\(\d+\): zero_grad)$')
+    ),
+    written AS (
+        SELECT file_id, ts FROM host_event JOIN plain ON plain.number = host_event.named WHERE name IN ('aten::zero_', 'aten::_foreach_zero_')
+    ),
+    called AS (
+        SELECT host_event.file_id, step.ts AS step_ts, chosen.what, host_event.ts, host_event.dur
+        FROM host_event JOIN chosen ON chosen.number = host_event.named
         JOIN host_step AS step ON step.file_id = host_event.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
-        WHERE plain.name IN ('autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot')
+        -- Of an operator within itself the outer one; gradients that are set to None are not written.
+        WHERE NOT EXISTS (FROM host_event AS outer_event JOIN chosen AS other ON other.number = outer_event.named
+                          WHERE outer_event.file_id = host_event.file_id AND outer_event.id < host_event.id AND outer_event.ts <= host_event.ts
+                            AND outer_event.ts + outer_event.dur >= host_event.ts + host_event.dur)
+          AND (chosen.what <> 'zero_grad' OR EXISTS (FROM written WHERE written.file_id = host_event.file_id
+                                                                    AND written.ts BETWEEN host_event.ts AND host_event.ts + host_event.dur))
     ),
     one_step AS (
         SELECT called.file_id, called.step_ts, called.what, any_value(host_time.source) AS source, sum(called.dur) AS ns, count(*) AS calls
@@ -184,11 +233,14 @@ logits AS (
     FROM host_distance WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') GROUP BY file_id
 )
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
+UNION ALL SELECT file_id, 'communication', source, 'collectives', waited_ms, calls, 'rank ' || last_rank, NULL, NULL FROM exchange
+UNION ALL SELECT file_id, 'exchange', source, 'collectives', moved_ms, calls, NULL, NULL, megabytes FROM exchange
 UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, runs FROM loops
 UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FROM small
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM converting
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
+UNION ALL SELECT file_id, 'constant', source, what, ms, calls, NULL, NULL, NULL FROM constants
 UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FROM doubles
 UNION ALL SELECT file_id, 'single', source, what, ms, calls, NULL, NULL, NULL FROM singles
 UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewright.trace.verdict.sentences import at
+from tilewright.trace.verdict.candidate import at
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

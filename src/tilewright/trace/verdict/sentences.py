@@ -2,89 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
-_MOST_WORKERS = 8
+from tilewright.trace.verdict import waits
+from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
+
 _ON_DEVICE = ("single",)
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
-_REASON = 240
-_MANY_COLLECTIVES = 20
-_READS_LATER = "Read results of the device every 100th step, or after the next step is launched"
-_WAITS = {
-    ("to", "cuda", "copy_", "_to_copy", "tensor", "as_tensor"): (
-        "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True) and .to(device, non_blocking=True)"
-    ),
-    ("synchronize",): "Take synchronize() out of the step: PyTorch waits where it must",
-    ("nonzero", "masked_select", "unique", "where", "argwhere", "repeat_interleave", "index"): (
-        "Keep sizes that data does not decide: torch.where(mask, x, 0) or a product by the mask instead of x[mask]"
-    ),
-}
-"""What to do by the function that waits."""
-_RECOMPILED = {
-    r"mismatch at index|size mismatch|stride mismatch|\.size\(|\.shape": (
-        "torch.compile(..., dynamic=True), or inputs padded to a few sizes, compiles once"
-    ),
-    r"allow_unspec_int_on_nn_module": (
-        "torch._dynamo.config.allow_unspec_int_on_nn_module = True, or count outside of the compiled module"
-    ),
-    r"==": "Pass the number that changes as a tensor, or keep it out of the compiled function",
-    r"grad_mode|is_grad_enabled": "Call the compiled function always with or always without torch.no_grad()",
-}
-"""What to do by a part of the guard that failed."""
-_COMPILED_ANEW = "Keep out of the compiled function what the guard names, or pass it as a tensor"
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch has as one kernel, on a CPU too."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What could make the host slow, in milliseconds of the mean bare step; `inner_…` is most of what it spends."""
-
-    file_id: int
-    kind: str
-    source: str | None
-    what: str
-    ms: float
-    calls: float
-    inner_what: str | None
-    inner_source: str | None
-    inner_ms: float | None
-
-
-@dataclass(frozen=True)
-class Step:
-    """The mean bare step of a process, and what tells its remedies apart."""
-
-    bare_ms: float
-    busy_ms: float = 0.0
-    """The time in which its device works: no gain of the host is more than the rest."""
-    has_workers: bool = False
-    cores: int = _MOST_WORKERS
-    reason: str = ""
-    """Why PyTorch compiled again, in its words."""
-    threads: int = 0
-    """PyTorch's threads for one operator, if the run knows them."""
-    workers: int = 0
-    """Processes of DataLoaders, and the processor time of all of them in a step."""
-    workers_ms: float = 0.0
-    tf32_times: float = 1.0
-    """How many times as fast as fp32 its device multiplies matrices in TF32."""
-    bf16_times: float = 1.0
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The sentences of a cause, without shares; `win_ms` is what the action saves of a step."""
-
-    slow: str
-    why: str
-    action: str
-    win_ms: float
 
 
 def advice_on(cause: Candidate, step: Step) -> Advice:
@@ -95,149 +23,6 @@ def advice_on(cause: Candidate, step: Step) -> Advice:
         # While the device is idle anyway it saves nothing.
         most = max(cause.ms - (step.bare_ms - step.busy_ms), 0.0)
     return Advice(found.slow, found.why, found.action, max(min(found.win_ms, most), 0.0))
-
-
-def spent(ms: float) -> str:
-    """
-    >>> spent(12.345), spent(0.0123), spent(12345.6)
-    ('12.3 ms', '12.3 µs', '12.3 s')
-    """
-    value, unit = (ms / 1e3, "s") if ms >= 1e3 else (ms, "ms") if ms >= 0.1 else (ms * 1e3, "µs")
-    return f"{value:.3g} {unit}"
-
-
-def at(source: str | None) -> str:
-    return f" at {source}" if source else ""
-
-
-def _data(cause: Candidate, step: Step) -> Advice:
-    rest = max(step.bare_ms - cause.ms, 1e-6)
-    if step.has_workers:
-        return _slow_workers(cause, step, rest)
-    needed = min(max(math.ceil(cause.ms / rest), 1), _MOST_WORKERS)
-    waits = cause.inner_what in ("sleep", "read", "open", "readinto", "recv")
-    workers = needed if waits else min(needed, max(step.cores, 1))
-    # Workers that compute share the cores with the step.
-    shared = 0.0 if waits else step.bare_ms / min(workers + 1, max(step.cores, 1))
-    action = f"DataLoader(..., num_workers={workers}) loads the next batches meanwhile"
-    why = f"The DataLoader has no workers, so each batch is made within the step{_inner(cause, step)}."
-    return Advice("Waiting for data", why, action, step.bare_ms - max(rest, cause.ms / workers, shared))
-
-
-def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
-    """The workers make a batch in each step, so that each worker takes as many steps for one as there are workers."""
-    why = "The workers do not keep up: the next batch is not ready when the step asks for it"
-    cheaper = "make __getitem__ and the transforms cheaper"
-    if not step.workers:
-        action = f"Give the DataLoader more workers (num_workers=), or {cheaper}"
-        return Advice("Waiting for data", f"{why}.", action, cause.ms)
-    batch_ms = step.workers * step.bare_ms
-    why += f"; {step.workers} of them {'take' if step.workers > 1 else 'takes'} {spent(batch_ms)} for one"
-    why += f", {share(step.workers_ms, step.bare_ms)} of it computing." if step.workers_ms else "."
-    needed = math.ceil(batch_ms / rest)
-    # Those that compute need a core each, beside the step's.
-    computing = step.workers_ms > 0.5 * step.workers * step.bare_ms
-    most = max(step.cores, 1) if computing else max(_MOST_WORKERS, 2 * step.workers)
-    workers = min(needed, most)
-    if workers <= step.workers:
-        action = f"{cheaper[0].upper()}{cheaper[1:]}: there is no core for another worker"
-        return Advice("Waiting for data", why, action, cause.ms)
-    action = f"DataLoader(..., num_workers={workers}), or {cheaper}"
-    return Advice("Waiting for data", why, action, step.bare_ms - max(rest, batch_ms / workers))
-
-
-def _inner(cause: Candidate, step: Step) -> str:
-    if not cause.inner_source or cause.inner_ms is None:
-        return ""
-    what = f"{cause.inner_what}" if cause.inner_what else "Python"
-    return f", mostly in {what} at {cause.inner_source} ({share(cause.inner_ms, step.bare_ms)})"
-
-
-def share(ms: float, whole: float) -> str:
-    """
-    >>> share(1, 3), share(0.1, 100)
-    ('33 %', '0.1 %')
-    """
-    percent = 100 * ms / whole if whole else 0.0
-    return f"{percent:.0f} %" if percent >= 1 else f"{percent:.1f} %"
-
-
-def _sleep(cause: Candidate, step: Step) -> Advice:
-    if cause.what == "sleep":
-        return Advice("time.sleep", _called(cause), "Take time.sleep out of the step", cause.ms)
-    if cause.what == "with":
-        why = "The block is entered only when another thread lets go of the lock, or its context is made by itself."
-        action = "Hold the lock for less time, or let each thread have its own object"
-        return Advice("Entering a with block", why, action, cause.ms)
-    if cause.what in ("run", "check_output", "check_call", "call", "communicate", "system", "popen"):
-        why = "The step starts another program and waits until that has ended."
-        action = (
-            "Run it once before the loop, every 100th step, or start it (subprocess.Popen) and read it a step later"
-        )
-        return Advice(f"Waiting in {cause.what}()", why, action, cause.ms)
-    why = "The thread waits for a lock, a queue or another process that something else holds up."
-    return Advice(
-        f"Waiting in {cause.what}", why, "Make what it waits for ready earlier, or do it in this thread", cause.ms
-    )
-
-
-def _called(cause: Candidate) -> str:
-    times = f"{cause.calls:,.0f} times" if cause.calls >= 1.5 else "once"
-    return f"It is called {times} in a step, and the program does nothing else meanwhile."
-
-
-def _io(cause: Candidate, step: Step) -> Advice:
-    match cause.what:
-        case "print":
-            why = "A printed tensor is computed, copied to the host and formatted element by element."
-            return Advice("print", why, "Print every 100th step, and a number instead of a tensor", 0.99 * cause.ms)
-        case "write" | "save" | "flush" | "fsync" | "savetxt" | "tofile" | "_write_file" | "send" | "sendall":
-            why = f"The program writes within the step and waits for it ({cause.what})."
-            return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
-    why = f"The program reads within the step and waits for it ({cause.what})."
-    return Advice("Reading", why, "Read it once before the loop, or in a DataLoader's workers", cause.ms)
-
-
-def _garbage(cause: Candidate, step: Step) -> Advice:
-    if cause.what == "collect":
-        why = "gc.collect() looks at every object of the program each time."
-        return Advice("Garbage collection", why, "Remove gc.collect() from the step", cause.ms)
-    why = "Python's collector runs within the step and looks at every object that it tracks."
-    action = "Call gc.collect() and gc.freeze() once before the loop, so that it skips what exists by then"
-    return Advice("Garbage collection", why, action, cause.ms)
-
-
-def _compilation(cause: Candidate, step: Step) -> Advice:
-    reason = (
-        " ".join(step.reason.split("User stack trace")[0].split()).rstrip(".") or "it had not met the function before"
-    )
-    why = f"PyTorch compiled in the recorded steps: {reason if len(reason) < _REASON else reason[:_REASON] + '…'}."
-    action = next((advice for named, advice in _RECOMPILED.items() if re.search(named, step.reason)), _COMPILED_ANEW)
-    if not step.reason:
-        action = "Record later steps (--wait), in which all is compiled, or compile fewer functions"
-    return Advice("Compilation", why, action, cause.ms)
-
-
-def _allocator(cause: Candidate, step: Step) -> Advice:
-    why = f"The allocator asks the driver for memory in every step ({cause.what})."
-    action = "Remove empty_cache() from the step, or set PYTORCH_ALLOC_CONF=expandable_segments:True"
-    return Advice("The allocator", why, action, cause.ms)
-
-
-def _device(cause: Candidate, step: Step) -> Advice:
-    what = cause.what.removeprefix("aten::")
-    why = f"{cause.what} returns only when the device has caught up, and nothing is launched meanwhile."
-    action = next((advice for names, advice in _WAITS.items() if what in names), _READS_LATER)
-    return Advice("Waiting for the device", why, action, 0.99 * cause.ms)
-
-
-def _communication(cause: Candidate, step: Step) -> Advice:
-    if cause.calls >= _MANY_COLLECTIVES:
-        why = f"It makes {cause.calls:,.0f} collectives a step, and waits for each ({cause.what})."
-        action = "DistributedDataParallel sends gradients in a few buckets, during backward; or send one flat tensor"
-        return Advice("Communication", why, action, 0.99 * cause.ms)
-    why = f"This process waits for others in {cause.what}."
-    return Advice("Communication", why, "Give all ranks the same work; table `straggler` names the late one", cause.ms)
 
 
 def _loop(cause: Candidate, step: Step) -> Advice:
@@ -297,11 +82,18 @@ def _copy(cause: Candidate, step: Step) -> Advice:
     action = {
         "clone": "Leave the clone out if nothing writes to either tensor afterwards, or make it once before the loop",
         "contiguous": "Keep the tensor contiguous from the start: copy it once before the loop",
+        **dict.fromkeys(("tensor", "as_tensor"), "torch.from_numpy(array) shares the array's memory"),
         **dict.fromkeys(_JOINS, "Make one tensor before the loop and write each part into it (all[i] = part)"),
     }.get(cause.what, "Convert the tensor once before the loop, or create it with that type and layout")
     return Advice(
         f"Copying a tensor (.{cause.what}())", "It only moves data, and does so in every step.", action, cause.ms
     )
+
+
+def _constant(cause: Candidate, step: Step) -> Advice:
+    why = f"{cause.what} fills memory that was allocated anew, in every step."
+    action = "Make it once before the loop (register_buffer in a module), and write only what changes"
+    return Advice(f"Making a tensor (torch.{cause.what.removeprefix('new_')}())", why, action, 0.99 * cause.ms)
 
 
 def _double(cause: Candidate, step: Step) -> Advice:
@@ -352,8 +144,26 @@ _REPLACED = {
     ),
     "aten::one_hot": (
         "one_hot()",
-        "It writes a row of the weight's length for each index, to choose one row of the weight by a product.",
-        "functional.embedding(indices, weight) reads the chosen rows alone",
+        "It writes a row of all classes for each index, of which one element is not zero.",
+        "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row",
+    ),
+    **dict.fromkeys(
+        ("aten::sort", "aten::argsort"),
+        (
+            "Sorting",
+            "It orders all elements, whatever is read of them.",
+            "torch.topk, kthvalue or median find the few that are needed; what does not change is sorted once",
+        ),
+    ),
+    "format": (
+        "Formatting a tensor",
+        "Its elements are copied to the host and turned to text one by one, also where nothing prints the text.",
+        "Format a number (loss.item()), every 100th step",
+    ),
+    "zero_grad": (
+        "zero_grad(set_to_none=False)",
+        "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
+        "optimizer.zero_grad() sets gradients to None",
     ),
 }
 
@@ -370,31 +180,27 @@ def _anomalies(cause: Candidate, step: Step) -> Advice:
     return Advice("Looking for anomalies", why, action, cause.inner_ms or 0.0)
 
 
-def _interpreter(cause: Candidate, step: Step) -> Advice:
-    why = f"{cause.what} runs Python meanwhile, and one thread of a process runs Python at a time."
-    action = "Do its work in another process (multiprocessing), or less of it while steps are made"
-    return Advice("Waiting for another thread to let go of Python", why, action, cause.ms)
-
-
 _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
-    "data": _data,
-    "sleep and locks": _sleep,
-    "I/O": _io,
-    "garbage collection": _garbage,
-    "compilation": _compilation,
-    "allocator": _allocator,
-    "device": _device,
-    "communication": _communication,
+    "data": waits.advise_data,
+    "sleep and locks": waits.advise_sleep,
+    "I/O": waits.advise_io,
+    "garbage collection": waits.advise_garbage,
+    "compilation": waits.advise_compilation,
+    "allocator": waits.advise_allocator,
+    "device": waits.advise_device,
+    "communication": waits.advise_communication,
+    "exchange": waits.advise_exchange,
     "loop": _loop,
     "Python": _python,
     "copy": _copy,
+    "constant": _constant,
     "double": _double,
     "single": _single,
     "optimizer": _optimizer,
     "threads": _threads,
     "logits": _logits,
     "small": _small,
-    "interpreter": _interpreter,
+    "interpreter": waits.advise_interpreter,
     "replaceable": _replaceable,
     "anomalies": _anomalies,
 }

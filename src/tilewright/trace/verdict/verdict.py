@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
 
 from tilewright.trace.events.rows import append
-from tilewright.trace.price.distance import device_profiles
+from tilewright.trace.price.distance import device_profiles, host_cores
+from tilewright.trace.price.recorded_rows import rows_of
+from tilewright.trace.verdict.candidate import Advice, Candidate, Step, at, share, spent
 from tilewright.trace.verdict.growth import growth_sentences
-from tilewright.trace.verdict.sentences import Advice, Candidate, Step, advice_on, at, share, spent
+from tilewright.trace.verdict.sentences import advice_on
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -62,7 +63,7 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     """Fill tables `cause` and `verdict`; host_account.sql and price/distance.sql come first."""
     connection.execute(_TABLES)
     connection.execute(files("tilewright.trace").joinpath("verdict/causes.sql").read_text("utf-8"))
-    cores = _cores(connection)
+    cores = host_cores(connection) or Step.cores
     found: list[_Found] = []
     for file_id, *row in connection.execute(_STEPS).fetchall():
         bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms = row
@@ -108,7 +109,7 @@ def _late_ranks_first(found: list[_Found]) -> list[_Found]:
     late = {
         cause.file_id
         for cause, step, advice in found
-        if advice.win_ms >= STANDS_OUT * step.bare_ms and cause.kind != "communication"
+        if advice.win_ms >= STANDS_OUT * step.bare_ms and cause.kind not in ("communication", "exchange")
     }
     waits = [each for each in found if each[0].kind == "communication" and late - {each[0].file_id}]
     first = [each for each in found if each not in waits]
@@ -121,15 +122,9 @@ def _late_ranks_first(found: list[_Found]) -> list[_Found]:
     return [(cause, step, advice), *others, *waits]
 
 
-def _cores(connection: DuckDBPyConnection) -> int:
-    """The cores of the machine, if the run names them."""
-    found = connection.execute("SELECT table_name FROM duckdb_tables() WHERE table_name = 'run'").fetchall()
-    named = connection.execute("SELECT machine['cores'] FROM run").fetchall() if found else []
-    number = re.match(r"\d+", str(named[0][0])) if named else None
-    return int(number[0]) if number else Step.cores
-
-
 def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]:
+    if steps := _no_whole_step(connection):
+        return steps
     if found and found[0][2].win_ms >= STANDS_OUT * found[0][1].bare_ms:
         cause, step, advice = found[0]
         took = f"{share(cause.ms, step.bare_ms)} of the step, {spent(cause.ms)} of {spent(step.bare_ms)}"
@@ -148,6 +143,20 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
     return _nothing_stands_out(connection)
 
 
+def _no_whole_step(connection: DuckDBPyConnection) -> list[str]:
+    """Where the program ended before a step was recorded from its begin to its end: a part of one tells nothing."""
+    found = connection.execute(
+        "SELECT max(steps_seen) FROM recording HAVING count(*) > 0 AND max(steps_kept) = 0 AND max(bare_us) IS NOT NULL"
+    ).fetchone()
+    if found is None:
+        return []
+    return [
+        f"No step was recorded whole: the program ended after {found[0]} steps.",
+        "Steps are timed without the profiler and warmed up before any is kept.",
+        "Let it make more steps, or record earlier ones: tilewright profile --wait 2 --warmup 1.",
+    ]
+
+
 def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
     """How much the operators take and could win, and how long the thread of the steps had no processor."""
     ((on_host, win, bare, stopped),) = connection.execute(
@@ -159,6 +168,11 @@ def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
         return []
     of_host = "" if on_host is None else f" beside the operators, which take {on_host:.0f} % of the host's step"
     most = "" if not win else f"; operators can win at most {share(min(win, bare), bare)}"
+    if win and win >= STANDS_OUT * bare:
+        operator, source, part = connection.execute(
+            "SELECT operator, source, sum(win) AS won FROM host_distance GROUP BY ALL ORDER BY won DESC LIMIT 1"
+        ).fetchall()[0]
+        most += f", of which {operator}{at(source)} {share(min(part, bare), bare)}"
     said = [f"Nothing stands out{of_host}{most}."]
     if stopped and stopped >= _STOPPED:
         said += [
@@ -179,12 +193,13 @@ def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
                       AS others
            FROM distance LEFT JOIN stretch USING (file_id) WHERE win_ms_per_step IS NOT NULL GROUP BY operator, source
            HAVING win - others >= $least * bare AND win - others >= (ms - others) / 2 AND win < ms AND ms <= bare
-           ORDER BY win DESC, operator, source LIMIT 1""",
+           ORDER BY win DESC, operator, source""",
         {"least": STANDS_OUT},
     ).fetchall()
-    if not found:
+    named = next((row for row in found if not _draws(row[0])), None)
+    if named is None:
         return []
-    ((operator, source, ms, win, bound, bare, compiled, _),) = found
+    operator, source, ms, win, bound, bare, compiled, _ = named
     advice = (
         "The program is compiled already; larger sizes or a lower precision may bring it nearer to that"
         if compiled
@@ -195,6 +210,12 @@ def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
         f"It is {bound} and takes {ms / (ms - win):.1f} × its floor.",
         f"{advice}: {spent(win)} less per step at most ({share(win, bare)}).",
     ]
+
+
+def _draws(operator: str) -> bool:
+    """Whether it draws random numbers: its floor counts the writes, and a CPU's generator makes one after the other."""
+    name = operator.removeprefix("aten::")
+    return any(row.operator_class == "random" for row in [*rows_of(name), *rows_of(name.removesuffix("_"))])
 
 
 def read_verdict(connection: DuckDBPyConnection) -> list[str]:
