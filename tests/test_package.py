@@ -2,10 +2,16 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+
+import pytest
 
 import setup
 import tilewright
+from benchmarks.contract import SMALL, check
+from tests import processes
+from tilewright import functional
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -36,3 +42,37 @@ def test_a_wheel_has_the_examples_and_the_runs_that_lessons_read(tmp_path: Path)
     assert recorded and copied - sources == recorded
     source_distribution = (ROOT / "MANIFEST.in").read_text("utf-8")
     assert all(part in source_distribution for part in setup.PARTS)
+
+
+@pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("example", SMALL)
+def test_example_keeps_the_numbers_contract(example: str, dtype: str, training: bool, contiguous: bool) -> None:
+    verified = check(replace(SMALL[example](dtype), training=training), "cpu", contiguous)
+    assert any(v.direction == "bwd" for v in verified) == training
+    assert [v for v in verified if not v.ok] == []
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(dir(tilewright)) == {*tilewright.__all__, "__version__"}
+    assert tilewright.functional is functional and set(dir(functional)) == set(functional.__all__)
+    assert all(getattr(tilewright, name) is not None for name in dir(tilewright))
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_every_name_is_a_documented_function(name: str) -> None:
+    function = getattr(functional, name)
+    assert callable(function)
+    assert function.__doc__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'sotfmax'"):
+        _ = functional.sotfmax
+
+
+@pytest.mark.parametrize("modules", ["tilewright.functional", "tilewright.store", "tilewright.report.page"])
+def test_importing_loads_nothing_heavy(modules: str) -> None:
+    heavy = "{'torch', 'duckdb', 'sympy', 'jinja2', 'triton', 'tilewright.kernels'} & set(sys.modules)"
+    assert processes.run(["-c", f"import sys, {modules}; print(sorted({heavy}))"])[0] == "[]\n"

@@ -154,7 +154,7 @@ def test_explaining_draws_nothing_from_the_users_generator() -> None:
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers are not timed: what that takes, `tests/cli/test_optimize.py` pays once."""
+    """Peers are not timed: what that takes, `tests/cli/test_explain.py` pays once."""
     monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
 
 

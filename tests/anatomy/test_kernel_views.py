@@ -1,16 +1,21 @@
 """A kernel taken apart without a GPU, against what its source says it does."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from tilewright.anatomy.capture import NothingCaptured, capturing
+from tilewright.anatomy.capture import NothingCaptured, TritonLaunch, capturing
 from tilewright.anatomy.kernel_views import Request, kernel_views
 from tilewright.anatomy.simulated import CUDA, simulated
+from tilewright.anatomy.tiles import grid_rule, rule_text
 from tilewright.hardware.geometry import KernelView, tiles_of
 from tilewright.hardware.profiles import profile_for
+from tilewright.pytorch.compiler import keeping_code
 from tilewright.records.errors import TargetError, UsageError
 from tilewright.records.launch_record import Access
 
@@ -209,3 +214,60 @@ def test_the_interpreter_s_switch_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     with pytest.raises(UsageError, match="TRITON_INTERPRET=1 keeps Triton from compiling"), capturing(run=False):
         pass
+
+
+MATRICES = {"a": (1024, 512), "b": (512, 1024), "c": (1024, 1024)}
+
+
+def captured(
+    shapes: Mapping[str, tuple[int, ...]], grid: tuple[int, int, int], numbers: Mapping[str, int], **tiles: Any
+) -> TritonLaunch:
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    arguments = {**tensors, **numbers, **tiles}
+    params = [SimpleNamespace(name=name, is_constexpr=name in tiles) for name in arguments]
+    return TritonLaunch(SimpleNamespace(params=params), arguments, {}, grid, None, None)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "grid", "numbers", "tiles", "rule"),
+    [
+        ({"x": (1000, 512)}, (63, 1, 1), {}, {"ROWS": 16, "COLUMNS": 64}, "⌈1,000 / ROWS 16⌉"),
+        ({"x": (100, 5000)}, (100, 1, 1), {}, {"LOG": True, "ROWS": 1, "COLUMNS": 8192}, "⌈100 / ROWS 1⌉"),
+        ({"x": (64, 4096)}, (128, 1, 1), {}, {"BLOCK": 2048}, "⌈262,144 / BLOCK 2048⌉"),
+        # All in one axis, and an accident of the inner size that fits as well: the result's axes are taken.
+        (
+            MATRICES,
+            (32, 1, 1),
+            {},
+            {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64},
+            "⌈1,024 / ROWS 128⌉ · ⌈1,024 / COLUMNS 256⌉",
+        ),
+        (MATRICES, (8, 8, 1), {}, {"M": 128, "N": 128, "K": 64}, "⌈1,024 / M 128⌉, ⌈1,024 / N 128⌉"),
+        ({"q": (8, 12, 500, 64)}, (96, 4, 1), {}, {"BLOCK": 128}, "8 · 12, ⌈500 / BLOCK 128⌉"),
+        ({"x": (7,)}, (6, 1, 1), {"n": 333}, {"BLOCK": 64}, "⌈333 / BLOCK 64⌉"),
+        ({"x": (7,)}, (1, 1, 1), {}, {}, ""),
+    ],
+)
+def test_a_rule_is_found(
+    shapes: dict[str, tuple[int, ...]],
+    grid: tuple[int, int, int],
+    numbers: dict[str, int],
+    tiles: dict[str, Any],
+    rule: str,
+) -> None:
+    found = grid_rule(captured(shapes, grid, numbers, **tiles))
+    assert found is not None and rule_text(found) == rule
+
+
+def test_no_rule_is_none() -> None:
+    assert grid_rule(captured({"x": (1000, 512)}, (17, 1, 1), {}, ROWS=16)) is None
+    assert rule_text(None) == ""
+
+
+def test_inductor_s_switches_are_set_back() -> None:
+    from torch._inductor import config
+
+    before = config.force_disable_caches
+    with keeping_code():
+        assert config.force_disable_caches is True
+    assert config.force_disable_caches == before

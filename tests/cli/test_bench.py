@@ -2,12 +2,17 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from examples.claims.check import documents, read_rows
+from examples.claims.claim import Claim
+from examples.claims.lab import Lab
 from tests.cli.commands import Tilewright
+from tilewright.bench.peers import example_module
+from tilewright.records.errors import VerificationError
 from tilewright.records.measurement import Measurement
 
 OWN = """
@@ -119,3 +124,25 @@ def test_an_own_case_takes_sizes_by_name_and_is_drawn(tilewright: Tilewright, ow
 def test_misuse_is_said_in_a_line(tilewright: Tilewright, own: str, arguments: list[str], message: str) -> None:
     ended = tilewright(*(argument.replace("OWN", own) for argument in arguments))
     assert ended.code == 2 and ended.out == "" and message in ended.err
+
+
+def test_command(tmp_path, tilewright) -> None:
+    out = tmp_path / "claims.jsonl"
+    ended = tilewright("claims", "--only", "H3,H37", "--device", "cpu", "--out", str(out))
+    assert ended.code == 0
+    assert "reproduced" in ended.out and ended.out.endswith("1 reproduced, 1 not here\n")
+    assert len(read_rows(out)) == 2
+    line = tilewright("claims", "--only", "H4", "--device", "cpu", "--json").out
+    assert json.loads(line)["ours"] == "100"
+
+
+def test_a_check_that_raises_fails_the_command(monkeypatch, tilewright) -> None:
+    (document,) = {document.title: document for document in documents() if document.claims[0].id == "H1"}.values()
+
+    def check(lab: Lab) -> None:
+        raise ZeroDivisionError("by zero")
+
+    broken = replace(document, claims=[Claim("H1", "It is.", "1", check, "So.")])
+    monkeypatch.setattr(example_module("claims/check.py"), "documents", lambda: [broken])
+    ended = tilewright("claims", "--device", "cpu")
+    assert ended.code == VerificationError.exit_code and "H1: ZeroDivisionError: by zero" in ended.err

@@ -11,8 +11,13 @@ from pathlib import Path
 import duckdb
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from tests.cli.commands import MODELS, OWN_PATH, Tilewright
+from tilewright.bench.catalogue import SUITES
+from tilewright.cli.app import EXAMPLES, FIRST, VERBS, app
+from tilewright.hardware.profiles import profile_names
 from tilewright.store import Run
 
 CALLS = [
@@ -158,3 +163,52 @@ def test_without_a_home_folder_a_variable_names_one(
     ended = tilewright("sql", "SELECT 1")
     assert ended.code == 9 and "set TILEWRIGHT_HOME to a folder that you can write" in ended.err
     assert ended.err.count("\n") == 1
+
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+FIRST_CALLS = [line.split("    ")[0].strip() for line in FIRST.splitlines() if line.startswith("  tilewright")]
+
+
+@pytest.mark.parametrize("call", [*EXAMPLES.values(), *FIRST_CALLS])
+def test_examples_are_understood(call: str) -> None:
+    _, verb, *rest = shlex.split(call)
+    assert COMMANDS[verb].make_context(verb, rest)
+
+
+def test_help_of_each_verb_ends_with_its_example(tilewright: Tilewright) -> None:
+    assert list(EXAMPLES) == list(VERBS)
+    for verb in VERBS:
+        assert shlex.split(EXAMPLES[verb])[1] == verb.__name__
+    assert EXAMPLES[VERBS[0]] in tilewright("doctor", "--help").out
+
+
+def completed(words: str) -> list[str]:
+    """What bash is offered behind `tilewright words`."""
+    typed = ["tilewright", *words.split(" ")]
+    asked = {"_TILEWRIGHT_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1)}
+    return CliRunner().invoke(app, prog_name="tilewright", env=asked).output.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("bench ", list(SUITES)),
+        ("kernel weig", ["weighted_sum"]),
+        ("explain x.py:y --on ", list(profile_names())),
+        ("kernel softmax --on a", ["a100"]),
+        ("bench softmax --direction fwd", ["fwd", "fwd+bwd"]),
+        ("optimize x.py:y --device cu", ["cuda"]),
+        ("diff ", []),
+    ],
+)
+def test_values_are_offered(home: Path, words: str, offered: list[str]) -> None:
+    assert completed(words) == offered
+
+
+def test_the_newest_runs_are_offered_first(home: Path) -> None:
+    folder = home / "runs"
+    folder.mkdir(parents=True)
+    names = [f"20260101T0000{second:02}.000000Z-model.duckdb" for second in range(25)]
+    for name in names:
+        (folder / name).touch()
+    assert completed("sql x --run ") == [str(folder / name) for name in names[:4:-1]]

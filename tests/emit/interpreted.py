@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from tests.contract import keeps_contract, launched, recorded
-from tests.emit import float8, stored_values
+from tests.emit import stored_values
 from tests.emit.triton_programs import (
     DRAWS,
     PROGRAMS,
@@ -66,14 +66,14 @@ def test_kernels_keep_the_numbers_contract(name: str) -> None:
     check_program(name, CPU, by_triton(in_small_blocks))
 
 
-@pytest.mark.parametrize("source", float8.SOURCES, ids=str)
-@pytest.mark.parametrize("dtype", float8.FLOAT8, ids=str)
+@pytest.mark.parametrize("source", stored_values.SOURCES, ids=str)
+@pytest.mark.parametrize("dtype", stored_values.FLOAT8, ids=str)
 def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) -> None:
-    for function, x in float8.conversions(dtype, source):
+    for function, x in stored_values.conversions(dtype, source):
         (lowered,) = nests_of(function, x)
         result = torch.empty_like(function(x))
         by_triton()(lowered, [x, result])
-        assert float8.same(result, function(x))
+        assert stored_values.same(result, function(x))
 
 
 def test_kernels_agree_with_those_in_cpp() -> None:

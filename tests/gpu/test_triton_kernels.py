@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
-from tests.emit import float8
+from tests.emit import stored_values
 from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, check_program, nests_of, operators
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.emit.triton import emit_triton
@@ -69,18 +69,18 @@ def test_numbers_that_an_integer_cannot_hold(source: torch.dtype, dtype: torch.d
     assert torch.equal(result, function(x))
 
 
-@pytest.mark.parametrize("source", float8.SOURCES, ids=str)
-@pytest.mark.parametrize("dtype", float8.FLOAT8, ids=str)
+@pytest.mark.parametrize("source", stored_values.SOURCES, ids=str)
+@pytest.mark.parametrize("dtype", stored_values.FLOAT8, ids=str)
 def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) -> None:
-    for function, x in float8.conversions(dtype, source):
+    for function, x in stored_values.conversions(dtype, source):
         x = x.to(GPU)
         (lowered,) = nests_of(function, x)
         result = torch.empty_like(function(x))
         by_triton()(lowered, [x, result])
-        assert float8.same(result, function(x))
+        assert stored_values.same(result, function(x))
 
 
-@pytest.mark.parametrize("dtype", [*float8.SOURCES, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [*stored_values.SOURCES, torch.float64], ids=str)
 @pytest.mark.parametrize("divisor", [1.5, 0.1, 3e38, 1e-40, 0.0])
 def test_quotients_by_a_number_are_eagers(divisor: float, dtype: torch.dtype) -> None:
     """Bit for bit: they may be rounded to floats of 8 bits next."""

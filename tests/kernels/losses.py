@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tests.proving import broken
+from tests.contract import broken
 from tilewright.bench.suites.cross_entropy import SUITES
 from tilewright.kernels.cross_entropy import by_impl
 from tilewright.records.measurement import Verified

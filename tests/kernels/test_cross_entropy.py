@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.losses import OPTIONS, wrong_losses
-from tests.kernels.rows import layout
+from tests.kernels.row_operators import layout
 from tilewright.bench.suites.cross_entropy import SUITES
 from tilewright.kernels.cross_entropy import by_impl, cross_entropy
 

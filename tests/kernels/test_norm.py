@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.contract import broken
 from tests.kernels.devices import H200
-from tests.proving import broken
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
 from tilewright.kernels.norm import cuda

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.devices import limits
-from tests.kernels.row_operators import CALLS, wrong
-from tests.kernels.rows import layout
+from tests.kernels.row_operators import CALLS, layout, wrong
 from tilewright.bench.suites.softmax import SUITES
 from tilewright.kernels.row import RowLayout, alignment_of
 from tilewright.kernels.softmax import cuda, log_softmax, softmax

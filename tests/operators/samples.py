@@ -462,7 +462,7 @@ CALLS: dict[str, list[Maker]] = {
         lambda o: call(o.x, 7, rounding_mode="floor"),
         lambda o: call(o.x, 5, rounding_mode="trunc"),
     ],
-    # Windows side by side: others stay PyTorch's on a CPU (`test_pooling.py`).
+    # Windows side by side: others stay PyTorch's on a CPU (`test_table.py`).
     "max_pool2d_with_indices.default": [
         lambda o: call(_image(o), [2, 2]),
         lambda o: call(_image(o), [2, 3], [3, 3], [1, 1]),

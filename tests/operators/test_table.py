@@ -1,5 +1,6 @@
 """Every row of the operator table with a body, compiled and compared with eager and float64."""
 
+import copy
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -8,17 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
+import torch._inductor.inductor_prims
+from torch import fx, nn
+from torch.testing._internal.common_methods_invocations import op_db
 
+from tests.kernels.registered import all_operators
+from tests.operators.op_db import check
+from tests.operators.pools import APART, LAYOUTS, LEFT, OVERLAPPING, image, library_pools
 from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
+from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.hardware.target import target_named
+from tilewright.kernels.dropout_add import philox
 from tilewright.loops.lower import lower
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
+from tilewright.measure.truth.verify import verify
 from tilewright.operators import table
 from tilewright.operators.axes import Unfusable
+from tilewright.operators.table import rows
 from tilewright.passes.fusion import fuse
+from tilewright.passes.norm import group as group_norm
+from tilewright.passes.random import draws
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 from tilewright.runtime.assemble import Scheduled, assemble
@@ -181,4 +193,92 @@ def test_rms_norm_backward_against_autograd() -> None:
     assert all(node in kernels for _, node in program.results)
     for mine, eager, truth in zip(executable(program.tensors), (dx, dw), by_autograd(torch.float64), strict=False):
         figures = compare(mine, eager, truth)
+        assert figures.ok, figures
+
+
+RIGHT = ("atanh", "sinc", "trace", "cummax", "put", "fft_rfft")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_samples_are_right_and_have_rows(name: str) -> None:
+    (op,) = (op for op in op_db if op.formatted_name == name)
+    outcome = check(op, torch.float32, count=1)
+    assert (outcome.status, outcome.rowless) == ("right", ()), outcome
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", [*APART, *OVERLAPPING, *LEFT])
+def test_values_positions_and_gradients_are_eagers(name: str, layout: str) -> None:
+    assert bool(library_pools(name, image(layout))) == (name not in APART and name != "max of an exponential")
+
+
+def test_a_costly_operand_is_computed_once() -> None:
+    """The exponential of an element would be computed for each window that reads it."""
+    function = LEFT["max of an exponential"]
+    with recording() as record, torch.no_grad():
+        torch.compile(function, backend=backend, fullgraph=True)(image("NCHW"))
+    kernels = [region for graph in record.graphs for region in graph.plan.fusion.regions]
+    assert len(kernels) == 2
+
+
+def test_names_of_arguments_are_those_of_the_schemas() -> None:
+    # Who defines tilewright's own operators.
+    assert draws.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
+    for row in rows().values():
+        if row.name == "keep_mask":
+            continue
+        schema = operator.attrgetter(row.name)(torch.ops)._schema
+        names = tuple(argument.name for argument in schema.arguments)
+        assert row.arguments == (names[: len(row.arguments)] if "..." in row.text else names), row.name
+
+
+def test_a_multiply_add_of_dynamos_is_generated() -> None:
+    a, b, c = (torch.randn(7, 33) for _ in range(3))
+    run = torch.compile(lambda a, b, c: torch.ops.prims.fma(a, b, c).sin(), backend=backend, fullgraph=True)
+    with recording() as record:
+        torch.testing.assert_close(run(a, b, c), (a * b + c).sin())
+    (graph,) = record.graphs
+    assert [step.generated for step in graph.executable.steps] == [True]
+
+
+SHAPES = {"images": (4, 5, 3, 7), "one channel": (3, 1, 17), "rows": (33, 6), "wide": (2, 130, 1, 1)}
+
+
+def model(shape: tuple[int, ...], training: bool, dtype: torch.dtype) -> nn.Module:
+    """Batch norm with a weight, a bias and moments of its own, and a ReLU that can be fused."""
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    torch.manual_seed(2)
+    norm = kind(shape[1])
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        assert tensor is not None
+        nn.init.uniform_(tensor, 0.5, 1.5)
+    return nn.Sequential(norm, nn.ReLU()).train(training).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_batch_norm_keeps_the_contract_in_one_kernel(
+    shape: tuple[int, ...], training: bool, dtype: torch.dtype
+) -> None:
+    norm, x = model(shape, training, dtype), torch.randn(shape, dtype=dtype, requires_grad=training)
+    with recording() as record, torch.set_grad_enabled(training):
+        rows = verify(norm, torch.compile(norm, backend=backend, fullgraph=True), [x], training=training)
+    assert [row for row in rows if not row.ok] == []
+    assert record.fallbacks == []
+    for graph in record.graphs:
+        normed = [r for r in graph.plan.fusion.regions if any("batch_norm" in member.name for member in r.members)]
+        assert len(normed) == 1 and len(normed[0].members) > 1
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_running_moments_follow_the_batches(shape: tuple[int, ...]) -> None:
+    ours, eager = model(shape, True, torch.float32), model(shape, True, torch.float32)
+    truth = copy.deepcopy(eager).double()
+    compiled = torch.compile(ours, backend=backend, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(shape) * 2 + 1
+        compiled(x), eager(x), truth(x.double())
+    for (name, mine), other, true in zip(ours.named_buffers(), eager.buffers(), truth.buffers(), strict=True):
+        figures = compare(mine, other, true, tensor=name)
         assert figures.ok, figures

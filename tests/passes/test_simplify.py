@@ -1,16 +1,20 @@
 """No-ops are removed, also casts and copies; results, layouts, draws and writes do not change."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
+from tilewright.compile.stages import EACH_GRAPH, JOINT
 from tilewright.hardware.target import target_named
 from tilewright.passes.copies import drop_copies, drop_round_trips
+from tilewright.passes.pointwise import leaky_gradient_from_result
 from tilewright.passes.simplify import drop_unread, simplify
 
 CPU = target_named("cpu")
@@ -221,3 +225,89 @@ def written_later(x: Tensor) -> Tensor:
 )
 def test_copies_that_are_left(left: int, program: Callable[[Tensor], Any]) -> None:
     assert copies(program, X) == left
+
+
+def read_index(x: Tensor, index: Tensor) -> list[Tensor]:
+    rows, columns = index.shape
+    sent, zeros, row = x[:rows, :columns], torch.zeros_like(x), index[:, 0]
+    return [
+        zeros.scatter_add(0, index, sent), zeros.scatter_reduce(0, index, sent, "amax"),
+        zeros.index_add(0, row, x[:rows]), zeros.index_put((row,), x[:rows], accumulate=True),
+        F.embedding(index, x * 2), F.cross_entropy(x[:rows], row), x[x[row].argsort(0)[:, 0]], row.sort()[0],
+    ]  # fmt: skip
+
+
+def read_numbers(x: Tensor, q: Tensor) -> list[Tensor]:
+    weight = x.reshape(-1)[: q.shape[1]].expand(3, q.shape[1])
+    return [
+        F.leaky_relu(F.linear(q, weight, x[0, :3])), q.log_softmax(-1)[:, 0], F.layer_norm(q, q.shape[1:]),
+        F.rms_norm(q, q.shape[1:]), F.dropout(q, 0.5), torch.cat([q, q]), q.to(torch.bfloat16).sum(0),
+        F.conv1d(q[None, :1], x[None, :1, :1]), F.nll_loss(q, torch.zeros_like(q[:, 0], dtype=torch.int64)),
+    ]  # fmt: skip
+
+
+def program(given: Tensor) -> list[Tensor]:
+    x = given.detach().requires_grad_()
+    indices = [x.cummin(0)[1], x.max(0, keepdim=True)[1], x.topk(8, 1)[1]]
+    numbers = [
+        torch.var_mean(x, 0, keepdim=True)[1], torch.native_layer_norm(x, [16], None, None, 1e-5)[0],
+        torch.frexp(x.detach())[0], x.split(4, 1)[1],
+    ]  # fmt: skip
+    found = [y for index in indices for y in read_index(x, index)]
+    found += [y for q in numbers for y in read_numbers(x, q)]
+    return [*found, *torch.autograd.grad(torch.stack([y.sum() for y in found]).sum(), x)]
+
+
+def test_rewrites_see_one_of_several_results_as_a_tensor() -> None:
+    """In strict mode a rewrite that raises is an error."""
+    graph, target = aten(program, torch.randn(8, 16)), target_named("h200")
+    for stage in (JOINT, EACH_GRAPH):
+        stage.run(graph, target)
+    graph.lint()
+
+
+ops = torch.ops.aten
+SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3e38, -3e38, math.inf, -math.inf, math.nan]
+
+
+def with_gradient(slope: float, of_gradient: float | None = None) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def function(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        y = ops.leaky_relu(x, slope)
+        return y, ops.leaky_relu_backward(g, x, slope if of_gradient is None else of_gradient, False)
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("slope", [0.01, 0.3, 1.0, 2.5, 0.0])
+def test_the_gradient_is_the_same(slope: float, dtype: torch.dtype) -> None:
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    g = torch.arange(1.0, len(SPECIAL) + 1).to(dtype)
+    graph = aten(with_gradient(slope), x, g)
+    leaky_gradient_from_result(graph, target_named("cpu"))
+    (gradient,) = graph.find_nodes(op="call_function", target=ops.leaky_relu_backward.default)
+    assert gradient.args[1].target is ops.leaky_relu.default
+    for ours, eagers in zip(run(graph, x, g), with_gradient(slope)(x, g), strict=True):
+        torch.testing.assert_close(ours, eagers, rtol=0, atol=0, equal_nan=True)
+
+
+def backward_alone(x: Tensor, g: Tensor) -> Tensor:
+    return ops.leaky_relu_backward(g, x, 0.1, False)
+
+
+def of_a_result(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    y = ops.leaky_relu(x, 0.1)
+    return y, ops.leaky_relu_backward(g, y, 0.1, True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [with_gradient(-0.1), with_gradient(0.1, 0.2), backward_alone, of_a_result],
+    ids=["a negative slope", "other slopes", "without forward", "of the result"],
+)
+def test_what_stays(function: Callable[..., object]) -> None:
+    x = torch.randn(7)
+    graph = aten(function, x, x)
+    before = [node.args for node in graph.nodes]
+    leaky_gradient_from_result(graph, target_named("cpu"))
+    assert [node.args for node in graph.nodes] == before

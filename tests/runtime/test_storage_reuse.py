@@ -4,13 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.backend.compiling import assert_same
+from tests.backend.compiling import assert_same, compiled
 from tilewright.backend import backend, recording
 from tilewright.launch.executor import EXTENSION
+from tilewright.measure.memory import peak_bytes
 from tilewright.runtime.assemble import Scheduled, taken_over
+from tilewright.runtime.pool import SMALL
 
 
 def after_a_product(x: Tensor, w: Tensor) -> Tensor:
@@ -118,3 +120,30 @@ def test_what_forward_gives_is_not_written_over() -> None:
     backward = next(graph.plan for graph in record.graphs if graph.plan.name == "backward")
     over = taken_over(Scheduled(backward.graph, backward.units))
     assert all(node.op != "placeholder" for node in over.values())
+
+
+def test_autograd_adds_to_a_pooled_gradient_in_place() -> None:
+    """A weight that a compiled product and eager code read, as where a head is tied to an embedding."""
+    embedding, places = nn.Embedding(5000, 64), torch.arange(16)
+    weight = embedding.weight
+    nbytes = weight.numel() * weight.element_size()
+    assert nbytes >= SMALL
+
+    def scores(hidden: Tensor, weight: Tensor) -> Tensor:
+        return (hidden @ weight.T).sum()
+
+    head = compiled(scores)
+
+    def step() -> None:
+        head(embedding(places), weight).backward()
+        embedding.zero_grad()
+
+    for _ in range(4):
+        step()
+    assert peak_bytes(step) < 2.5 * nbytes, "the two gradients, and no third tensor for their sum"
+    step()
+    head(embedding(places), weight).backward()
+    found, weight.grad = weight.grad, None
+    scores(embedding(places), weight).backward()
+    assert found is not None and weight.grad is not None
+    torch.testing.assert_close(found, weight.grad)

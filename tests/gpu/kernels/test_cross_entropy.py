@@ -7,7 +7,7 @@ import torch
 
 from tests.gpu.kernels.launching import in_turn
 from tests.kernels.losses import OPTIONS, targets, wrong_losses
-from tests.kernels.rows import layout
+from tests.kernels.row_operators import layout
 from tilewright.kernels.cross_entropy import by_impl
 
 pytestmark = pytest.mark.gpu

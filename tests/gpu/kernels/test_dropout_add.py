@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.contract import broken
 from tests.gpu.kernels.launching import FOUR, in_turn
-from tests.kernels.layouts import layouts
-from tests.proving import broken
+from tests.kernels.row_operators import layouts
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.dropout_add import dropout_add
 

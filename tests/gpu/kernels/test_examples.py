@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from examples.kernels import gelu, matmul, weighted_sum
+from tests.contract import broken
 from tests.gpu.kernels.launching import DTYPES, in_turn, on_a_side_stream, replayed, values_of
-from tests.kernels.layouts import layouts
-from tests.proving import broken
+from tests.kernels.row_operators import layouts
 from tilewright.bench.catalogue import suite
 
 pytestmark = pytest.mark.gpu

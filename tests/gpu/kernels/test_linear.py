@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.contract import broken
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
-from tests.kernels.layouts import layouts
-from tests.proving import broken
+from tests.kernels.row_operators import layouts
 from tilewright.bench.catalogue import suite
 from tilewright.kernels.linear import cuda, dropout_add_fused, gelu_fused, linear_dropout_add, linear_gelu
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tests.contract import broken
 from tests.gpu.kernels.launching import compiled, on_a_side_stream, replayed, values_of
 from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, inputs, of_all_logits
-from tests.proving import broken
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.measure.truth.contract import compare
 from tilewright.operators.own import linear_cross_entropy as row

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.proving import broken
+from tests.contract import broken
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
 from tilewright.kernels.by_recipe import performed

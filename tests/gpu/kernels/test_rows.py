@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.gpu.kernels.launching import DTYPES, in_turn
-from tests.kernels.row_operators import CALLS, NORMS, OPERANDS, wrong
-from tests.kernels.rows import SPECIALS, layout
+from tests.kernels.row_operators import CALLS, NORMS, OPERANDS, SPECIALS, layout, wrong
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import activation
 from tilewright.measure.truth.contract import compare

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.contract import broken
 from tests.kernels.attention.calls import Call, wrong_packed
-from tests.proving import broken
 from tilewright.bench.catalogue import suite
 from tilewright.bench.suites import attention as suites
 from tilewright.hardware.architectures import stated_limits

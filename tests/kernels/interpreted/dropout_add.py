@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels import philox
-from tests.kernels.layouts import layouts
+from tests.kernels.row_operators import layouts
 from tilewright.bench.suites.dropout_add import masked
 from tilewright.kernels import dropout_add
 from tilewright.kernels.activation import formula, formula_backward

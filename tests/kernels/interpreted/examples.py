@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from examples.kernels import gelu, matmul, weighted_sum
-from tests.kernels.layouts import layouts
-from tests.proving import broken
+from tests.contract import broken
+from tests.kernels.row_operators import layouts
 from tilewright.bench.catalogue import suite
 
 SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]

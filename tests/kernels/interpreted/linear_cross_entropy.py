@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.contract import broken
 from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, error_of_a_sure_row, inputs
-from tests.proving import broken
 from tilewright.kernels.cross_entropy import triton as kernels
 from tilewright.operators.own import linear_cross_entropy as row
 

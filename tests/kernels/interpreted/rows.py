@@ -8,8 +8,7 @@ import torch
 
 from tests.gpu.kernels.launching import in_turn
 from tests.kernels.losses import OPTIONS, targets, wrong_losses
-from tests.kernels.row_operators import CALLS, NORMS, wrong
-from tests.kernels.rows import layout
+from tests.kernels.row_operators import CALLS, NORMS, layout, wrong
 from tilewright.kernels import by_recipe, norm
 from tilewright.kernels.cross_entropy import by_impl
 from tilewright.kernels.cross_entropy import triton as cross_entropy

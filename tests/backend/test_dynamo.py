@@ -1,14 +1,41 @@
-"""Functions that Dynamo leaves out altogether, without a call of the backend: one line says so."""
+"""`torch.compile(model, backend="tilewright")` finds the backend by the name that the package declares."""
 
+import json
 import threading
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.backend.compiling import assert_same, compiled
+from tests.processes import ROOT, run
 from tilewright.backend import recording
+
+PROGRAM = """
+import sys, torch
+assert "tilewright" not in sys.modules
+x = torch.randn(20, 30)
+y = torch.compile(lambda x: torch.softmax(x, -1) * 2, backend="tilewright")(x)
+torch.testing.assert_close(y, torch.softmax(x, -1) * 2)
+assert "tilewright.backend" in sys.modules
+"""
+
+
+def test_the_installed_package_declares_the_backend(tmp_path: Path) -> None:
+    """Metadata as pip writes them from pyproject.toml; the package is imported by PyTorch alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = tmp_path / "tilewright-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tilewright\nVersion: 0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in names.items())
+        for group, names in project["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(groups))
+    run(["-c", PROGRAM], path=[tmp_path])
 
 
 class Recurrent(nn.Module):
@@ -111,3 +138,46 @@ def test_a_break_is_told_in_the_users_words(
     assert_same(compiled(function)(x), function(x))
     (line,) = told()
     assert line.endswith(reason), line
+
+
+PROCESS = """
+import json, sys
+import torch
+from torch.nn import functional as F
+from tilewright.backend import backend
+from tilewright.capture import program_cache
+
+class Net(torch.nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x):
+        return self.activation(x) * 2
+
+assert torch._dynamo.config.caching_precompile
+x = torch.linspace(-2, 2, 5)
+result = torch.compile(Net(getattr(F, sys.argv[1])), backend=backend)(x)
+torch.compiler.save_cache_artifacts()
+print(json.dumps([result.tolist(), (getattr(F, sys.argv[1])(x) * 2).tolist(), dict(program_cache.counts)]))
+"""
+
+
+def test_a_changed_activation_is_compiled_as_what_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "net.py"
+    script.write_text(PROCESS)
+    env = {
+        "TORCH_CACHING_PRECOMPILE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
+        "TILEWRIGHT_CACHE": str(tmp_path / "tilewright"),
+        "TILEWRIGHT_KEEP_PROGRAMS": "1",
+    }
+    for activation, counts in (
+        ("gelu", {"compiled": 1, "kept": 1}),
+        ("relu", {"compiled": 1, "kept": 1}),
+        ("gelu", {"loaded": 1}),
+    ):
+        output, _ = run([str(script), activation], env=env)
+        result, expected, found = json.loads(output)
+        assert result == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert found == counts, activation

@@ -1,0 +1,251 @@
+"""Operators that are traced as those of their formulas."""
+
+import copy
+import functools
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.contract import keeps_contract, launched, recorded, targets
+from tests.operators.samples import CALLS, operands
+from tilewright.backend import backend, recording
+from tilewright.capture.decompositions import by_tensor, decompositions
+from tilewright.compile.capture import capture
+from tilewright.measure.truth.contract import compare
+from tilewright.records.case import Case, InputSpec
+
+
+@pytest.mark.parametrize("shapes", [((40, 7), (33, 7)), ((2, 30, 5), (2, 1, 5))], ids=str)
+def test_distances_are_a_product_and_kernels(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    def near(a: Tensor, b: Tensor) -> Tensor:
+        return torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist").neg().exp()
+
+    generator = torch.Generator().manual_seed(0)
+    record = keeps_contract(near, [torch.randn(shape, generator=generator) for shape in shapes])
+    assert not [target for target in targets(record) if "_euclidean_dist" in target]
+    assert "kernel" in launched(record)
+
+
+@pytest.mark.parametrize("exponent", [True, False])
+def test_a_power_of_booleans_is_boolean(exponent: bool) -> None:
+    x = torch.tensor([True, False])
+    record = keeps_contract(lambda x: ~(x**exponent), [x])
+    assert "kernel" in launched(record)
+
+
+SHAPES = ((5, 7), (33,), (2, 3, 4))
+BY_LIBRARY = ("aten._foreach_lgamma.default", "aten._foreach_powsum.Scalar", "aten._foreach_mm.default")
+"""List operators that no generated kernel computes, not even for one tensor."""
+
+
+def tensors(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [(torch.rand(shape, generator=draw) * 0.8 + 0.1).to(dtype) for shape in SHAPES]
+
+
+def arguments(operator: Any) -> list[Any]:
+    """An argument for each that the schema wants."""
+    made = {"List[Tensor]": tensors(2), "Tensor": torch.tensor(1.5), "number": 1.5, "int": 2}
+    given = []
+    for place, argument in enumerate(operator._schema.arguments):
+        if place and not argument.has_default_value():
+            given.append(made.get(str(argument.type), [1.5, 2.0, 0.5]))
+    return [1.5, tensors(2)] if "ScalarAndTensor" in str(operator) else [tensors(1), *given]
+
+
+def wide(value: Any) -> Any:
+    if isinstance(value, list):
+        return [wide(one) for one in value]
+    return value.double() if isinstance(value, Tensor) else value
+
+
+def test_every_list_operator_is_one_call_for_each_tensor() -> None:
+    chosen = {op: arguments(op) for op in by_tensor() if str(op) not in BY_LIBRARY}
+    assert len(chosen) > 60
+
+    def function(given: list[list[Any]]) -> list[Sequence[Tensor]]:
+        return [operator(*each) for operator, each in zip(chosen, given, strict=True)]
+
+    given = list(chosen.values())
+    with recording() as record:
+        results = torch.compile(function, backend=backend)(given)
+    assert not record.fallbacks and record.graphs[0].executable.kernels
+    assert not [node for node in record.graphs[0].plan.graph.nodes if "_foreach" in str(node.target)]
+    for name, mine, eager, true in zip(chosen, results, function(given), function(wide(given)), strict=True):
+        for parts in zip(mine, eager, true, strict=True):
+            assert compare(*parts).ok, name
+
+
+def update(xs: list[Tensor], ys: list[Tensor]) -> Tensor:
+    """Without `_foreach_addcdiv`, whose gradient fails in PyTorch 2.13."""
+    a = torch._foreach_mul(torch._foreach_add(xs, ys, alpha=2), 0.5)
+    b = torch._foreach_addcmul(a, xs, ys, value=0.1)
+    c = torch._foreach_lerp(torch._foreach_sqrt(b), torch._foreach_div(a, ys), 0.3)
+    return torch.stack([x.square().sum() for x in c]).sum()
+
+
+def test_gradients_of_lists() -> None:
+    def gradients(function: Any, dtype: torch.dtype) -> Sequence[Tensor]:
+        leaves = [x.requires_grad_() for seed in (1, 2) for x in tensors(seed, dtype)]
+        return torch.autograd.grad(function(leaves[:3], leaves[3:]), leaves)
+
+    with recording() as record:
+        mine = gradients(torch.compile(update, backend=backend), torch.float32)
+    assert not record.fallbacks and all(graph.executable.kernels for graph in record.graphs)
+    for parts in zip(mine, gradients(update, torch.float32), gradients(update, torch.float64), strict=True):
+        assert compare(*parts).ok
+
+
+def test_an_optimizers_step_has_a_kernel_for_each_parameter() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(7, 33), nn.Linear(33, 5))
+    models = [model, copy.deepcopy(model), copy.deepcopy(model).double()]
+    steps = []
+    for one in models:
+        for place, parameter in enumerate(one.parameters()):
+            torch.manual_seed(place)
+            parameter.grad = torch.randn(parameter.shape).to(parameter.dtype)
+        # AdamW traced by Dynamo raises its betas to powers in fp32, with an error of its own.
+        steps.append(torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True).step)
+    with recording() as record:
+        compiled = torch.compile(steps[0], backend=backend)
+        for _ in range(3):
+            for step in (compiled, *steps[1:]):
+                step()
+    assert not record.fallbacks
+    for graph in record.graphs:
+        assert len(graph.executable.kernels) >= len(list(model.parameters()))
+        assert not [node for node in graph.plan.graph.nodes if "_foreach" in str(node.target)]
+    for parts in zip(*(one.parameters() for one in models), strict=True):
+        assert compare(*(part.detach() for part in parts)).ok
+
+
+logger = logging.getLogger(__name__)
+
+
+@functools.lru_cache(None)
+def warning_once(self: logging.Logger, text: str) -> None:
+    self.warning(text)
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda x: logger.warning_once("once"),
+        lambda x: logger.info("%s", x.mean()),
+        lambda x: logger.isEnabledFor(logging.DEBUG) and logger.debug("detail"),
+        lambda x: logging.warning("to the root logger"),
+        lambda x: warnings.warn("deprecated", stacklevel=2),
+        lambda x: print(x.shape, f"{x.sum():.2f}"),
+    ],
+    ids=["a library's own", "info", "debug if enabled", "root", "warn", "print"],
+)
+def test_it_is_one_graph(
+    tell: Callable[[Tensor], object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.Logger, "callHandlers", lambda _, record: logged.append(record))
+
+    def told(x: Tensor) -> Tensor:
+        y = x.exp()
+        tell(y)
+        return y + 1
+
+    captured = capture(Case("told", lambda: told, InputSpec.parse_many("fp32[N=4]"), training=False))
+    targets = [str(node.target) for node in captured.graphs["forward"].nodes if node.op == "call_function"]
+    assert (targets[0], targets[-1]) == ("aten.exp.default", "aten.add.Tensor")
+    assert capsys.readouterr() == ("", "")
+    # Nor does Dynamo, which cannot write down what is ignored (torch 2.11).
+    assert [record.name for record in logged if record.levelno >= logging.ERROR] == []
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.dim() > 1 else x
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    return x[:1].expand(x.shape) if x.dim() > 1 else x
+
+
+def only(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Of the operands with dimensions that at `place` is channels last, the others are contiguous."""
+    seen = iter(range(99))
+    return lambda x: channels_last(x) if x.dim() > 1 and next(seen) == place else x.contiguous()
+
+
+LAYOUTS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "channels last": lambda: channels_last,
+    "expanded": lambda: expanded,
+    "the first alone": lambda: only(0),
+    "the second alone": lambda: only(1),
+}
+EXPANDED_RESULTS = {("_weight_norm_interface.default", "expanded")}
+"""Eager's norms lie on top of each other like those given."""
+
+
+def strides(results: Any) -> list[tuple[int, ...]]:
+    """Strides of tensors along dimensions of more than one element."""
+    tensors = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.numel()]
+    return [tuple(s for n, s in zip(x.shape, x.stride(), strict=True) if n > 1) for x in tensors]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_traced_strides_of_all_rows_are_eagers(layout: str) -> None:
+    mode, wrong, compared = FakeTensorMode(allow_non_fake_inputs=True), [], 0
+    for name, makers in CALLS.items():
+        target = operator.attrgetter(name)(torch.ops.aten)
+        lay = LAYOUTS[layout]()
+        args, kwargs = tree_map(
+            lambda x, lay=lay: lay(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
+            makers[0](operands("matrix", torch.float32)),
+        )
+        try:
+            eager = strides(target(*args, **kwargs))
+        except (RuntimeError, NotImplementedError):
+            continue
+        with mode:
+            fakes = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+            traced = decompositions().get(target, target)(*fakes[0], **fakes[1])
+            traced = target(*fakes[0], **fakes[1]) if traced is NotImplemented else traced
+        compared += 1
+        if strides(traced) != eager and (name, layout) not in EXPANDED_RESULTS:
+            wrong.append((name, strides(traced), eager))
+    assert wrong == []
+    assert compared > 200
+
+
+def _layers(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Sequence[torch.Tensor]:
+    return (
+        x.roll(1, 2),
+        x.roll((1, 2), (1, 3)),
+        x.roll(3),
+        x.roll(1, 2).as_strided((50,), (1,)),
+        *(F.batch_norm(t, None, None, training=True) for t in (x, y, z)),
+        *(F.rrelu(t, training=True) for t in (x, y, z)),
+        *(F.logsigmoid(t) for t in (y, z)),
+        2**y,
+        *(F.interpolate(z, scale_factor=1.3, mode=mode) for mode in ("nearest", "nearest-exact", "linear")),
+        torch.complex(y, y).angle(),
+    )
+
+
+def test_strides_of_compiled_results_are_eagers() -> None:
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    y, z = torch.randn(4, 5, 2, 3).permute(2, 3, 0, 1), torch.randn(5, 3, 2).permute(2, 1, 0)
+    call, _ = recorded(_layers)
+    torch.manual_seed(0)
+    ours = call(x, y, z)
+    torch.manual_seed(0)
+    torch.testing.assert_close(ours, _layers(x, y, z), check_stride=True)

@@ -1,0 +1,85 @@
+"""Masks that become numbers in C++ kernels: the numbers, and a loop that the compiler vectorises."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.backend.compiling import compiled
+from tests.emit.stored_values import DTYPES, FLOAT8, SOURCES, conversions, differing, same
+from tests.emit.triton_programs import nests_of
+from tilewright.backend import backend, recording
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bfloat16])
+def test_a_mask_is_chosen_and_not_converted(dtype: torch.dtype) -> None:
+    x = torch.randn(7, 33, generator=torch.Generator().manual_seed(0))
+
+    def counted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mask = (x > 0.5).to(dtype)
+        return mask * 3, (x < 0).sum(1)
+
+    with recording() as record:
+        found = compiled(counted)(x)
+    for mine, theirs in zip(found, counted(x), strict=True):
+        assert torch.equal(mine, theirs)
+    (graph,) = record.graphs
+    assert any(" ? 1 : 0;" in source for source in graph.plan.sources.values())
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "primes": (lambda x: x.t().contiguous() * 2 + 1, (67, 131)),
+    "one row left": (lambda x: x.t().contiguous() * 2, (17, 65)),
+    "less than a tile": (lambda x: x.t().contiguous() * 2, (5, 7)),
+    "beside its transpose": (lambda x: x.t() + x, (129, 129)),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1).contiguous() * 2, (3, 5, 9, 31)),
+    "heads": (lambda x: x.transpose(1, 2).contiguous().exp(), (2, 65, 3, 4)),
+    "by a number for each row": (lambda x: x.t().contiguous() * x[0, :, None], (40, 70)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("name", CASES)
+def test_each_element_is_visited_once(name: str, dtype: torch.dtype) -> None:
+    function, shape = CASES[name]
+    x = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with recording() as record:
+        result = compiled(function)(x)
+    torch.testing.assert_close(result, function(x))
+    (source,) = (source for graph in record.graphs for source in graph.plan.sources.values())
+    assert ("tile_end" in source) == (name != "heads")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_conversions_are_eagers(dtype: torch.dtype, source: torch.dtype) -> None:
+    for function, x in conversions(dtype, source):
+        assert len(nests_of(function, x)) == 1
+        assert same(torch.compile(function, backend=backend)(x), function(x))
+
+
+def test_a_scaled_product_of_floats_of_8_bits() -> None:
+    """Quantised in kernels, with the gradient of what is not quantised; the product is PyTorch's."""
+
+    def quantised(x: torch.Tensor) -> torch.Tensor:
+        scale = 448 / x.detach().abs().amax().clamp(min=1e-5)
+        rounded = (x.detach() * scale).to(torch.float8_e4m3fn).float() / scale
+        return x + (rounded - x).detach()
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return quantised(x) @ quantised(w).T
+
+    inputs = [torch.randn(n, 64, requires_grad=True) for n in (48, 32)]
+    with torch.no_grad():
+        compiled = torch.compile(function, backend=backend)
+    y, expected = compiled(*inputs), function(*inputs)
+    torch.testing.assert_close(y, expected)
+    dy = torch.randn_like(y)
+    for a, b in zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(expected, inputs, dy), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_conversion_reads_what_is_stored(dtype: torch.dtype) -> None:
+    assert differing(dtype) == []
