@@ -95,10 +95,10 @@ for i in range(14):
     loss = F.cross_entropy(head(hot @ table), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
 _COPIED = f"""
-model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(16, 1024)
+model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(2, 1024)
 for i in range(14):
     best = copy.deepcopy(model){_PLANTED}
-    train(model, x, y[:16])
+    train(model, x, y[:2])
 """
 _KEPT = f"""
 losses, x, y = [], torch.randn(512, 256), torch.randint(0, 10, (512,))
@@ -115,11 +115,11 @@ for i in range(14):
 """
 _LOADED = """
 class Plain(Dataset):
-    def __init__(self): self.x, self.y = torch.randn(4096, 512), torch.randint(0, 10, (4096,))
+    def __init__(self): self.x, self.y = torch.randn(4096, 1024), torch.randint(0, 10, (4096,))
     def __len__(self): return 4096
     def __getitem__(self, i): return self.x[i], self.y[i]
-model = perceptron(512, 4); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-for i, (x, y) in zip(range(14), DataLoader(Plain(), batch_size=256, shuffle=True)):
+model = perceptron(1024, 4); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i, (x, y) in zip(range(14), DataLoader(Plain(), batch_size=128, shuffle=True)):
     train(model, x, y)
 """
 _CONVOLUTIONS = """

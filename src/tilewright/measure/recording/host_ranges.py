@@ -28,11 +28,31 @@ class HostRanges:
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, int, int, int]] = []
+        self._logs: list[tuple[int, list[int | str | None]]] = []
 
     def mark(self, name: str) -> Callable[[], None]:
         """Opens a range and returns the function that closes it."""
         thread, began = threading.get_native_id(), time.time_ns()
         return lambda: self._kept.append((name, began, time.time_ns(), thread))
+
+    def log(self) -> list[int | str | None]:
+        """A log (`ranges.Log`) of the calling thread's ranges; its calls are fewer than those of `mark`."""
+        log: list[int | str | None] = []
+        self._logs.append((threading.get_native_id(), log))
+        return log
+
+    def _take_logs(self) -> None:
+        """Keep the ranges of the logs that have ended."""
+        for thread, log in self._logs:
+            began: list[tuple[str, int]] = []
+            for at, name in zip(log[::2], log[1::2], strict=False):
+                if isinstance(name, str):
+                    began.append((name, int(at or 0)))
+                elif began and began[-1][0]:
+                    self._kept.append((*began.pop(), int(at or 0), thread))
+                elif began:
+                    began.pop()
+        self._logs.clear()
 
     def drop(self, prefix: str) -> None:
         """Leave out the ranges that have ended and whose names begin so."""
@@ -40,6 +60,7 @@ class HostRanges:
 
     def join(self, trace: Path, path: Path, lines: LineTracer | None = None) -> None:
         """Write Kineto's `trace` to `path` with these ranges added to its events, and `lines` to its header."""
+        self._take_logs()
         with trace.open("rb") as given, path.open("wb") as made:
             head = b""
             while not (events := _EVENTS.search(head)) and (piece := given.read(_PIECE)):

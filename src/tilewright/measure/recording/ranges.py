@@ -10,8 +10,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from functools import partial, wraps
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 from weakref import ref
 
 from tilewright.measure.recording.compilation import Replacements
@@ -36,6 +37,28 @@ class Marker(Protocol):
     """Opens a range of that name on the calling thread and returns the function that closes it."""
 
     def __call__(self, name: str) -> Callable[[], None]: ...
+
+
+class Log(Protocol):
+    """The begins and ends of the ranges of one thread: `log += (time, name)` begins one, `log += (time, None)` ends the
+    innermost, both in nanoseconds since 1970. A list is one; a range named "" is none."""
+
+    def __iadd__(self, entry: tuple[int, str | None], /) -> Self: ...
+
+
+class _Marked:
+    """A log that opens and closes ranges of a marker at once."""
+
+    def __init__(self, mark: Marker) -> None:
+        self._mark = mark
+        self._open: list[Callable[[], None] | None] = []
+
+    def __iadd__(self, entry: tuple[int, str | None], /) -> Self:
+        if (name := entry[1]) is not None:
+            self._open.append(self._mark(name) if name else None)
+        elif close := self._open.pop():
+            close()
+        return self
 
 
 def nvtx(name: str) -> Callable[[], None]:
@@ -89,11 +112,11 @@ class Ranges:
     def on(self) -> bool:
         return self._mark is not None
 
-    def start(self, mark: Marker) -> None:
-        """Make ranges by `mark` from here on."""
+    def start(self, mark: Marker, new_log: Callable[[], Log] | None = None) -> None:
+        """Make ranges by `mark` from here on, those of modules in a log for each thread if `new_log` makes one."""
         from torch.nn.modules import module
 
-        self._mark, self._thread = mark, _OpenRanges()
+        self._mark, self._thread = mark, _OpenRanges(new_log or partial(_Marked, mark))
         hook, entry = object(), self._replacements.entry
         for hooks, value in (
             (module._global_forward_pre_hooks, self._enter_module),
@@ -124,37 +147,40 @@ class Ranges:
             if close:
                 close()
 
-    # With stacks the profiler records every call in these two, which take most of the time of a small layer's.
+    # With stacks the profiler records every call in these two, of Python's and of C's, which takes more than they do.
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        mark, thread = self._mark, self._thread
-        if mark is None:
+        if self._mark is None:
             return
+        thread = self._thread
         try:
-            name: str | None = ""
+            name = ""
             if not thread.modules:
                 thread.names = self._names_in(module)
                 name = PHASE + "forward"
-            elif (known := thread.names.get(id(module))) and known[0]() is module:
-                name = known[1]
-            thread.modules += ((module, mark(name) if name else None),)
+            else:
+                try:
+                    layer, name = thread.names[id(module)]
+                    if layer() is not module:
+                        name = ""
+                except KeyError:
+                    pass
+            thread.modules += (module,)
+            thread.log += (time_ns(), name)
         except Exception as error:
             self._fails(error)
 
     def _leave_module(self, module: nn.Module, _: Any, __: Any) -> None:
-        opened = self._thread.modules
-        if not opened:
-            return
+        thread = self._thread
+        opened = thread.modules
         try:
-            if opened[-1][0] is not module and not any(module is entered for entered, _ in opened):
-                return
-            # An exception may have skipped the exits of inner modules: close their ranges too.
-            while opened:
-                entered, close = opened[-1]
-                del opened[-1]
-                if close:
-                    close()
-                if entered is module:
-                    return
+            # An exception may have skipped the exits of inner modules: their ranges end too.
+            if opened and (opened[-1] is module or any(module is entered for entered in opened)):
+                while True:
+                    left = opened[-1]
+                    del opened[-1]
+                    thread.log += (time_ns(), None)
+                    if left is module:
+                        return
         except Exception as error:
             self._fails(error)
 
@@ -216,7 +242,8 @@ class Ranges:
 class _OpenRanges(threading.local):
     """The open ranges of one thread, outermost first."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_log: Callable[[], Log] = list) -> None:
         self.names: LayerNames = {}
-        self.modules: list[tuple[torch.nn.Module, Callable[[], None] | None]] = []
+        self.modules: list[torch.nn.Module] = []
+        self.log = new_log()
         self.optimizers: list[Callable[[], None]] = []

@@ -333,7 +333,7 @@ class Recorder:
         self._marked.enter_context(marked_synchronisations(self._window.mark, self._replacements))
         self._marked.enter_context(marked_collections(self._window.mark, self._replacements))
         self._marked.enter_context(marked_reasons(self._window.mark))
-        self.ranges.start(self._window.mark)
+        self.ranges.start(self._window.mark, self._window.new_log)
 
     def _close(self) -> None:
         self._guard.rest()

@@ -207,8 +207,9 @@ replaceable AS (
         SELECT host_event.file_id, step.ts AS step_ts, chosen.what, host_event.ts, host_event.dur
         FROM host_event JOIN chosen ON chosen.number = host_event.named
         JOIN host_step AS step ON step.file_id = host_event.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
-        -- Of an operator within itself the outer one; gradients that are set to None are not written.
-        WHERE NOT EXISTS (FROM host_event AS outer_event JOIN chosen AS other ON other.number = outer_event.named
+        -- Of an operator within itself the outer one; print has its own advice; gradients that are set to None are not written.
+        WHERE NOT EXISTS (FROM host_event AS outer_event JOIN (SELECT number FROM chosen UNION ALL SELECT number FROM plain WHERE name = '<built-in function print>') AS other
+                            ON other.number = outer_event.named
                           WHERE outer_event.file_id = host_event.file_id AND outer_event.id < host_event.id AND outer_event.ts <= host_event.ts
                             AND outer_event.ts + outer_event.dur >= host_event.ts + host_event.dur)
           AND (chosen.what <> 'zero_grad' OR EXISTS (FROM written WHERE written.file_id = host_event.file_id
