@@ -121,7 +121,9 @@ _OPERATORS = 10
 def trace(
     files: Annotated[
         list[Path],
-        typer.Argument(help="Kineto or Chrome JSON, also gzipped, or Nsight Systems' SQLite; a folder, or an archive."),
+        typer.Argument(
+            help="Kineto or Chrome JSON, Nsight Systems' SQLite, or a memory snapshot; a folder, or an archive."
+        ),
     ],
     as_json: AsJson = False,
     quiet: Quiet = False,

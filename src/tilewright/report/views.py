@@ -204,6 +204,19 @@ FROM straggler""",
         in_terminal=True,
     ),
     View(
+        "blocks",
+        "Blocks",
+        "Who holds the allocator's memory",
+        "Blocks of a memory snapshot by the line that allocated them. Memory in no use is reserved: what the largest "
+        "piece does not hold cannot be had without more segments.",
+        """\
+SELECT device, CASE WHEN state = 'inactive' THEN 'in no use' ELSE source END AS source, function, layer, state,
+       count(*) AS blocks, sum(memory_block.bytes)::BIGINT AS bytes, max(memory_block.bytes) AS largest_bytes,
+       sum(memory_block.bytes - requested_bytes)::BIGINT AS rounding_bytes
+FROM memory_block JOIN memory_segment ON memory_segment.id = segment_id GROUP BY ALL ORDER BY bytes DESC""",
+        in_terminal=True,
+    ),
+    View(
         "losses",
         "Losses",
         "Missing from the trace",

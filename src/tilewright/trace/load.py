@@ -19,7 +19,7 @@ from tilewright.trace.events.rows import append, next_id
 from tilewright.trace.events.slices import Slices, find_slices, write_slices
 from tilewright.trace.events.staging import Header, drop_tables, make_tables
 from tilewright.trace.events.tracks import Tracks, add_metadata
-from tilewright.trace.formats import chrome, nsys
+from tilewright.trace.formats import chrome, nsys, snapshot
 from tilewright.trace.formats.collection import files_at
 from tilewright.trace.formats.source import failing, unpacked
 
@@ -167,6 +167,8 @@ def _stage(path: Path, shown: Path, connection: DuckDBPyConnection) -> Header:
     if {".pftrace", ".perfetto-trace"} & set(path.suffixes):
         raise TraceError(f"{shown} is in Perfetto's own format, which is not read: `traceconv json` makes JSON of it")
     with unpacked(path) as plain:
+        if snapshot.is_snapshot(plain):
+            return snapshot.stage(plain, shown, connection)
         return chrome.stage(plain, shown, connection)
 
 

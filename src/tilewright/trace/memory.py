@@ -44,7 +44,7 @@ _EVENTS = """
     WHERE bytes IS NOT NULL AND allocated IS NOT NULL AND memory_event.device IS NOT NULL
     ORDER BY upid, memory_event.device, ts, slice_id"""
 _STACKS = """
-    SELECT id, coalesce(parent_id, -1) AS parent, category = 'cpu_op' AS operator, name
+    SELECT id, coalesce(parent_id, -1) AS parent, category IN ('cpu_op', 'allocation') AS operator, name
     FROM slice
     WHERE track_id IN (SELECT DISTINCT track_id FROM slice WHERE name = '[memory]') AND name <> '[memory]'
     ORDER BY id"""

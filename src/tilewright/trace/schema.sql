@@ -130,3 +130,37 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     stacks      BOOLEAN NOT NULL,
     memory      BOOLEAN NOT NULL
 );
+
+-- Of snapshots of PyTorch's CUDA allocator: what it got from the driver, what that is divided into, and what it could not get.
+CREATE TABLE IF NOT EXISTS memory_segment (
+    id              BIGINT NOT NULL,
+    file_id         BIGINT NOT NULL,
+    device          BIGINT NOT NULL,
+    address         BIGINT NOT NULL,
+    stream          BIGINT NOT NULL,
+    pool            VARCHAR NOT NULL,   -- large or small
+    bytes           BIGINT NOT NULL,
+    allocated_bytes BIGINT NOT NULL,
+    active_bytes    BIGINT NOT NULL     -- with what another stream may still use
+);
+CREATE TABLE IF NOT EXISTS memory_block (
+    segment_id      BIGINT NOT NULL,
+    file_id         BIGINT NOT NULL,
+    address         BIGINT NOT NULL,
+    bytes           BIGINT NOT NULL,
+    requested_bytes BIGINT NOT NULL,
+    state           VARCHAR NOT NULL,   -- active_allocated, active_awaiting_free, or inactive
+    source          VARCHAR,            -- the line that allocated it, its function, and the layer of torch.nn around it
+    function        VARCHAR,
+    layer           VARCHAR
+);
+CREATE TABLE IF NOT EXISTS out_of_memory (
+    file_id         BIGINT NOT NULL,
+    device          BIGINT NOT NULL,
+    ts              BIGINT NOT NULL,
+    bytes           BIGINT NOT NULL,    -- asked for
+    device_free     BIGINT,             -- what the driver had left
+    allocated       BIGINT NOT NULL,
+    reserved        BIGINT NOT NULL,
+    source          VARCHAR
+);

@@ -14,7 +14,7 @@ from typing import IO
 from tilewright.records.errors import TraceError
 from tilewright.trace.formats.source import PIECE, is_gzip, too_large
 
-_KINDS = (".json", ".json.gz", ".sqlite", ".pftrace", ".perfetto-trace")
+_KINDS = (".json", ".json.gz", ".sqlite", ".pftrace", ".perfetto-trace", ".pickle")
 _ZIP, _TAR, _TAR_AT = b"PK\x03\x04", b"ustar", 257
 
 

@@ -12,6 +12,7 @@ from tilewright.trace.price.recorded_rows import rows_of
 from tilewright.trace.verdict.candidate import Advice, Candidate, Step, at, share, spent
 from tilewright.trace.verdict.growth import growth_sentences
 from tilewright.trace.verdict.sentences import advice_on
+from tilewright.trace.verdict.snapshot import snapshot_sentences
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -123,6 +124,8 @@ def _late_ranks_first(found: list[_Found]) -> list[_Found]:
 
 
 def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]:
+    if allocator := snapshot_sentences(connection):
+        return allocator
     if steps := _no_whole_step(connection):
         return steps
     if found and found[0][2].win_ms >= STANDS_OUT * found[0][1].bare_ms:
