@@ -16,7 +16,7 @@ from tilewright.choose.skinny import skinny_products
 from tilewright.choose.sums import sum_by_index
 from tilewright.loops.exact import mark_exact
 from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
-from tilewright.passes.attention.flex import call_for_bands
+from tilewright.passes.attention.flex import lower_flex_attention
 from tilewright.passes.attention.library import name_attention
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import recognise_attention
@@ -63,7 +63,7 @@ TORCH_LEVEL = Stage(
         Pass("mark_pinned", mark_pinned),
         write_layers_out,
         leave_weights_out,
-        call_for_bands,
+        lower_flex_attention,
         Pass("recognise_attention", recognise_attention),
         Pass("prepare_calls", prepare_calls),
         Pass("zero_shift_gradients", zero_shift_gradients),

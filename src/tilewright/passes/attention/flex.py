@@ -1,16 +1,18 @@
-"""Calls of PyTorch's `flex_attention` whose functions say no more than a band and a soft cap, on a GPU.
+"""Calls of PyTorch's `flex_attention`, which Inductor alone compiles: elsewhere they compute every score in fp32.
 
     def cap(s, b, h, i, j): return 50 * tanh(s / 50)
     def near(b, h, i, j): return (i >= j) & (i - j < 64)
-    y = flex_attention(q, k, v, cap, create_block_mask(near, …))   →   y = attention(q, k, v, 63, 0, softcap=50)[0]
+    y = flex_attention(q, k, v, cap, create_block_mask(near, …))
 
-PyTorch compiles such calls in Inductor alone; elsewhere they compute every score in fp32 and read the functions, not
-the blocks of a mask. Functions that read tensors, or of other kinds, stay such calls.
+On a GPU, where the functions say no more than a band and a soft cap, `attention(q, k, v, 63, 0, softcap=50)`; others
+stay such calls. On a CPU, products of blocks of queries with the keys that the mask shows them (`flex_blocks.py`). Both
+read the functions, as PyTorch does, not the blocks of a mask.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,28 +22,33 @@ from tilewright.graph.canonical import argument, canonical_name, static
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.constants import MOST_BYTES, computed
+from tilewright.passes.attention.flex_blocks import function_of, in_blocks, shown_by
 from tilewright.passes.attention.form import in_old_layout
-from tilewright.passes.attention.mask_parts import Band, band_of
+from tilewright.passes.attention.mask_parts import band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
 from tilewright.passes.attention.spelling import scaled_by, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.passes.rule import Refusal, call, rule
-from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.errors import warn_once
+
+
+def _how(node: Node, target: Target) -> dict[str, Any]:
+    """What computes the call on its device, and what it is called."""
+    if target.language_of(tensor_of(node.args[0]).device) == "triton":
+        return {"compute": _in_a_band, "way": "in a band, in tilewright's kernels"}
+    return {"compute": in_blocks, "way": "of the keys that its mask shows to each block of queries"}
 
 
 @rule(
     call("flex_attention", ...),
-    reason="flex_attention in a band, in tilewright's kernels",
+    where=_how,
+    reason=lambda way: f"flex_attention {way}",
     refused="flex_attention computes every score: ",
     by="attention",
 )
-def call_for_bands(node: Node, target: Target) -> Node:
+def lower_flex_attention(node: Node, compute: Callable[[Node], Node]) -> Node:
     try:
-        if target.language_of(tensor_of(node.args[0]).device) != "triton":
-            raise Refusal("on a CPU the blocks of a mask are not read")
-        return _in_a_band(node)
+        return compute(node)
     except Refusal as refusal:
         warn_once(f"{source_line(node) or node.name}: flex_attention computes every score: {refusal}")
         raise
@@ -62,8 +69,13 @@ def _in_a_band(node: Node) -> Node:
     results = [user for user in node.users if user.users]
     if [user.args[1] for user in results if user.target is operator.getitem] != [0]:
         raise Refusal("its log-sum-exp is read")
-    cap, factor = _softcap(_graph(score))
-    band = _band(_graph(blocks[-1]), int(values[0].shape[2]), int(values[1].shape[2]))
+    cap, factor = _softcap(function_of(score))
+    shown = shown_by(function_of(blocks[-1]), shapes[:2], int(values[0].shape[2]), int(values[1].shape[2]))
+    if shown.shape[:2].numel() > 1:
+        raise Refusal("a mask that differs from entry to entry, or from head to head")
+    band = band_of(shown, *shown.shape[2:])
+    if band is None:
+        raise Refusal("a mask other than a band (causal, or a window)")
     write = Writer(node.graph, results[0])
     out, _ = call_attention(write, (q, k, v), None, band, scale * factor, cap)
     out = in_old_layout(write, results[0], out)
@@ -71,13 +83,6 @@ def _in_a_band(node: Node) -> Node:
     for unused in list(node.users):
         node.graph.erase_node(unused)
     return out
-
-
-def _graph(function: object) -> GraphModule:
-    body = getattr(function.graph.owning_module, str(function.target), None) if isinstance(function, Node) else None
-    if not isinstance(body, GraphModule):
-        raise Refusal("a function that cannot be traced as a graph")
-    return body
 
 
 def _softcap(score: GraphModule) -> tuple[float, float]:
@@ -97,28 +102,3 @@ def _softcap(score: GraphModule) -> tuple[float, float]:
 def _times(node: Any) -> tuple[Any, float]:
     """What is multiplied by a number, and the number."""
     return scaled_by(node, lambda x: x if isinstance(x, (int, float)) else None) or (node, 1.0)
-
-
-@in_real_tensors()
-def _band(shown: GraphModule, queries: int, keys: int) -> Band:
-    """The band that a function of places shows, the same in each batch entry and head."""
-    if queries * keys > MOST_BYTES:
-        raise Refusal("a mask too large to compare with a band")
-    batch, head, i, j = shown.graph.find_nodes(op="placeholder")[:4]
-    if any(canonical_name(user) != "new_ones" for x in (batch, head) for user in x.users):
-        raise Refusal("a mask that differs from entry to entry, or from head to head")
-    values = {batch: torch.tensor(0), head: torch.tensor(0)}
-    values |= {i: torch.arange(queries, dtype=torch.int32)[:, None], j: torch.arange(keys, dtype=torch.int32)}
-    for node in shown.graph.nodes:
-        if node.op == "output":
-            (result,) = node.args if isinstance(node.args[0], Node) else node.args[0]
-            band = band_of(values[result].expand(queries, keys), queries, keys)
-            if band is None:
-                raise Refusal("a mask other than a band (causal, or a window)")
-            return band
-        if node.op in ("call_function", "call_method") and node not in values:
-            value = computed(node, values) if all(x in values for x in node.all_input_nodes) else None
-            if value is None:
-                raise Refusal(f"a mask that reads {node.name}")
-            values[node] = value
-    raise Refusal("a mask without a result")

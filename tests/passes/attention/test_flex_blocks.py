@@ -1,0 +1,104 @@
+"""Calls of `flex_attention` on a CPU: blocks of queries with the keys that a mask shows them, against float64."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from tests.contract import keeps_contract, nodes
+from tests.passes.attention.spellings import draw
+from tilewright.passes.attention.flex_blocks import Run, runs_of
+
+pytestmark = [
+    # Of eager's call.
+    pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
+    pytest.mark.filterwarnings("ignore:return_lse is deprecated:FutureWarning"),
+]
+H, K, D = 4, 2, 16
+SLOPES = torch.linspace(0.1, 0.4, H)
+DOCUMENTS = torch.arange(600) // 150
+
+
+def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return score + SLOPES[h] * (j - i)
+
+
+def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i >= j) & (i - j < 60)
+
+
+def earlier(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The first queries see no key: zeros."""
+    return j <= i - 150
+
+
+def of_heads(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (h == 0) | (i >= j)
+
+
+def of_documents(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return DOCUMENTS[i] == DOCUMENTS[j]
+
+
+CALLS: dict[str, tuple[Callable[..., Tensor] | None, int, dict[str, Any]]] = {
+    "no mask": (None, 90, {"score_mod": alibi}),
+    "window": (near, 600, {"scale": 0.3}),
+    "window and sums": (near, 400, {"return_lse": True}),
+    "no key at first": (earlier, 300, {"return_lse": True}),
+    "by heads": (of_heads, 257, {"score_mod": alibi}),
+    "documents": (of_documents, 600, {}),
+}
+"""Masks, numbers of queries and keys, and options."""
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in CALLS), ("window", torch.bfloat16)])
+def test_blocks_keep_the_contract(name: str, dtype: torch.dtype) -> None:
+    mask, n, options = CALLS[name]
+    if mask is not None:
+        heads = H if mask is of_heads else None
+        options = options | {"block_mask": create_block_mask(mask, None, heads, n, n, device="cpu")}
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return flex_attention(q, k, v, enable_gqa=True, **options)
+
+    inputs = draw((2, H, n, D), (2, K, n, D), (2, K, n, D + 8), dtype=dtype)
+    record = keeps_contract(call, inputs, training=False)
+    (decision,) = (d for d in record.decisions if "flex" in d.reason)
+    assert decision.verdict == "taken"
+    # No tensor has every score.
+    largest = max(value.numel() for node in nodes(record) if isinstance(value := node.meta.get("val"), Tensor))
+    assert name in ("no mask", "by heads", "documents") or largest < 2 * H * n * n
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (100, 300), (1000, 1000), (4096, 4096)])
+@pytest.mark.parametrize("left", [0, 127, 5000])
+def test_runs_hold_all_that_a_mask_shows(queries: int, keys: int, left: int) -> None:
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    mask = (j <= i) & (j >= i - left)
+    left_out = mask.clone()
+    for run in runs_of(mask):
+        for block in range(run.count):
+            at = block * run.size
+            left_out[run.first + at : run.first + at + run.size, run.low + at : run.high + at] = False
+    assert not left_out.any()
+    assert sum(run.count * run.size for run in runs_of(mask)) == queries
+
+
+def test_a_window_is_two_runs_of_small_blocks() -> None:
+    i, j = torch.arange(4096)[:, None], torch.arange(4096)
+    assert runs_of((j <= i) & (j > i - 128)) == [Run(0, 128, 1, 0, 128), Run(128, 128, 31, 0, 256)]
+    assert sum(run.count * run.size * (run.high - run.low) for run in runs_of(j <= i)) < 0.6 * 4096**2
+
+
+def test_functions_that_look_beyond_their_element_stay() -> None:
+    def over_keys(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + SLOPES.sum() * math.pi
+
+    (q,) = draw((1, H, 32, D))
+    record = keeps_contract(lambda q: flex_attention(q, q, q, score_mod=over_keys), [q], training=False)
+    (decision,) = (d for d in record.decisions if "flex" in d.reason)
+    assert decision.verdict == "refused" and "a function that calls sum" in decision.reason
