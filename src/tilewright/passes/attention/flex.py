@@ -15,7 +15,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 
 from tilewright.graph.canonical import argument, canonical_name, static

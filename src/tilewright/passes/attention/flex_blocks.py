@@ -4,8 +4,8 @@
     →   for each run of blocks of queries:   s = score_mod(q[run] @ k[keys].mT · scale, b, h, i, j)
                                              y[run] = softmax(where(mask_mod(b, h, i, j), s, -inf)) @ v[keys]
 
-Consecutive blocks whose keys move on with them, as those of a window do, are one run: one product of many windows. Where
-a mask reads tensors, its blocks see all keys. Only for inference: PyTorch has no gradient of such calls on a CPU.
+Consecutive blocks whose keys move on with them, as those of a window do, are one run: one product of many windows.
+Where a mask reads tensors, its blocks see all keys. Only for inference: PyTorch has no gradient of such calls on a CPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ MOST_RUNS = 8
 """Blocks grow until there are no more runs: each is kernels of its own, which take time to compile."""
 ALIGNED = 16
 """Keys of a block begin and end at multiples of this, so that rows of scores are whole vectors."""
-OF_PYTHON = frozenset({"floordiv", "mod", "cast", "getitem", "pow", "and_", "or_", "xor", "rsub", "long", "int", "bool"})
-"""Functions of single elements that PyTorch's tags do not name so; of `getitem`, a tensor with an index for each axis."""
+OF_PYTHON = frozenset(
+    {"floordiv", "mod", "cast", "getitem", "pow", "and_", "or_", "xor", "rsub", "long", "int", "bool"}
+)
+"""Functions of single elements that PyTorch does not tag so; of `getitem`, a tensor with an index for each axis."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,16 @@ def in_blocks(node: Node) -> Node:
     """Writes the blocks before the results of the call `node` on a CPU, and puts them in their place."""
     q, k, v = (x for x in node.args[:3] if isinstance(x, Node))
     score, blocks, scale = node.args[3:6]
-    of_score, of_mask = (list(x) for x in (*node.args[7:9], (), ())[:2])
+    others: Any = (*node.args[7:9], (), ())
     shapes = [size for x in (q, k, v) for size in tensor_of(x).shape]
     if not static(shapes) or not isinstance(scale, (int, float)) or not isinstance(blocks, (tuple, list)):
         raise Refusal("sizes that differ from call to call")
     if 0 in shapes:
         raise Refusal("operands without elements")
-    functions = [(function_of(score), of_score), (function_of(blocks[-1]), of_mask)]
+    functions = [(function_of(score), list(others[0])), (function_of(blocks[-1]), list(others[1]))]
     for function, _ in functions:
         _check_elementwise(function)
-    results = {user.args[1]: user for user in node.users if user.target is operator.getitem and user.users}
+    results: dict[Any, Node] = {x.args[1]: x for x in node.users if x.target is operator.getitem and x.users}
     if not set(results) <= {0, 1} or not results:
         raise Refusal("its largest scores are read")
     lead, queries, keys = tensor_of(q).shape[:2], int(tensor_of(q).shape[2]), int(tensor_of(k).shape[2])
@@ -204,9 +206,8 @@ def _formula(
         s = s.view(batch, shared, run.count, group, run.size, run.high - run.low)
         return torch.where(mask(b, h, i, j, *of_mask), score(s, b, h, i, j, *of_score).to(dtype), -math.inf)
 
-    def result(s: Any, q: Any, v: Any) -> Any:
-        weights = torch._safe_softmax(s, -1).to(q.dtype)
-        weights = weights.view(batch, shared, run.count, group * run.size, run.high - run.low)
+    def result(weights: Any, q: Any, v: Any) -> Any:
+        weights = weights.to(q.dtype).view(batch, shared, run.count, group * run.size, run.high - run.low)
         y = torch.matmul(weights, of_blocks(v).to(q.dtype))
         y = y.view(batch, shared, run.count, group, run.size, width).permute(0, 1, 3, 2, 4, 5)
         return y.reshape(batch, heads, rows, width)
@@ -217,4 +218,6 @@ def _formula(
 
     q, k, v = operands
     s = write.formula(scores, q, k, *indices, of_score, of_mask)
-    return write.formula(result, s, q, v), write.formula(sums, s)
+    # Zeros where no key is shown.
+    weights = write.call(torch.ops.aten._safe_softmax.default, s, -1)
+    return write.formula(result, weights, q, v), write.formula(sums, s)
