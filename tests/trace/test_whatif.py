@@ -32,9 +32,11 @@ CREATE TABLE device_slice (slice_id BIGINT, file_id BIGINT, ts BIGINT, dur BIGIN
     name VARCHAR, upid BIGINT, stream BIGINT, launch_id BIGINT, launch_ts BIGINT);
 CREATE TABLE collective (slice_id BIGINT, file_id BIGINT, rank BIGINT, name VARCHAR, in_group VARCHAR,
     position BIGINT, skew_ns DOUBLE);
-CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR, events BIGINT DEFAULT 0);
+CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR, events BIGINT DEFAULT 0,
+    utid BIGINT DEFAULT 0);
 CREATE TABLE host_step_time (file_id BIGINT, ns_per_event DOUBLE);
-CREATE TABLE slice (ts BIGINT, dur BIGINT, name VARCHAR);
+CREATE TABLE slice (ts BIGINT, dur BIGINT, name VARCHAR, track_id BIGINT DEFAULT 0, category VARCHAR DEFAULT '');
+CREATE TABLE thread_track (id BIGINT, utid BIGINT);
 CREATE TABLE operator_distance (operator VARCHAR, calls BIGINT, floor_us DOUBLE, device_ns BIGINT);
 CREATE TABLE host_account (file_id BIGINT, class VARCHAR, ms_per_step DOUBLE);
 CREATE TABLE description (file_id BIGINT, described_by BIGINT);
@@ -107,7 +109,7 @@ def recorded(ranks: list[Machine], floor: str = "") -> duckdb.DuckDBPyConnection
 
     def insert(table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
-            marks = ", ".join([*("?" * len(rows[0])), *["DEFAULT"] * (table == "host_time")])
+            marks = ", ".join([*("?" * len(rows[0])), *["DEFAULT"] * (2 * (table in ("host_time", "slice")))])
             connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
     tables = {"call": "device_call", "wait": "wait", "work": "device_slice", "host": "host_time", "range": "slice"}
@@ -318,8 +320,27 @@ def test_a_run(trace: Trace, tmp_path: Path) -> None:
     assert sum(part.us_per_step for part in answer.path) == pytest.approx(100)
     text = printed(show_whatif(answer))
     assert "graph" in text and "critical path" in text
+    with duckdb.connect(str(made), read_only=True) as connection:
+        assert connection.execute("SELECT sum(dur) FROM critical_path").fetchall() == [(200_000,)]
+        stored = dict(connection.execute("SELECT change, predicted_us FROM prediction").fetchall())
+    assert stored == pytest.approx({each.change: each.predicted_us for each in answer.predictions})
     for asked in ("floor:aten::gone", "gone:nothing", "batch:-1", "batch", "rank:3", "class:x", "host:1", "other"):
         with pytest.raises(UsageError):
             what_if(made, [asked])
     with pytest.raises(StoreError, match="no steps"):
         what_if(run(Trace(), tmp_path), [])
+
+
+@pytest.mark.usefixtures("home")
+def test_an_operator_goes_with_what_it_calls_on_a_host(trace: Trace, tmp_path: Path) -> None:
+    """Of 100 µs 60 are in linear, which calls addmm for 40, and calls itself; a second addmm stays."""
+    trace.step(0, 0, 100)
+    trace.operator("aten::linear", 10, 70)
+    trace.operator("aten::linear", 12, 18)
+    trace.operator("aten::addmm", 20, 60)
+    trace.operator("aten::addmm", 80, 90)
+    made = run(trace, tmp_path)
+    predicted = {
+        asked: what_if(made, [asked]).predictions[0].predicted_us for asked in ("gone:aten::linear", "gone:*addmm")
+    }
+    assert predicted == pytest.approx({"gone:aten::linear": 40, "gone:*addmm": 50})

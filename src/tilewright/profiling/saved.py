@@ -20,6 +20,7 @@ from tilewright.store.run_paths import new_run_path
 from tilewright.trace import analyse, load_traces
 from tilewright.trace.events.rows import append
 from tilewright.trace.operators.operator_table import OperatorTable, read_operator_table
+from tilewright.trace.whatif.answer import add_predictions
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -91,6 +92,7 @@ def save(
         _add_recordings(run.connection, dict(zip(paths, (file.id for file in loaded), strict=True)), kept)
         tell("attributing its time")
         analyse(run.connection)
+        add_predictions(run.connection)
     with reading(path) as connection:
         return SavedProfile(path, read_operator_table(connection), kept, has_ceilings=bool(ceilings))
 

@@ -52,6 +52,10 @@ FROM every SEMI JOIN (
 _ACCOUNTING = """
     UNION ALL
     SELECT coalesce(cause, 0), ts, dur, -upid, 0, NULL, class FROM device_time"""
+_PATH_TRACK = -(1 << 40)
+_PATH = f"""
+    UNION ALL
+    SELECT 0, ts, dur, {_PATH_TRACK}, 0, NULL, kind FROM critical_path WHERE dur > 0"""
 # The profiler's marks and instants may be far outside the recorded time.
 _SPAN = """
 SELECT min(ts), coalesce(max(ts + dur) FILTER (WHERE dur > 0), max(ts)), count(*) FROM shown WHERE span IS NULL"""
@@ -62,11 +66,13 @@ FROM block ORDER BY block"""
 _NAMES = f"""
 SELECT coalesce(span, name, ''), CASE WHEN span IS NULL THEN coalesce(category, '') ELSE '{ACCOUNTING}' END
 FROM block LEFT JOIN slice ON slice.id = block.id AND span IS NULL ORDER BY block"""
-_TRACKS = """
-SELECT CASE WHEN drawn.track_id < 0 THEN 'where its time went' WHEN process.device IS NULL
+_TRACKS = f"""
+SELECT CASE WHEN drawn.track_id = {_PATH_TRACK} THEN 'what a step waits for'
+            WHEN drawn.track_id < 0 THEN 'where its time went' WHEN process.device IS NULL
             THEN coalesce(thread.name, track.name, thread.tid::VARCHAR, 'events')
             ELSE concat_ws(' ', 'stream', thread.tid) END,
-       coalesce(process.name, ''), process.pid, process.upid, process.device IS NOT NULL,
+       coalesce(process.name, CASE WHEN drawn.track_id = {_PATH_TRACK} THEN 'critical path' ELSE '' END), process.pid,
+       process.upid, process.device IS NOT NULL OR drawn.track_id = {_PATH_TRACK},
        nullif(concat_ws(', ', 'rank ' || trace_file.rank, part.name,
                         CASE WHEN coalesce(trace_file.rank::VARCHAR, part.name) IS NULL AND files.number > 1
                              THEN parse_filename(trace_file.path) END), ''),
@@ -80,7 +86,7 @@ LEFT JOIN process_track ON process_track.id = drawn.track_id
 LEFT JOIN process
   ON process.upid = coalesce(thread.upid, process_track.upid, CASE WHEN drawn.track_id < 0 THEN -drawn.track_id END)
 LEFT JOIN trace_file ON trace_file.id = process.file_id
-LEFT JOIN ({parts}) AS part ON part.file_id = trace_file.id
+LEFT JOIN ({{parts}}) AS part ON part.file_id = trace_file.id
 CROSS JOIN (SELECT count(*) AS number FROM trace_file) AS files
 ORDER BY drawn.first"""
 _PARTS = """
@@ -106,7 +112,8 @@ def timeline(connection: DuckDBPyConnection, most: int = MOST_SLICES) -> dict[st
     numbers what was merged or left out.
     """
     present = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-    connection.execute(_SHOWN.format(accounting=_ACCOUNTING if "device_time" in present else ""))
+    more = [text for table, text in (("device_time", _ACCOUNTING), ("critical_path", _PATH)) if table in present]
+    connection.execute(_SHOWN.format(accounting="".join(more)))
     ((origin, end, shown),) = connection.execute(_SPAN).fetchall()
     if not shown:
         return None

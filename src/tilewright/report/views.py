@@ -171,6 +171,28 @@ ORDER BY time_ms DESC, how, operator, source""",
         in_terminal=True,
     ),
     View(
+        "whatif",
+        "What if",
+        "What a change would bring",
+        "The mean step that a simulation of host, launches, streams and ranks predicts for each change, without the "
+        "profiler where bare steps were timed. tilewright whatif predicts others.",
+        """\
+SELECT change, predicted_us, measured_us, 1e2 * (1 - predicted_us / nullif(measured_us, 0)) AS gain_percent, what
+FROM prediction WHERE abs(1 - predicted_us / nullif(measured_us, 0)) >= 1e-3 ORDER BY gain_percent DESC, change""",
+    ),
+    View(
+        "path",
+        "Critical path",
+        "The critical path",
+        "What a step waits for from its begin to its end: only what is on it makes the step longer. It is a track of "
+        "the timeline.",
+        """\
+SELECT kind, CASE WHEN kind <> 'host' THEN name END AS name, count(*) AS parts,
+       sum(dur) / 1e6 / (SELECT max(steps) FROM (SELECT count(*) AS steps FROM step GROUP BY file_id)) AS time_ms,
+       1e2 * sum(dur) / sum(sum(dur)) OVER () AS percent
+FROM critical_path GROUP BY ALL HAVING sum(dur) > 0 ORDER BY time_ms DESC, kind, name""",
+    ),
+    View(
         "distance",
         "Floors",
         "Operators beside their floors",

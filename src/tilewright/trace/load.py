@@ -22,6 +22,7 @@ from tilewright.trace.events.tracks import Tracks, add_metadata
 from tilewright.trace.formats import chrome, nsys, snapshot
 from tilewright.trace.formats.collection import files_at
 from tilewright.trace.formats.source import failing, unpacked
+from tilewright.trace.whatif.answer import add_predictions
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -67,6 +68,7 @@ def trace_run(paths: Sequence[Path], *, command: str, tell: Callable[[str], None
             raise TraceError(f"no event in {target}")
         tell("accounting for its time")
         analyse(run.connection)
+        add_predictions(run.connection)
         return run.path, loaded
 
 

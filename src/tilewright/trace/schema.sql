@@ -164,3 +164,16 @@ CREATE TABLE IF NOT EXISTS out_of_memory (
     reserved        BIGINT NOT NULL,
     source          VARCHAR
 );
+
+CREATE TABLE IF NOT EXISTS prediction (     -- ours: the mean step that a simulation predicts for each change
+    change          VARCHAR NOT NULL,
+    what            VARCHAR NOT NULL,
+    measured_us     DOUBLE NOT NULL,
+    predicted_us    DOUBLE NOT NULL
+);
+CREATE TABLE IF NOT EXISTS critical_path (  -- ours: from the begin of the first step to the end of the last, without holes
+    ts              BIGINT NOT NULL,
+    dur             BIGINT NOT NULL,
+    kind            VARCHAR NOT NULL,
+    name            VARCHAR NOT NULL
+);

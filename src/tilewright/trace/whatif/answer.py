@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from tilewright.records.errors import StoreError, UsageError
 from tilewright.store.query import reading
+from tilewright.trace.events.rows import append
 from tilewright.trace.whatif.changes import Prediction, Simulator
-from tilewright.trace.whatif.simulation import critical_path
+from tilewright.trace.whatif.simulation import PathPart, critical_path
 from tilewright.trace.whatif.timeline import read_timeline
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _MOST_FLOORS = 5
+_MOST_KERNELS = 20_000
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,43 @@ def what_if(run: Path, changes: Sequence[str]) -> Answer:
             raise StoreError(
                 f"run {run} has no timeline; `tilewright profile` and `tilewright trace` make runs with one"
             )
-        timeline = read_timeline(connection)
-        simulator = Simulator(connection, timeline)
-        parts = critical_path(timeline.tasks, timeline.begin, simulator.measured)
-        predictions = [simulator.predict(change) for change in changes]
-        if not changes:
-            predictions = list(_all(connection, simulator))
+        answer, _ = _ask(connection, changes)
+    return answer
+
+
+def add_predictions(connection: DuckDBPyConnection) -> None:
+    """Fill tables `prediction`, with what the run allows, and `critical_path`, both of the schema.
+
+    They stay empty without steps, and where there are so many kernels that the simulation takes longer than all else.
+    """
+    ((kernels,),) = connection.execute("SELECT count(*) FROM device_slice").fetchall()
+    if kernels > _MOST_KERNELS:
+        return
+    try:
+        answer, path = _ask(connection, [])
+    except StoreError:
+        return
+    rows = [(each.change, each.what, each.measured_us, each.predicted_us) for each in answer.predictions]
+    append(connection, "prediction", rows)
+    parts = [(round(part.start), round(part.end) - round(part.start), part.kind, part.name) for part in path]
+    append(connection, "critical_path", parts)
+
+
+def _ask(connection: DuckDBPyConnection, changes: Sequence[str]) -> tuple[Answer, list[PathPart]]:
+    """The answer, and the critical path from begin to end; StoreError without steps, UsageError as `what_if`."""
+    timeline = read_timeline(connection)
+    simulator = Simulator(connection, timeline)
+    parts = critical_path(timeline.tasks, timeline.begin, simulator.measured)
+    predictions = [simulator.predict(change) for change in changes]
+    if not changes:
+        predictions = list(_all(connection, simulator))
     spent: dict[tuple[str, str], float] = defaultdict(float)
     for part in parts:
         spent[part.kind, part.name if part.kind != "host" else ""] += (part.end - part.start) / 1e3
     whole, steps = sum(spent.values()), max(timeline.steps.values())
     path = [OnPath(kind, name, us / steps, us / whole) for (kind, name), us in spent.items() if whole]
-    return Answer(
-        tuple(sorted(predictions, key=lambda each: -each.gain)), tuple(sorted(path, key=lambda each: -each.us_per_step))
-    )
+    gains = tuple(sorted(predictions, key=lambda each: -each.gain))
+    return Answer(gains, tuple(sorted(path, key=lambda each: -each.us_per_step))), parts
 
 
 def _all(connection: DuckDBPyConnection, simulator: Simulator) -> Iterator[Prediction]:

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 WORK = ("kernel", "copy", "communication")
 _FIXED_NS = 2_000
 """What a kernel takes however little it does."""
+_NAMED = "EXISTS (FROM (SELECT unnest(?) AS one) WHERE what GLOB one)"
+_WITHOUT_DEVICE = "file_id NOT IN (SELECT file_id FROM device_slice)"
+# What an operator or function calls goes with it: all that its thread does while the outermost of them is open.
+_WITHIN = """(file_id, ts) IN (
+    SELECT called.file_id, called.ts FROM host_time AS called ASOF JOIN (
+        SELECT utid, ts, ended FROM (
+            SELECT utid, ts, ts + dur AS ended, max(ts + dur) OVER (
+                PARTITION BY utid ORDER BY ts, dur DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before
+            FROM slice JOIN thread_track ON thread_track.id = track_id, (SELECT unnest(?) AS one)
+            WHERE slice.name GLOB one AND dur > 0 AND category IN ('cpu_op', 'python_function')
+        ) WHERE before IS NULL OR ended > before
+    ) AS gone ON gone.utid = called.utid AND called.ts >= gone.ts WHERE called.ts < gone.ended)"""
 FORMS = {
     "floor:OPERATOR": "the operator at its floor",
     "gone:NAME": "without that operator, kernel or function; * stands for any letters, a comma parts several",
@@ -127,10 +140,10 @@ class Simulator:
         own = {at for at, task in enumerate(tasks) if task.kind in WORK and task.slice_id in slices}
         launches = {tasks[at].launched_by for at in own} if not factor else set()
         # What stays of an operator on a device is called all the same.
-        host = self._host_part(
-            """EXISTS (FROM (SELECT unnest(?) AS one) WHERE what GLOB one)
-               AND (? OR class = 'operators' AND file_id NOT IN (SELECT file_id FROM device_slice))""",
-            *(any_of, not factor),
+        host = (
+            self._host_part(f"{_NAMED} AND class = 'operators' AND {_WITHOUT_DEVICE}", any_of)
+            if factor
+            else self._host_part(f"{_NAMED} OR {_WITHOUT_DEVICE} AND {_WITHIN}", any_of, any_of)
         )
         if not own and not host.changes:
             raise UsageError(
