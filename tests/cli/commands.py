@@ -104,8 +104,9 @@ main()
 
 
 def documented_keys(verb: str) -> set[str]:
-    """The keys of its JSON that docs/json.md describes."""
+    """The keys that docs/json.md describes of a verb's JSON, or of `a row of` one of its lists."""
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
-    _, _, behind = text.partition(f"\n## {verb}\n")
-    rows = re.findall(r"^\| (`.*?) \|", behind.partition("\n## ")[0], flags=re.MULTILINE)
+    _, heading, behind = text.partition(f"# {verb}\n")
+    assert heading, verb
+    rows = re.findall(r"^\| (`.*?) \|", re.split(r"\n##", behind)[0], flags=re.MULTILINE)
     return {key for row in rows for key in re.findall(r"`(\w+)`", row)}

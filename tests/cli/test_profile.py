@@ -54,6 +54,8 @@ def test_a_case(tilewright: Tilewright, models: str) -> None:
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
     assert document.keys() == documented_keys("profile")
+    for name in ("host", "causes"):
+        assert all(row.keys() == documented_keys(f"a row of `{name}`") for row in document[name])
     (recording,) = document["recordings"]
     assert recording["steps_kept"] == 7
     operators = {row["name"]: row for row in document["operators"]}

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 
+from tests.cli.commands import documented_keys
 from tests.trace.kineto import AUTOGRAD, Trace, analysed
 from tests.trace.loading import rows
 from tests.trace.test_host_time import lines, verdict
@@ -82,6 +83,9 @@ def test_a_loop_over_small_batches_is_one_cause_with_its_two_lines() -> None:
     assert slow.startswith("A loop of small calls takes 9") and slow.endswith((" at train.py:5.", " at train.py:6."))
     assert why.startswith("It makes 224 calls a step of ") and "as addmm" in why.replace("aten::", "")
     assert "batch instead of a loop" in action
+    columns = {name for name, *_ in trace.rows("DESCRIBE cause")}
+    assert columns == documented_keys("a row of `causes`")
+    assert {name for name, *_ in trace.rows("DESCRIBE host_account")} == documented_keys("a row of `host`")
     # Once for all sixteen.
     assert trace.rows("SELECT round(win_ms_per_step / ms_per_step, 3) FROM cause WHERE kind = 'loop'") == [(0.938,)]
 

@@ -6,12 +6,14 @@ The machine is a host that launches onto streams; nothing of the simulator is in
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
+from tests.cli.commands import documented_keys
 from tests.report.printing import printed
 from tests.trace.kineto import Trace
 from tests.trace.test_diff import run
@@ -318,6 +320,11 @@ def test_a_run(trace: Trace, tmp_path: Path) -> None:
     by_change = {each.change: each for each in answer.predictions}
     assert by_change["host"].predicted_us < by_change["host"].measured_us == 100
     assert sum(part.us_per_step for part in answer.path) == pytest.approx(100)
+    # What --json prints.
+    document = asdict(answer)
+    assert document.keys() == documented_keys("whatif")
+    for name in ("predictions", "path"):
+        assert all(row.keys() == documented_keys(f"a row of `{name}`") for row in document[name])
     text = printed(show_whatif(answer))
     assert "graph" in text and "critical path" in text
     with duckdb.connect(str(made), read_only=True) as connection:
