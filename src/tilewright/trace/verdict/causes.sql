@@ -203,17 +203,21 @@ replaceable AS (
     written AS (
         SELECT file_id, ts FROM host_event JOIN plain ON plain.number = host_event.named WHERE name IN ('aten::zero_', 'aten::_foreach_zero_')
     ),
+    -- Of calls within each other the outermost; print, which formats too, has its own advice.
+    opened AS (
+        SELECT host_event.file_id, host_event.ts, host_event.dur, chosen.what,
+               max(host_event.ts + host_event.dur) OVER (PARTITION BY host_event.file_id ORDER BY host_event.ts, host_event.dur DESC, host_event.id
+                                                         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
+        FROM host_event JOIN (FROM chosen UNION ALL SELECT number, 'print' FROM plain WHERE name = '<built-in function print>') AS chosen
+          ON chosen.number = host_event.named
+    ),
     called AS (
-        SELECT host_event.file_id, step.ts AS step_ts, chosen.what, host_event.ts, host_event.dur
-        FROM host_event JOIN chosen ON chosen.number = host_event.named
-        JOIN host_step AS step ON step.file_id = host_event.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
-        -- Of an operator within itself the outer one; print has its own advice; gradients that are set to None are not written.
-        WHERE NOT EXISTS (FROM host_event AS outer_event JOIN (SELECT number FROM chosen UNION ALL SELECT number FROM plain WHERE name = '<built-in function print>') AS other
-                            ON other.number = outer_event.named
-                          WHERE outer_event.file_id = host_event.file_id AND outer_event.id < host_event.id AND outer_event.ts <= host_event.ts
-                            AND outer_event.ts + outer_event.dur >= host_event.ts + host_event.dur)
-          AND (chosen.what <> 'zero_grad' OR EXISTS (FROM written WHERE written.file_id = host_event.file_id
-                                                                    AND written.ts BETWEEN host_event.ts AND host_event.ts + host_event.dur))
+        SELECT opened.file_id, step.ts AS step_ts, what, opened.ts, opened.dur
+        FROM opened
+        ASOF LEFT JOIN written ON written.file_id = opened.file_id AND opened.ts + opened.dur >= written.ts
+        JOIN host_step AS step ON step.file_id = opened.file_id AND opened.ts >= step.ts AND opened.ts < step.ts + step.dur
+        -- Gradients that are set to None are not written.
+        WHERE coalesce(opened.ts + opened.dur > reached, true) AND what <> 'print' AND (what <> 'zero_grad' OR written.ts >= opened.ts)
     ),
     one_step AS (
         SELECT called.file_id, called.step_ts, called.what, any_value(host_time.source) AS source, sum(called.dur) AS ns, count(*) AS calls

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _MOST_FLOORS = 5
-_MOST_KERNELS = 20_000
+_MOST_KERNELS, _MOST_SPANS = 20_000, 200_000
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ def what_if(run: Path, changes: Sequence[str]) -> Answer:
 def add_predictions(connection: DuckDBPyConnection) -> None:
     """Fill tables `prediction`, with what the run allows, and `critical_path`, both of the schema.
 
-    They stay empty without steps, and where there are so many kernels that the simulation takes longer than all else.
+    They stay empty without steps, and where there are so much that the simulation takes longer than all else.
     """
-    ((kernels,),) = connection.execute("SELECT count(*) FROM device_slice").fetchall()
-    if kernels > _MOST_KERNELS:
+    ((kernels, spans),) = connection.execute(
+        "SELECT (SELECT count(*) FROM device_slice), (SELECT count(*) FROM host_time)"
+    ).fetchall()
+    if kernels > _MOST_KERNELS or spans > _MOST_SPANS:
         return
     try:
         answer, path = _ask(connection, [])
