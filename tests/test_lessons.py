@@ -1,5 +1,6 @@
 """Lessons: answers are graded in words, wrong operators are refused for the right reason, each lesson has its pages."""
 
+import math
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,23 @@ def summed_in_bf16(x: Tensor) -> Tensor:
     return e / sum((e[:, i : i + 1] for i in range(x.shape[1])), torch.zeros(len(x), 1, dtype=x.dtype))
 
 
+def exponentials_in_bf16(x: Tensor) -> Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.float().sum(-1, keepdim=True).to(x.dtype)
+
+
+def scaled_first(x: Tensor) -> Tensor:
+    z = x.float() * math.log2(math.e)
+    e = torch.exp2(z - z.amax(-1, keepdim=True))
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+def four_rows_at_once(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[: len(x) // 4 * 4] = x[: len(x) // 4 * 4].softmax(-1)
+    return y
+
+
 def as_if_contiguous(x: Tensor) -> Tensor:
     flat = torch.as_strided(x, (x.numel(),), (1,))
     return F.gelu(flat).view(x.shape)
@@ -45,6 +63,10 @@ def zeros_as_padding(x: Tensor) -> Tensor:
     return (e / e.sum(-1, keepdim=True)).to(x.dtype)
 
 
+def padded_with_zeros(x: Tensor) -> Tensor:
+    return F.pad(x, (0, -x.shape[1] % 256)).softmax(-1)[:, : x.shape[1]]
+
+
 def in_place(x: Tensor) -> Tensor:
     return x.copy_(F.gelu(x))
 
@@ -61,6 +83,11 @@ WRONG: list[tuple[str, Callable[[Tensor], object], str]] = [
     ("gelu", lambda x: None, "returned NoneType, not a tensor"),
     ("softmax", lambda x: x.softmax(0), "it computes a softmax of the columns"),
     ("softmax", lambda x: x.exp() / x.exp().sum(-1, keepdim=True), r"exp\(500\) overflows fp32: subtract"),
+    ("softmax", exponentials_in_bf16, "bf16[8, 512]: 192 of 4,096 .* a step was rounded to bf16 on the way"),
+    ("softmax", scaled_first, "values about 500: no element is far off, .* a step rounds more than it must"),
+    ("softmax", four_rows_at_once, "fp32[3, 1003]: .* or the number of programs, is wrong"),
+    ("softmax", lambda x: F.pad(x, (0, 1)).softmax(-1)[:, :-1], "fp32[4, 256]: 985 of 1,024 elements are wrong"),
+    ("softmax", padded_with_zeros, "fp32[3, 1003]: it computes a softmax of rows padded with zeros to 1,024"),
     ("softmax", zeros_as_padding, "the columns that pad a block must be -inf"),
     ("softmax", lambda x: 1 / 0, "ZeroDivisionError: division by zero"),
 ]

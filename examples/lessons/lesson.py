@@ -53,10 +53,15 @@ class Words:
 def value(formula: str, sizes: Mapping[str, int]) -> float:
     """The number that a formula such as `5*N*M + 2*N` gives. Raises UsageError; nothing else is evaluated.
 
-    >>> value("5·N·M + 2N", {"N": 10, "M": 3})
-    170.0
+    >>> value("5·N·M + 2N", {"N": 10, "M": 3}), value("5NM + 2e1", {"N": 10, "M": 3})
+    (170.0, 170.0)
     """
-    text = re.sub(r"(?<=\d)(?=[A-Za-z(])", "*", formula.replace("·", "*").replace("×", "*").replace("^", "**"))
+    text = formula.replace("·", "*").replace("×", "*").replace("^", "**")
+    # A factor needs no sign before a name, as in 5NM; 2e7 is a number.
+    text = re.sub(r"(?<=\d)(?=[A-Za-z(])(?![eE][+-]?\d)", "*", text)
+    text = re.sub(
+        r"(?<![\w.])[A-Za-z]{2,}", lambda word: "*".join(word[0]) if {*word[0]} <= {*sizes} else word[0], text
+    )
     try:
         return _number(ast.parse(text.replace("²", "**2").replace(",", ""), mode="eval").body, sizes)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
