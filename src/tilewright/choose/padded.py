@@ -28,7 +28,7 @@ from tilewright.cost.products import alignment_of
 from tilewright.cost.tiles import ALIGNED
 from tilewright.cost.work import Work
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, retrace_views
+from tilewright.graph.insert import contiguous, insert_call, retrace_views
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.writes import written
 from tilewright.hardware.target import Target
@@ -161,8 +161,9 @@ class _Padder:
     def _put(self, node: fx.Node, cut: fx.Node) -> None:
         """Replace `node` by `cut`: with its gaps between rows if the readers allow that, else by a contiguous copy."""
         if self._needs_no_gaps(node) and not calls.output(cut).is_contiguous():  # type: ignore[union-attr]
-            cut = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
-        _replace(node, cut)
+            cut = contiguous(node, cut)
+        node.replace_all_uses_with(cut)
+        retrace_views(cut)
         node.graph.erase_node(node)
 
     def _needs_no_gaps(self, node: fx.Node) -> bool:
@@ -209,7 +210,8 @@ def _padded_gradient(base: fx.Node, by: int) -> tuple[fx.Node, fx.Node]:
     new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
     value = calls.tensor(base)
     cut = insert_call(base, aten.slice.Tensor, new, 1, 0, calls.shape_of(value)[1])
-    _replace(base, cut)
+    base.replace_all_uses_with(cut)
+    retrace_views(cut)
     return new, cut
 
 
@@ -245,14 +247,6 @@ def _undone(view: fx.Node) -> fx.Node | None:
 def _is_own_gradient(node: fx.Node) -> bool:
     """Whether tilewright's cross entropy can write this with padding."""
     return str(node.target) == OWN_GRADIENT and bool(node.args[-2] == 0)
-
-
-def _replace(node: fx.Node, cut: fx.Node) -> None:
-    """Let `cut`, or a copy of it without gaps if a view needs one, take the place of `node`."""
-    node.replace_all_uses_with(cut)
-    if not retrace_views(cut):
-        dense = insert_call(node, aten.clone.default, cut, memory_format=torch.contiguous_format)
-        cut.replace_all_uses_with(dense, delete_user_cb=lambda user: user is not dense)
 
 
 def _axis(padding: tuple[int, int]) -> int:

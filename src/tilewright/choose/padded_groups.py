@@ -26,7 +26,7 @@ from torch import Tensor, fx
 
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, replace, replace_results
+from tilewright.graph.insert import contiguous, insert_call, insert_formula, replace, replace_results
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -141,7 +141,7 @@ def _laid_like(node: fx.Node, result: fx.Node) -> fx.Node:
     """`result` in the layout of `node`: PyTorch computes some convolutions on a CPU contiguous from any operands."""
     if lies_channels_last(calls.tensor(node)) or not calls.tensor(node).is_contiguous():
         return result
-    return insert_call(result.next, aten.clone.default, result, memory_format=torch.contiguous_format)
+    return contiguous(result.next, result)
 
 
 def _after_inputs(node: fx.Node) -> fx.Node:

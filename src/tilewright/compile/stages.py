@@ -26,9 +26,8 @@ from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.constant_copies import copy_constants_once
 from tilewright.passes.convolution.bias import split_bias
 from tilewright.passes.convolution.depthwise import generate_depthwise
-from tilewright.passes.convolution.gradients import lighten_gradients
 from tilewright.passes.convolution.one_row import convolve_as_images
-from tilewright.passes.convolution.operands import lay_operands
+from tilewright.passes.convolution.operands import lay_operands, lighten_gradients
 from tilewright.passes.convolution.patches import multiply_patches
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.encoder_layers import write_layers_out

@@ -92,8 +92,16 @@ def replace_results(node: Node, results: Sequence[Node | None]) -> None:
     node.graph.erase_node(node)
 
 
-def retrace_views(node: Node) -> bool:
-    """Recompute the strides of all views of `node` from its own; False if one of them can be no view any more."""
+def contiguous(before: Node, operand: Node) -> Node:
+    """A copy of `operand` without gaps, in front of `before`."""
+    import torch
+
+    return insert_call(before, torch.ops.aten.clone.default, operand, memory_format=torch.contiguous_format)
+
+
+def retrace_views(node: Node) -> None:
+    """Recompute the strides of all views of `node`, whose layout has changed, from its own; if one of them can be no
+    view any more, they and all other readers get a copy without gaps."""
     import torch
     from torch import fx
 
@@ -105,10 +113,13 @@ def retrace_views(node: Node) -> bool:
             with node.meta["val"].fake_mode, torch.no_grad():
                 found[view] = target(*args, **kwargs)
         except REFUSED_VIEW:
-            return False
+            readers = list(node.users)
+            copy = contiguous(node.next, node)
+            for reader in readers:
+                reader.replace_input_with(node, copy)
+            return
     for view, value in found.items():
         view.meta["val"] = value
-    return True
 
 
 def _views(node: Node) -> Iterator[Node]:

@@ -122,20 +122,10 @@ def _replace(match: Match) -> None:
         given: Any = of_loss.args[0]
         dx = insert_formula(of_softmax, _gradient, given, logits, targets, top, total, count, reduction, ignored)
         replace(of_softmax, dx)
-        _keep_views(dx)
+        retrace_views(dx)
         of_loss.graph.erase_node(of_loss)
     replace_results(loss, [made, count])
     match.softmax.graph.erase_node(match.softmax)
-
-
-def _keep_views(dx: fx.Node) -> None:
-    """Recompute views of the gradient, which now has the layout of the logits; copy it if a view needs another one."""
-    if retrace_views(dx):
-        return
-    readers = list(dx.users)
-    copy = insert_call(dx.next, aten.clone.default, dx, memory_format=torch.contiguous_format)
-    for reader in readers:
-        reader.replace_input_with(dx, copy)
 
 
 def _loss(
