@@ -62,7 +62,7 @@ def test_a_model_around_a_module_that_is_not_traced(told: Callable[[], list[str]
         for _ in range(3):
             assert_same(fast(x), model(x))
     (line,) = told()
-    assert line.startswith("tilewright: the function forward at test_skipped.py:")
+    assert line.startswith("tilewright: the function forward at test_dynamo.py:")
     assert line.endswith("runs as PyTorch runs it: Attempted to wrap RNN, GRU, or LSTM: LSTM(8, 8)")
     assert not record.graphs and [found.what for found in record.fallbacks] == ["the function forward"]
 
@@ -73,7 +73,7 @@ def test_such_a_module_alone_is_named_by_the_line_that_calls_it(told: Callable[[
     fast = compiled(model)
     fast(x)
     (line,) = told()
-    assert line.startswith("tilewright: the call at test_skipped.py:") and ": fast(x) runs as PyTorch runs it" in line
+    assert line.startswith("tilewright: the call at test_dynamo.py:") and ": fast(x) runs as PyTorch runs it" in line
 
 
 @pytest.mark.usefixtures("lenient")
@@ -81,14 +81,12 @@ def test_a_break_in_a_loop(told: Callable[[], list[str]]) -> None:
     x = torch.randn(8)
     assert_same(compiled(prints_in_a_loop)(x), prints_in_a_loop(x))
     (line,) = told()
-    assert "the function prints_in_a_loop at test_skipped.py:" in line and ": print(i) runs as PyTorch runs it" in line
+    assert "the function prints_in_a_loop at test_dynamo.py:" in line and ": print(i) runs as PyTorch runs it" in line
 
 
 def test_it_is_an_error_where_falling_back_is_forbidden() -> None:
     for _ in range(2):
-        with pytest.raises(
-            Exception, match=r"the function prints_in_a_loop at test_skipped.py:\d+: print\(i\): Failed"
-        ):
+        with pytest.raises(Exception, match=r"the function prints_in_a_loop at test_dynamo.py:\d+: print\(i\): Failed"):
             compiled(prints_in_a_loop)(torch.randn(8))
     # PyTorch's own count of compilations stands where it stood: later ones are heard.
     with pytest.raises(Exception, match=r"the function forward at .*: Attempted to wrap RNN"):

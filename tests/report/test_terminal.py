@@ -206,7 +206,7 @@ def test_a_compilation_says_what_it_compiles(monkeypatch: pytest.MonkeyPatch) ->
     with backend.recording():
         torch._dynamo.reset()
         torch.compile(lambda x: torch.sin(x) * 2 + 1, backend="tilewright")(torch.randn(7))
-    assert told and all("the graph at test_progress.py" in what for what in told)
+    assert told and all("the graph at test_terminal.py" in what for what in told)
 
 
 def test_a_file_gets_nothing(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

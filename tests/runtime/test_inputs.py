@@ -73,11 +73,11 @@ def test_the_first_call_and_later_ones_are_eager_s(
     for _ in range(3):
         torch.testing.assert_close(called(mine), wanted)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "runs as PyTorch runs it" in line]
-    assert "a compiled graph at test_resume.py" in line and "planned as torch.float32" in line
+    assert "a compiled graph at test_inputs.py" in line and "planned as torch.float32" in line
 
 
 def test_strict_raises() -> None:
-    with pytest.raises(CaptureError, match=r"test_resume\.py.* a result is torch\.float16 \[8\]"):
+    with pytest.raises(CaptureError, match=r"test_inputs\.py.* a result is torch\.float16 \[8\]"):
         called(compiled(function, fullgraph=True))
 
 
