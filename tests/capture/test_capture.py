@@ -249,3 +249,60 @@ def test_strides_of_compiled_results_are_eagers() -> None:
     ours = call(x, y, z)
     torch.manual_seed(0)
     torch.testing.assert_close(ours, _layers(x, y, z), check_stride=True)
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "masked_fill": lambda y, mask, _: y.masked_fill_(mask, 0.0),
+    "masked_scatter": lambda y, mask, other: y.masked_scatter_(mask, other),
+    "mask": lambda y, mask, _: y.__setitem__(mask, 3.0),
+    "rows": lambda y, _, other: y.__setitem__(torch.tensor([0, 2]), other[:2]),
+    "copy": lambda y, _, other: y.copy_(other[0]),
+    "scatter": lambda y, _, other: y.scatter_(0, torch.zeros(y.shape, dtype=torch.long), other),
+    "fill": lambda y, *_: y.fill_(2.0),
+    "lerp": lambda y, _, other: y.lerp_(other, 0.5),
+    "cumsum": lambda y, *_: y.cumsum_(0),
+    "a view": lambda y, mask, _: y.mT.masked_fill_(mask.mT, 0.0),
+    "a part": lambda y, mask, _: y[1:].masked_fill_(mask[1:], 0.0),
+    "a draw": lambda y, *_: y.bernoulli_(0.5),
+    "a mask over it": lambda y, mask, _: y.contiguous().masked_fill_(mask.mT.contiguous().mT, 0.0),
+}
+
+
+def _written(x: Tensor, mask: Tensor, other: Tensor) -> list[Tensor]:
+    found = []
+    for write in WRITES.values():
+        y = x.clone()
+        write(y, mask, other)
+        found += [y, F.dropout(y + 1)]
+    return [*found, F.alpha_dropout(x, 0.5), x.masked_fill_(mask, 0.0), F.dropout(x)]
+
+
+@pytest.mark.parametrize("lies", [(0, 2, 1), (1, 2, 0)], ids=str)
+def test_a_tensor_that_is_written_in_place_keeps_its_strides(lies: tuple[int, ...]) -> None:
+    x, other = (torch.rand(4, 4, 4).permute(lies) for _ in range(2))
+    mask = torch.rand(4, 4, 4) > 0.5
+    call, _ = recorded(_written)
+    found = []
+    for function in (call, _written):
+        torch.manual_seed(0)
+        written = x.clone()
+        found.append([*function(written, mask, other), written])
+    torch.testing.assert_close(*found, check_stride=True)
+
+
+def test_gradients_of_conjugated_and_negated_results() -> None:
+    x = torch.randn(3, 2, dtype=torch.float32, requires_grad=True)
+
+    def views(x: Tensor) -> list[Tensor]:
+        z = torch.view_as_complex(x * 2)
+        return [z.conj(), z[None].mH, z.conj().imag, z.conj() * 2, torch.view_as_real(z.conj().resolve_conj())]
+
+    call, record = recorded(views)
+    for given in (torch.clone, torch.conj):
+        gradients = []
+        for function in (call, views):
+            results = function(x)
+            incoming = [given(torch.ones_like(y.resolve_conj()) * (1 + 2j if y.is_complex() else 1)) for y in results]
+            gradients += torch.autograd.grad(results, x, incoming)
+        torch.testing.assert_close(*gradients)
+    assert record.fallbacks == []

@@ -36,6 +36,8 @@ EXACT = frozenset(
     | {"t", "unsqueeze", "squeeze", "slice", "select", "flip", "cat", "detach", "alias", "_to_copy", "native_dropout"}
 )
 """Operators that round nothing, or as every implementation does."""
+DECIDED = JUMPS | {"bernoulli"}
+"""Floating results that a rounding error in an operand could tip over."""
 
 
 def unverified(function: Callable[..., Any], inputs: Sequence[torch.Tensor], seed: int, training: bool) -> list[str]:
@@ -108,7 +110,7 @@ def _run(interpreter: fx.Interpreter, joint: JointGraph, seed: int) -> list[torc
 
 
 class _Eager(fx.Interpreter):
-    """Keeps what rounding could tip over: integers, bools, and the results of jumps."""
+    """Keeps what rounding could tip over: integers, bools, the results of jumps and of draws by probabilities."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -116,7 +118,7 @@ class _Eager(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        tips = isinstance(result, torch.Tensor) and (not is_inexact(result) or _name(n.target) in JUMPS)
+        tips = isinstance(result, torch.Tensor) and (not is_inexact(result) or _name(n.target) in DECIDED)
         if tips and n.op == "call_function":
             self.decided[n] = result.clone()
         return result
@@ -136,6 +138,12 @@ class _Rounded(fx.Interpreter):
         self.coarse = coarse
         self.tipped: set[fx.Node] = set()
         self.generator = torch.Generator().manual_seed(seed)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _name(target) == "bernoulli":
+            # One unit above a sigmoid of 1 is no probability.
+            args = (args[0].clamp(0, 1), *args[1:])
+        return super().call_function(target, args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)

@@ -149,7 +149,8 @@ EXTREMES = [
     "{f}.median({d})[0]",
     "{f}.kthvalue(1, {d})[0]",
     "{f}.amax({d}) - {f}.amin({d})",
-    "torch.linalg.vector_norm({f}, torch.inf, {d})",
+    # PyTorch's fake tensors refuse some negative dimensions of tensors without elements.
+    "torch.linalg.vector_norm({f}, torch.inf, {d} % {f}.dim())",
     "{f} * ({f} == {f}.amax({d}, keepdim=True))",
     "{f} / ({f}.abs().amax({d}, keepdim=True) + 0.5)",
 ]

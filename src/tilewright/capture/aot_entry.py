@@ -17,11 +17,13 @@ from typing import Any
 
 from torch import fx
 from torch._functorch import config
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._inductor import config as inductor
 from torch._inductor.output_code import OutputCode
 
+from tilewright.capture import in_place
 from tilewright.capture.aot import Boxed, Kind
 from tilewright.records.errors import CaptureError
 
@@ -83,11 +85,29 @@ def as_eager() -> Iterator[None]:
     """Let AOTAutograd trace what eager does where its defaults differ.
 
     It drops draws that nothing reads, so that later draws differ from eager's, unless Inductor's option says otherwise.
-    And it traces backward under the autocast that is around the call, though `backward()` is called outside of it.
+    It traces backward under the autocast that is around the call, though `backward()` is called outside of it. It
+    forgets the strides of tensors that are written in place. And it takes the gradient of a conjugated result for
+    conjugated, so that backward reads another one than it gets.
     """
     backward_autocast = "off" if config.backward_pass_autocast == "same_as_forward" else config.backward_pass_autocast
-    with config.patch({"backward_pass_autocast": backward_autocast}), inductor.patch({"fallback_random": True}):
+    as_called = config.patch({"backward_pass_autocast": backward_autocast})
+    with as_called, inductor.patch({"fallback_random": True}), in_place.as_eager(), _plain_gradients():
         yield
+
+
+@contextmanager
+def _plain_gradients() -> Iterator[None]:
+    """Trace the gradients that come in without the conjugate and negative bits of the results."""
+    coerced = collect_metadata_analysis.coerce_tangent_and_suggest_memory_format
+
+    def plain(x: Any) -> Any:
+        return coerced(x.resolve_conj().resolve_neg())
+
+    collect_metadata_analysis.coerce_tangent_and_suggest_memory_format = plain
+    try:
+        yield
+    finally:
+        collect_metadata_analysis.coerce_tangent_and_suggest_memory_format = coerced
 
 
 @contextmanager

@@ -1,0 +1,105 @@
+"""Writes in place, made functional as eager does them.
+
+    y = clone(x)               →   y = clone(x)
+    masked_fill_(y, m, 0)          z = masked_fill(y, m, 0)
+                                   z' = clone(z), laid out as y
+
+A write in place leaves strides as they are; the functional operator that AOTAutograd puts in its place lays its result
+out by rules of its own (`masked_fill` of a transposed tensor is contiguous). What depends on the layout, such as the
+mask that dropout draws in memory order, is eager's only with the strides of the tensor that was written to.
+
+    bernoulli_(y, p)           →   bernoulli_(permute(y), p)      contiguous
+
+In place it draws in memory order, the functional one in the order of the dimensions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils._pytree import tree_leaves
+
+from tilewright.pytorch.state import in_real_tensors
+
+
+@contextmanager
+def as_eager() -> Iterator[None]:
+    """Let functionalisation give each tensor that is written in place the layout that it had."""
+    dispatch = FunctionalTensorMode.__torch_dispatch__
+
+    def laid_out(mode: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
+            return dispatch(mode, func, types, args, kwargs)
+        if func is torch.ops.aten.bernoulli_.float and _draws_in_memory_order(args[0]):
+            with mode:
+                func(args[0].permute(_order(args[0])), *args[1:], **kwargs or {})
+            return args[0]
+        result = dispatch(mode, func, types, args, kwargs)
+        for tensor in _written(func, args, kwargs or {}):
+            _lay_out(tensor)
+        return result
+
+    FunctionalTensorMode.__torch_dispatch__ = laid_out  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FunctionalTensorMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+def _draws_in_memory_order(tensor: torch.Tensor) -> bool:
+    """Whether that is another order than that of the dimensions."""
+    dims = list(range(tensor.dim()))
+    return _order(tensor) != dims and (tensor.device.type != "cpu" or _cpu_draws_in_memory_order())
+
+
+@functools.cache
+def _cpu_draws_in_memory_order() -> bool:
+    """False where PyTorch draws by oneMKL: on Intel's processors."""
+    with in_real_tensors():
+        turned, plain = torch.empty(8, 8).t(), torch.empty(8, 8)
+        drawn = [x.bernoulli_(0.5, generator=torch.Generator().manual_seed(0)) for x in (turned, plain)]
+        return not torch.equal(*drawn)
+
+
+def _written(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The tensors whose elements a call changes, and not the shape."""
+    if torch.Tag.inplace_view in operator.tags:
+        return
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (x for x in tree_leaves(value) if isinstance(x, FunctionalTensor))
+
+
+def _lay_out(tensor: FunctionalTensor) -> None:
+    """Give the value that stands for `tensor` the order of its dimensions in memory, if it lost that."""
+    if tensor.layout is not torch.strided or _lies_as(tensor, torch._from_functional_tensor(tensor.elem)):
+        return
+    # A view of another tensor gets its layout from that one.
+    tensor.sync()
+    value = torch._from_functional_tensor(tensor.elem)
+    if _lies_as(tensor, value):
+        return
+    order = _order(tensor)
+    back = [order.index(dim) for dim in range(value.dim())]
+    tensor.replace_(value.permute(order).clone(memory_format=torch.contiguous_format).permute(back))
+    tensor.commit_update()
+    tensor.sync()
+
+
+def _lies_as(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    if tensor.shape != value.shape or (tensor.is_contiguous() and value.is_contiguous()):
+        return True
+    wide = [dim for dim in range(value.dim()) if value.shape[dim] != 1]
+    expanded = any(value.stride(dim) == 0 for dim in wide)
+    return not expanded and [d for d in _order(tensor) if d in wide] == [d for d in _order(value) if d in wide]
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions from the outermost in memory to the innermost."""
+    return sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
