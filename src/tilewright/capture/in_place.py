@@ -32,7 +32,7 @@ def as_eager() -> Iterator[None]:
     """Let functionalisation give each tensor that is written in place the layout that it had."""
     dispatch = FunctionalTensorMode.__torch_dispatch__
 
-    def laid_out(mode: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def laid_out(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if not isinstance(func, torch._ops.OpOverload) or not func._schema.is_mutable:
             return dispatch(mode, func, types, args, kwargs)
         if func is torch.ops.aten.bernoulli_.float and _draws_in_memory_order(args[0]):
@@ -44,7 +44,7 @@ def as_eager() -> Iterator[None]:
             _lay_out(tensor)
         return result
 
-    FunctionalTensorMode.__torch_dispatch__ = laid_out  # type: ignore[method-assign]
+    FunctionalTensorMode.__torch_dispatch__ = laid_out  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
@@ -102,4 +102,5 @@ def _lies_as(tensor: torch.Tensor, value: torch.Tensor) -> bool:
 
 def _order(tensor: torch.Tensor) -> list[int]:
     """The dimensions from the outermost in memory to the innermost."""
-    return sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim))
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
