@@ -22,7 +22,7 @@ from tilewright.passes import units
 from tilewright.passes.fusion import Fusion, fuse, split_region
 from tilewright.passes.norm.split import split_norms
 from tilewright.passes.random.dropout import split_dropout
-from tilewright.passes.rematerialise import compute_in_each_reader
+from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
 from tilewright.passes.simplify import simplify
 from tilewright.records.program import Decision
 
@@ -144,6 +144,23 @@ def test_sums_over_a_middle_axis_are_beside_their_readers_in_tiles(shape: tuple[
     """Many rows of few columns: a tile of a program has whole sectors of its rows, and is read once."""
     graph = aten(lambda x: x / x.square().mean(1, keepdim=True).sqrt(), torch.empty(shape))
     assert len(fuse(graph, "forward", target_named("h200")).regions) == kernels
+
+
+def test_a_copied_chain_is_computed_before_all_that_read_it() -> None:
+    """Its reader may read what is inside the chain before the chain's result is there."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        inside = x.exp()
+        early = inside + 1
+        return early, inside.tanh() * early
+
+    graph = aten(program, torch.empty(4))
+    names = [node.name for node in graph.nodes if node.op == "call_function"]
+    assert names == ["exp", "add", "tanh", "mul"]
+    copy_again(graph, [Copied(("exp", "tanh"), ("add", "mul"))])
+    graph.lint()
+    x = torch.rand(4)
+    assert all(map(torch.equal, run(graph, x), program(x)))
 
 
 def test_a_copied_chain_is_in_the_kernel_that_reads_it() -> None:

@@ -38,7 +38,6 @@ SMALL = 16
 class Copied:
     """A chain that was copied into a region that reads it, by the names of nodes."""
 
-    value: str
     chain: tuple[str, ...]
     """In the order of the graph."""
     reader: tuple[str, ...]
@@ -58,8 +57,8 @@ def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: 
                 order = {node: place for place, node in enumerate(graph.nodes)}
                 ordered = sorted(chain, key=order.__getitem__)
                 names = tuple(node.name for node in ordered), tuple(node.name for node in reader.members)
-                found.append(Copied(value.name, *names))
-                copies = _copy_for(value, ordered, reader.members)
+                found.append(Copied(*names))
+                copies = _copy_for(ordered, reader.members)
                 # Later chains of this reader may run through the copies.
                 reader.members += [copy for copy in copies if not is_view(copy)]
     if found:
@@ -74,7 +73,7 @@ def copy_again(graph: fx.Graph, copied: Sequence[Copied]) -> None:
     named = {node.name: node for node in graph.nodes}
     for each in copied:
         chain, reader = ([named[name] for name in names] for names in (each.chain, each.reader))
-        copies = _copy_for(named[each.value], chain, reader)
+        copies = _copy_for(chain, reader)
         named.update((copy.name, copy) for copy in copies)
     drop_unread(graph)
 
@@ -130,22 +129,21 @@ def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:
     return list(dict.fromkeys(found))
 
 
-def _copy_for(value: fx.Node, chain: Sequence[fx.Node], reader: Sequence[fx.Node]) -> list[fx.Node]:
-    """Let the members of `reader` read a copy of the chain behind `value`; the copies, those of views too."""
+def _copy_for(chain: Sequence[fx.Node], reader: Sequence[fx.Node]) -> list[fx.Node]:
+    """Let the members of `reader` read a copy of the chain; the copies, those of views too."""
     copies: dict[fx.Node, fx.Node] = {}
-    at = value
     for node in chain:
-        at = _copied(node, at, copies)
+        # The reader may read what is inside the chain before the chain's result is computed.
+        _copied(node, copies)
     for member in reader:
         _redirect(member, copies)
     return list(copies.values())
 
 
-def _copied(node: fx.Node, after: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    with node.graph.inserting_after(after):
+def _copied(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
+    with node.graph.inserting_after(node):
         copies[node] = node.graph.node_copy(node, lambda operand: copies.get(operand, operand))
         copies[node].meta[COPIED] = True
-    return copies[node]
 
 
 def _redirect(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
@@ -162,4 +160,4 @@ def _redirect_view(view: fx.Node, copies: dict[fx.Node, fx.Node]) -> None:
     assert isinstance(source, fx.Node)
     if source not in copies:
         _redirect_view(source, copies)
-    _copied(view, view, copies)
+    _copied(view, copies)
