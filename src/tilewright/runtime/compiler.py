@@ -29,11 +29,12 @@ VECTORS = ("-DTW_LIBMVEC",) if WIDEST and has_libmvec(*platform.libc_ver()) else
 """Without it, sines of 1024 × 1024 took 7.7 ms on one core; eager takes 0.5."""
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
-    *WIDEST, *VECTORS,
+    "-fno-tree-pre", *WIDEST, *VECTORS,
 )  # fmt: skip
 """No fused multiply-add: fp32 rounds where eager rounds, a value that backward recomputes equals forward's, and terms
 that cancel in eager cancel here. Signed zeros stay on: without them g++ 12 compiles some masked sums wrongly
-(`tests/fuzz/test_found.py`)."""
+(`tests/fuzz/test_found.py`). No elimination of partial redundancies: it makes branches of a window's comparisons, and
+g++ 12 leaves the loop scalar (2 × 2 pooling of 29 × 16 × 32 × 32 took 3.5 ms on one core, now 0.14)."""
 
 _loaded: dict[str, ctypes.CDLL] = {}
 """The libraries that this process has loaded, by key."""
