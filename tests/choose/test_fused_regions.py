@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.passes.graphs import aten
 from tilewright.choose import fused_regions
 from tilewright.choose.fused_regions import settle
-from tilewright.choose.region_race import APART, FUSED, _Values, race_regions
+from tilewright.choose.region_race import APART, FUSED, Operands, race_regions
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_named
 from tilewright.passes.fusion import Fusion, Region, fuse
@@ -168,7 +168,7 @@ def test_a_race_sees_views_between_its_parts() -> None:
 
 def test_both_sides_of_a_race_read_one_value_whole_or_as_a_view() -> None:
     x, view, turned, _, _ = aten(lambda x: x.view(8, 5).t().sin(), torch.zeros(5, 8)).nodes
-    values = _Values()
+    values = Operands()
     assert torch.equal(values[turned], values[x].view(8, 5).t())
     assert values[view].data_ptr() == values[x].data_ptr() and not values[x].eq(0).all()
 

@@ -29,7 +29,7 @@ from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
 from tilewright.launch import generated
-from tilewright.launch.blocking import Blocking, plan
+from tilewright.launch.blocking import Blocking, candidates, plan
 from tilewright.launch.generated import TritonKernel
 from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Nest
@@ -64,6 +64,30 @@ DRAWS_HERE = [name for name in DRAWS if name.removeprefix("rows that draw, ") no
 @pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS_HERE])
 def test_kernels_keep_the_numbers_contract(name: str) -> None:
     check_program(name, CPU, by_triton(in_small_blocks))
+
+
+SCHEDULED = [
+    *("flat", "transposed", "broadcast rows and columns", "scans", "softmax", "bf16 layer norm", "column sums"),
+    *("column sums beside a row's result", "extremes and sums over a middle axis, unaligned", "long rows"),
+]
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_every_candidate_of_a_schedule_keeps_the_numbers_contract(name: str) -> None:
+    """Warps apart, which the interpreter does not have; in blocks so small that all of them differ."""
+    tried: set[str] = set()
+
+    def untried(lowered: Lowered) -> Blocking:
+        chosen = in_small_blocks(lowered)
+        tile = max(256, 2 ** (lowered.nest.col_count.bit_length() - 3))
+        found = {f"{lowered.nest.name} {one.sizes}": one for one in candidates(lowered.nest, 3, tile).values()}
+        text = next((text for text in found if text not in tried), "")
+        tried.add(text)
+        return found.get(text, chosen)
+
+    while "" not in tried:
+        check_program(name, CPU, by_triton(untried))
+    assert len(tried) > 2
 
 
 @pytest.mark.parametrize("source", stored_values.SOURCES, ids=str)

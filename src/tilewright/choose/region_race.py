@@ -36,17 +36,20 @@ def race_regions(pairs: Sequence[tuple[Region, Sequence[Region]]]) -> list[Outco
 
 
 def _alternatives(library: ctypes.CDLL | None, fused: Region, parts: Sequence[Region]) -> Alternatives:
-    nest = fused.lowered.nest
-    values = _Values(high=min((2, *nest.checks)))
-    for step in nest.steps:
+    values, programs = operands_of(fused), {FUSED: [fused], APART: parts}
+    return {name: _Program(library, regions, values, fused.lowered.outputs).run for name, regions in programs.items()}
+
+
+def operands_of(region: Region) -> Operands:
+    """Random operands of a region's kernel; a stream of PyTorch's generator where one is drawn from."""
+    values = Operands(high=min((2, *region.lowered.nest.checks)))
+    for step in region.lowered.nest.steps:
         if step.name == "draw" and step.access and step.philox is None:
-            values[fused.lowered.inputs[step.access.buffer]] = draw_stream([0])
-    results = fused.lowered.outputs
-    whole, split = _Program(library, [fused], values, results), _Program(library, parts, values, results)
-    return {FUSED: whole.run, APART: split.run}
+            values[region.lowered.inputs[step.access.buffer]] = draw_stream([0])
+    return values
 
 
-class _Values(dict[fx.Node, Any]):
+class Operands(dict[fx.Node, Any]):
     """The same random tensor for both programs, wherever one reads what none of its kernels computes."""
 
     def __init__(self, high: int = 2) -> None:
@@ -67,7 +70,7 @@ class _Program:
     """The kernels of some regions, run in order over a list of slots."""
 
     def __init__(
-        self, library: ctypes.CDLL | None, regions: Sequence[Region], values: _Values, results: Sequence[fx.Node]
+        self, library: ctypes.CDLL | None, regions: Sequence[Region], values: Operands, results: Sequence[fx.Node]
     ) -> None:
         self.values = values
         self.slots: dict[fx.Node, int] = {}

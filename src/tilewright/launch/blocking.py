@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -105,6 +105,24 @@ class Blocking:
     after_sizes: dict[str, int] | None = None
     scratch: tuple[tuple[int, str], ...] = ()
     """Elements and dtype of each buffer between the first kernel and the second."""
+
+    def __str__(self) -> str:
+        sizes = {**self.sizes, "warps": self.warps}
+        return f"{self.programs} × " + " ".join(f"{name.lower()}={size}" for name, size in sizes.items())
+
+
+def candidates(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> dict[str, Blocking]:
+    """Launches of one kernel by their text, that of `plan` first: with half and twice its tile, its programs of a
+    strip, the columns of its loop over a long row, and its warps."""
+    asked = [(processors, tile), (processors, tile // 2), (processors, 2 * tile)]
+    asked += [(max(processors // 2, 1), tile), (2 * processors, tile)]
+    found = [plan(nest, *one, shared_bytes) for one in asked]
+    if TritonSchedule(nest).is_looped:
+        sizes = found[0].sizes
+        widths = sizes["BLOCK_COLS"] // 2, 2 * sizes["BLOCK_COLS"]
+        found += [replace(found[0], sizes={**sizes, "BLOCK_COLS": width}) for width in widths]
+    found += [replace(one, warps=n) for one in found for n in (one.warps // 2, 2 * one.warps) if 1 <= n <= 32]
+    return {str(one): one for one in found}
 
 
 def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> Blocking:

@@ -27,6 +27,7 @@ from tilewright.launch.blocking import (
     SHARED_BYTES,
     TILE,
     Blocking,
+    candidates,
     plan,
 )
 from tilewright.launch.triton import POINTERS_LAST, is_interpreted, loaded
@@ -67,14 +68,12 @@ class TritonKernel:
     def plan(self, device: torch.device) -> Blocking:
         """Programs, blocks, warps and scratch of a launch on `device`."""
         if device not in self._plans:
-            if device.type == "cuda":
-                found = torch.cuda.get_device_properties(device)
-                most = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED_BYTES)
-                shared_bytes = max(min(SHARED_BYTES, most - REDUCTION_BYTES), 0)
-                self._plans[device] = plan(self.nest, found.multi_processor_count, TILE, shared_bytes)
-            else:
-                self._plans[device] = plan(self.nest, 2, INTERPRETED_TILE)
+            self._plans[device] = plan(self.nest, *_limits(device))
         return self._plans[device]
+
+    def candidates(self, device: torch.device) -> dict[str, Blocking]:
+        """Other launches on `device` by their text, after that of `plan`."""
+        return candidates(self.nest, *_limits(device))
 
     def numbers(self, chosen: Blocking, skips: Sequence[int] = ()) -> list[float]:
         """The numbers of a launch, which follow its buffers; `skips` are the nest's (`Lowered.numbers`)."""
@@ -169,6 +168,15 @@ class TritonKernel:
                 # Triton drops assertions from kernels that are not compiled for debugging.
                 options |= {"debug": True, "sanitize_overflow": False}
             yield kernel, programs, options
+
+
+def _limits(device: torch.device) -> tuple[int, int, int]:
+    """Multiprocessors of a device, elements of a block, and bytes of a program's prefetched tiles."""
+    if device.type != "cuda":
+        return 2, INTERPRETED_TILE, SHARED_BYTES
+    found = torch.cuda.get_device_properties(device)
+    most = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED_BYTES)
+    return found.multi_processor_count, TILE, max(min(SHARED_BYTES, most - REDUCTION_BYTES), 0)
 
 
 @functools.cache

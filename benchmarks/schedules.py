@@ -1,0 +1,139 @@
+"""Races the launches that each generated kernel of a model could have: where is the chosen one, or its price, wrong?
+
+    python -m benchmarks.schedules --models gpt2,unet --kinds infer,train
+    python -m benchmarks.schedules --problems KernelBench/KernelBench --models level2 --kinds infer --dtype float32
+
+Needs a GPU, whose memory holds the operands of one kernel at a time. A line for each kernel, those that lose most
+first: microseconds predicted, of the chosen launch and of the fastest, and both launches as text.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernelbench import problems
+from benchmarks.model_zoo import DECODERS, MODELS, Build, Missing
+from benchmarks.rewrites import case_of
+from benchmarks.wider_zoo import WIDER
+from tilewright.choose.region_race import operands_of
+from tilewright.compile.capture import capture
+from tilewright.compile.launches import works
+from tilewright.compile.planner import Planner
+from tilewright.cost.work import predicted_us
+from tilewright.emit.source import source_of
+from tilewright.hardware.target import Target, target_of
+from tilewright.launch.blocking import Blocking
+from tilewright.launch.generated import TritonKernel, kernel_of
+from tilewright.launch.race import run
+from tilewright.passes.fusion import Region
+from tilewright.records.case import Case
+from tilewright.records.errors import TilewrightError
+from tilewright.runtime.executable import layout_of
+
+
+@dataclass(frozen=True)
+class Raced:
+    """A kernel's times in microseconds: predicted, and measured by launch, the chosen one first."""
+
+    name: str
+    kind: str
+    predicted_us: float
+    times_us: Mapping[str, float]
+
+    @property
+    def chosen(self) -> str:
+        return next(iter(self.times_us))
+
+    @property
+    def fastest(self) -> str:
+        return min(self.times_us, key=lambda text: self.times_us[text])
+
+    @property
+    def lost_us(self) -> float:
+        return self.times_us[self.chosen] - self.times_us[self.fastest]
+
+    def __str__(self) -> str:
+        us, best = self.times_us[self.chosen], self.times_us[self.fastest]
+        head = (
+            f"{self.name[:44]:44} {self.kind[:28]:28} {self.predicted_us:8.1f} {us:8.1f} {best:8.1f} {us / best:5.2f}"
+        )
+        return f"{head}  {self.chosen}" + (f"  →  {self.fastest}" if self.fastest != self.chosen else "")
+
+
+def race(region: Region, kind: str, predicted: float, device: torch.device) -> Raced:
+    """Of all candidates of a region's kernel on random operands; those that do not compile are left out."""
+    kernel = kernel_of(region.lowered.nest, source_of(region.lowered))
+    launches = kernel.candidates(device)
+
+    def alternatives() -> dict[str, Callable[[], object]]:
+        operands = operands_of(region)
+        inputs = [operands[node] for node in region.lowered.inputs]
+        calls = {text: partial(_launch, region, kernel, inputs, one, device) for text, one in launches.items()}
+        return {text: call for text, call in calls.items() if _runs(call)}
+
+    return Raced(region.name, kind, predicted, run(alternatives, device).times_us)
+
+
+def _launch(
+    region: Region, kernel: TritonKernel, inputs: list[torch.Tensor], chosen: Blocking, device: torch.device
+) -> list[torch.Tensor]:
+    layouts = [layout_of(node.meta["val"]) for node in region.lowered.outputs]
+    results = [torch.empty_strided(one.shape, one.strides, dtype=one.dtype, device=device) for one in layouts]
+    kernel.launch([*inputs, *results], chosen, region.lowered.numbers)
+    return results
+
+
+def _runs(call: Callable[[], object]) -> bool:
+    """Whether a launch compiles and fits: a candidate may ask for more shared memory than there is."""
+    try:
+        call()
+    except Exception as error:  # Triton, LLVM and ptxas each raise their own
+        print(f"left out: {str(error).splitlines()[0]}", flush=True)
+        return False
+    return True
+
+
+def raced(case: Case, target: Target, device: torch.device) -> Iterator[Raced]:
+    """The kernels of a case's plan, one for each nest. Raises TilewrightError."""
+    plan = capture(case, Planner(target)).plan
+    assert plan is not None
+    units = [pair for graph in plan.graphs for pair in works(graph)]
+    kernels = {unit.lowered.nest: (unit, work) for unit, work in units if isinstance(unit, Region)}
+    for region, work in kernels.values():
+        if region.language == "triton" and work is not None:
+            yield race(region, work.kind, predicted_us(work, target.profile), device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS), help="names; of problems also a level, as level1")
+    parser.add_argument("--kinds", default="infer,train")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--problems", type=Path, help="folder of KernelBench's problems")
+    given = parser.parse_args()
+    known: dict[str, Build] = {**MODELS, **DECODERS, **WIDER, **(problems(given.problems) if given.problems else {})}
+    parts, found, device = given.models.split(","), [], torch.device("cuda")
+    for name in [name for name in known if name in parts or name.split("-")[0] in parts]:
+        for kind in given.kinds.split(","):
+            try:
+                case = case_of(known[name], trains=kind == "train", tiny=False, dtype=getattr(torch, given.dtype))
+                for one in raced(case, target_of(device), device):
+                    print(one, flush=True)
+                    found.append(one)
+            except (TilewrightError, Missing) as error:
+                print(f"{name} {kind}: {str(error).splitlines()[0]}", flush=True)
+    print("\n".join(map(str, sorted(found, key=lambda one: -one.lost_us))))
+    chosen = sum(one.times_us[one.chosen] for one in found)
+    best = chosen - sum(one.lost_us for one in found)
+    predicted = sum(one.predicted_us for one in found)
+    print(f"{len(found)} kernels: {predicted:.0f} µs predicted, {chosen:.0f} µs as chosen, {best:.0f} µs as raced")
+
+
+if __name__ == "__main__":
+    main()
