@@ -51,6 +51,16 @@ def test_each_element_is_visited_once(name: str, dtype: torch.dtype) -> None:
     assert ("tile_end" in source) == (name != "heads")
 
 
+def test_a_value_beside_sums_of_columns_is_written_in_each_row() -> None:
+    """The sums read it once more, after all rows."""
+
+    def results(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return torch.full_like(x, 3), y.exp().expand(x.shape).clone(), x.sum(0) * 3 + y.exp()
+
+    x, y = torch.randn(9, 7, generator=torch.Generator().manual_seed(0)), torch.linspace(-1, 1, 7)
+    torch.testing.assert_close(compiled(results)(x, y), results(x, y))
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
 def test_conversions_are_eagers(dtype: torch.dtype, source: torch.dtype) -> None:

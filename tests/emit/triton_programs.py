@@ -165,6 +165,9 @@ PROGRAMS: dict[str, Program] = {
     "softmax of two": program(lambda x, y: torch.cat([x, y.exp()], -1).softmax(-1), (9, 33), (9, 70)),
     "sums over parts": program(lambda x, y: torch.cat([x, y], 0).flip(0)[2:].sum(0), (40, 33), (9, 33)),
     # Elementwise: one axis, tiles, broadcast, strided, several dtypes.
+    "numbers beside sums of columns": program(
+        lambda x, y: (torch.full_like(x, 3), y.exp().expand(x.shape).clone(), x.sum(0) * 3 + y.exp()), (40, 33), (33,)
+    ),
     "one element": program(lambda x: x * 2 + 1, (1,)),
     "zero-dimensional": program(lambda x, y: x.exp() * y, (), (7,)),
     "flat": program(lambda x, y: x.sigmoid() * y - 0.5, (7, 33, 13), (7, 33, 13)),

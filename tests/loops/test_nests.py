@@ -77,6 +77,10 @@ PROGRAMS: dict[str, Program] = {
         lambda x, i: aten.constant_pad_nd(F.embedding(i + 1, x), [0, 0, 1, 2], 0.0) * 2,
         [given(4, 6), torch.tensor([-1, 2, 0])],
     ),
+    "beside_a_sum_of_columns": (
+        lambda x, y: (torch.full_like(x, 3), y.exp().expand(4, 6).clone(), x.sum(0) * 3 + y.exp()),
+        [given(4, 6), given(6)],
+    ),
     "heads": (lambda x: x.exp().view(2, 5, 3, 4).transpose(1, 2).contiguous() + 1, [given(2, 5, 12)]),
 }
 
@@ -94,6 +98,14 @@ def test_nest_computes_what_eager_does(name: str) -> None:
     for mine, theirs in zip(run(capture(function, *inputs), inputs), _flat(eager), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
         assert mine.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_store_has_a_stage_that_performs_it(name: str) -> None:
+    function, inputs = PROGRAMS[name]
+    nest = capture(function, *inputs).nest
+    for store, stage in zip(nest.stores, nest.store_stages(), strict=True):
+        assert nest.steps[store.value].is_late or stage <= nest.stages
 
 
 def _flat(results: Any) -> list[Tensor]:

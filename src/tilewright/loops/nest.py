@@ -165,8 +165,8 @@ class Nest:
                     todo.extend(self.steps[i].args)
         return sorted(found)
 
-    def last_stages(self) -> list[int]:
-        """For each step, the last stage that computes it; `stages + 1` means after all rows.
+    def last_stages(self, *, in_rows: bool = False) -> list[int]:
+        """For each step, the last stage that computes it (`in_rows`: in a row); `stages + 1` means after all rows.
 
         Row values are computed once. Each pass over the columns recomputes the values that its sums and stores need.
         """
@@ -180,17 +180,17 @@ class Nest:
             if step.name.startswith("reduce"):
                 needs(step.stage, self._in_columns(step.args[0]))
         for store in self.stores:
-            if self.steps[store.value].is_late:
+            if not self.steps[store.value].is_late:
+                needs(self._known_at(store.value), self._in_columns(store.value))
+            elif not in_rows:
                 behind = self.behind([store.value], passes=lambda i: self.steps[i].name != "reduce_rows")
                 needs(self.stages + 1, behind)
-            else:
-                needs(self._known_at(store.value), self._in_columns(store.value))
         return last
 
     def store_stages(self) -> list[int]:
         """The stage that performs each store. A store over the columns waits for the last stage that computes its value
-        anyway, so that it may overwrite operands of earlier stages."""
-        last = self.last_stages()
+        in its row anyway, so that it may overwrite operands of earlier stages."""
+        last = self.last_stages(in_rows=True)
         return [
             max(self._known_at(s.value), last[s.value] if any(self.split(s.access.strides)[1]) else 0)
             for s in self.stores
