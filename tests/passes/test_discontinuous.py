@@ -254,3 +254,15 @@ def test_numbers_beside_16_bits_are_eagers_where_something_compares(dtype: torch
     found = torch.compile(program, backend="tilewright", fullgraph=True)(x)
     different = [i for i, (y, z) in enumerate(zip(found, program(x), strict=True)) if not torch.equal(y[0], z[0])]
     assert different == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_draws_are_by_eagers_probabilities(dtype: torch.dtype) -> None:
+    def draws(x: Tensor) -> Tensor:
+        return torch.bernoulli(torch.sigmoid((torch.sqrt(torch.abs(x) + 0.5) * 0.5).pow(3)))
+
+    x = torch.randn(400, 200, generator=torch.Generator().manual_seed(0)).to(dtype)
+    torch.manual_seed(0)
+    expected = draws(x)
+    torch.manual_seed(0)
+    assert torch.equal(torch.compile(draws, backend="tilewright", fullgraph=True)(x), expected)

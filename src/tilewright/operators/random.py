@@ -74,7 +74,7 @@ calls(
     pure=False,
     role="dropout",
 )
-calls("bernoulli.default(self, generator)", "random", shapes=same, arithmetic=NOTHING, pure=False)
+calls("bernoulli.default(self, generator)", "random", shapes=same, arithmetic=NOTHING, pure=False, discontinuous=True)
 calls("bernoulli.p(self, p, generator)", "random", shapes=same, traffic=UNREAD, arithmetic=NOTHING, pure=False)
 calls(
     """
