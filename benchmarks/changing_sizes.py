@@ -2,8 +2,8 @@
 
     python -m benchmarks.changing_sizes [--sizes 100] [--rounds 5] [--device cpu] [MODEL ...]
 
-Each implementation runs through all sizes in turn, some rounds in a row. The first round has what new sizes cost. In
-the later ones, calls of the same size are compared: `static` is tilewright with `dynamic=False`, a program for each
+Each implementation runs through all sizes in turn. The first round has what new sizes cost. In the later ones the
+implementations take turns at each size, on one thread: `static` is tilewright with `dynamic=False`, a program for each
 size, for a few of the sizes.
 """
 
@@ -79,30 +79,34 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Inputs, range]] = {
 
 
 def _call(run: Callable[..., torch.Tensor], x: torch.Tensor, *, trains: bool) -> float:
-    begin = time.perf_counter()
+    """Microseconds of a call: processor time of this thread, which others do not disturb; with a GPU, wall time."""
+    clock = time.perf_counter if x.is_cuda else time.thread_time
+    begin = clock()
     if trains:
         run(x).square().mean().backward()
     else:
         run(x)
     if x.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - begin) * 1e6
+    return (clock() - begin) * 1e6
 
 
 def measure(name: str, sizes: Sequence[int], rounds: int, device: str, *, trains: bool) -> dict[str, Any]:
-    """Microseconds by implementation: of the first round, a call; of the later ones, the median of calls of a size."""
+    """Microseconds of a call by implementation, and how tilewright's compare with the others'.
+
+    A ratio is of two calls of one size in the same round: the median of its rounds, then the geometric mean of sizes.
+    """
     make, inputs, _ = MODELS[name]
     torch.manual_seed(0)
     model = make().train(trains).to(device)
     xs = {n: inputs(n).to(device) for n in sizes}
-    shown = sorted(set(sizes))[:: max(len(set(sizes)) // STATIC, 1)][:STATIC]
+    shown = sorted(xs)[:: max(len(xs) // STATIC, 1)][:STATIC]
     runs: dict[str, Callable[..., torch.Tensor]] = {
         "eager": model,
         "tilewright": torch.compile(model, backend="tilewright", dynamic=True),
         "inductor": torch.compile(model, dynamic=True),
     }
     found: dict[str, Any] = {}
-    times: dict[str, dict[int, list[float]]] = {impl: {n: [] for n in sizes} for impl in (*runs, "static")}
     with torch.set_grad_enabled(trains), recording() as record:
         for impl, run in runs.items():
             found[f"{impl} first round"] = sum(_call(run, xs[n], trains=trains) for n in sizes) / len(sizes)
@@ -112,20 +116,30 @@ def measure(name: str, sizes: Sequence[int], rounds: int, device: str, *, trains
             for n, run in static.items():
                 for _ in range(3):
                     _call(run, xs[n], trains=trains)
-            for _ in range(rounds):
-                for n in sizes:
-                    for impl, run in runs.items():
-                        times[impl][n].append(_call(run, xs[n], trains=trains))
-                    if n in static:
-                        times["static"][n].append(_call(static[n], xs[n], trains=trains))
-    medians = {impl: {n: statistics.median(taken) for n, taken in by.items() if taken} for impl, by in times.items()}
-    for impl in runs:
-        found[impl] = statistics.fmean(medians[impl].values())
-    common = medians["static"]
-    found["of static"] = statistics.fmean(medians["tilewright"][n] / common[n] for n in common)
-    found["of inductor"] = found["tilewright"] / found["inductor"]
-    found["of eager"] = found["tilewright"] / found["eager"]
+            times = _interleaved(
+                {n: runs | ({"static": static[n]} if n in static else {}) for n in xs}, xs, rounds, trains
+            )
+    for impl in (*runs, "static"):
+        found[impl] = statistics.fmean(statistics.median(by[impl]) for by in times.values() if impl in by)
+    for impl in ("static", "inductor", "eager"):
+        pairs = [zip(by["tilewright"], by[impl], strict=True) for by in times.values() if impl in by]
+        found[f"of {impl}"] = statistics.geometric_mean(statistics.median(a / b for a, b in pair) for pair in pairs)
     return found
+
+
+def _interleaved(
+    runs: dict[int, dict[str, Callable[..., torch.Tensor]]], xs: dict[int, torch.Tensor], rounds: int, trains: bool
+) -> dict[int, dict[str, list[float]]]:
+    """Microseconds by size and implementation, one for each round. The implementations of a size run one after the
+    other, in another order each round."""
+    times: dict[int, dict[str, list[float]]] = {n: {impl: [] for impl in impls} for n, impls in runs.items()}
+    for number in range(rounds):
+        for n, impls in runs.items():
+            names = list(impls)
+            for place in range(len(names)):
+                impl = names[(place + number) % len(names)]
+                times[n][impl].append(_call(impls[impl], xs[n], trains=trains))
+    return times
 
 
 def main() -> None:
@@ -135,6 +149,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     chosen = parser.parse_args()
+    torch.set_num_threads(1)
     for name in chosen.models:
         for trains in (False, True):
             torch._dynamo.reset()
