@@ -10,6 +10,8 @@ not drawn; no result of a compiled program has a say in it.
                                         of the last place, it would miss the bound itself
     x > x.sum()                         one unit more or less in the sum tips a comparison over
     F.layer_norm(x[:, :1], (1,)).any()  as does an operator that rounds its result alone: of one element it gives 0
+    ((x * 0.3).sin() @ y).argmax(0)     in 16 bits: what a product reads is rounded as eager rounds it, or wider; the
+                                        contract has eager's rounding back to the last product only
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ EXACT = frozenset(
 """Operators that round nothing, or as every implementation does."""
 DECIDED = JUMPS | {"bernoulli"}
 """Floating results that a rounding error in an operand could tip over."""
+PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"})
 
 
 def unverified(function: Callable[..., Any], inputs: Sequence[torch.Tensor], seed: int, training: bool) -> list[str]:
@@ -105,7 +108,21 @@ class _Others:
                 self.tipped |= other.tipped
         exact = _Exact(joint.graph, eager.decided, DRAWS, coarse=False)
         _run(exact, joint, seed)
-        self.tipped |= exact.tipped
+        self.tipped |= exact.tipped | _beyond_wide_products(joint.graph.graph) & eager.decided.keys()
+
+
+def _beyond_wide_products(graph: fx.Graph) -> set[fx.Node]:
+    """What depends on a product of 16-bit values that other operators rounded."""
+    rounded, beyond = set[fx.Node](), set[fx.Node]()
+    for node in graph.nodes:
+        if any(x in beyond or (x in rounded and _name(node.target) in PRODUCTS) for x in node.all_input_nodes):
+            beyond.add(node)
+        value = node.meta.get("val")
+        narrow = isinstance(value, torch.Tensor) and value.is_floating_point() and value.itemsize == 2
+        rounds = node.op == "call_function" and _name(node.target) not in EXACT | PRODUCTS
+        if narrow and (rounds or any(x in rounded for x in node.all_input_nodes)):
+            rounded.add(node)
+    return beyond
 
 
 def _run(interpreter: fx.Interpreter, joint: JointGraph, seed: int) -> list[torch.Tensor]:
