@@ -1,20 +1,29 @@
 """Whose kernels an attention runs on: what is refused and why."""
 
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
 from tests.passes.graphs import aten, calls, planned, run
+from tilewright.bench.suites.attention import extent
 from tilewright.choose.attention import choose_kernels
+from tilewright.choose.generated import work_of
+from tilewright.cost.work import predicted_us
+from tilewright.graph.calls import launched
 from tilewright.hardware.target import target_named
+from tilewright.measure.racing.results import read_results
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
-from tilewright.passes.attention.library import CUDNN, PEERS, Peer
+from tilewright.passes.attention.library import CUDNN, ON_CPU, PEERS, Peer, name_attention
 from tilewright.passes.attention.mask_parts import Band
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -119,11 +128,95 @@ def test_few_key_heads_leave_the_backward_to_pytorch_in_a_plan(heads: tuple[int,
 
     plan = planned(grouped, ",".join(f"bf16[2,{count},2222,96]" for count in (heads[0], *heads[1:] * 2)))
     reasons = [d.reason for d in plan.decisions if d.passed_by == "attention"]
-    assert reasons == [f"{kernel} in place of cuDNN"]
+    assert [reason.partition(":")[0] for reason in reasons] == [f"{kernel} in place of cuDNN"]
     shares = heads[0] != heads[1]
     backward = "aten._scaled_dot_product_cudnn_attention_backward" if shares else "tilewright.attention_backward"
     launched = [what for _, _, what in plan.launches() if "attention" in what]
     assert launched == ["tilewright.attention.default", f"{backward}.default"]
+
+
+ROOT = Path(__file__).parents[2]
+NAMES = {"tilewright.attention": "tilewright", "cudnn": "cudnn", "flash": "flash2"}
+Times = dict[str, float]
+"""Microseconds by implementation."""
+
+
+class Step(NamedTuple):
+    """A training step that was measured on an H200."""
+
+    batch: int
+    heads: int
+    groups: int
+    length: int
+    width: int
+    is_causal: bool
+    times: tuple[Times, Times]
+    """Forward and backward."""
+
+    @property
+    def graph(self) -> fx.Graph:
+        def step(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+            out, lse = ON_CPU.forward(q, k, v, 0.0, self.is_causal)
+            return out, *ON_CPU.backward(dout, q, k, v, out, lse, 0.0, self.is_causal)
+
+        q, k, v, dout = (
+            torch.empty(self.batch, heads, self.length, self.width, dtype=torch.bfloat16)
+            for heads in (self.heads, self.groups, self.groups, self.heads)
+        )
+        return aten(step, q, k, v, dout)
+
+
+def benchmarked() -> list[Step]:
+    """As many heads of keys as of queries."""
+    rows = read_results(ROOT / "benchmarks/results/h200/attention.jsonl")
+    found: dict[str, dict[str, Times]] = defaultdict(lambda: {"fwd": {}, "bwd": {}, "fwd+bwd": {}})
+    for row in rows:
+        found[row.case][row.direction][row.impl] = row.median_us
+    steps = []
+    for case, times in found.items():
+        matched = re.fullmatch(r"d(\d+) S(\d+) (causal|full)", case)
+        if matched:
+            size = extent((int(matched[1]), int(matched[2]), int(matched[3] == "causal")))
+            whole = size.batch, size.heads, size.heads, size.length, size.width, size.causal
+            steps.append(Step(*whole, (times["fwd"], times["bwd"])))
+    return steps
+
+
+def documented() -> list[Step]:
+    """Few heads of keys: the table of docs/kernels.md."""
+    row = re.compile(r"\| (\d+) × (\d+)(?: on (\d+))?, (\d+), (\d+)(, not causal)? \|(.*)\|")
+    steps = []
+    for matched in row.finditer((ROOT / "docs/kernels.md").read_text()):
+        batch, heads, groups, length, width = (int(matched[place] or matched[2]) for place in range(1, 6))
+        figures = [[float(us) for us in cell.split("/")] for cell in matched[7].split("|")[:3]]
+        forward, backward = (dict(zip(NAMES.values(), one, strict=True)) for one in zip(*figures, strict=True))
+        steps.append(Step(batch, heads, groups, length, width, not matched[6], (forward, backward)))
+    return steps
+
+
+@pytest.mark.parametrize(("steps", "count"), [(benchmarked, 36), (documented, 4)])
+def test_the_pair_that_is_planned_is_the_fastest_that_was_measured(steps: Callable[[], list[Step]], count: int) -> None:
+    found = steps()
+    assert len(found) == count
+    for step in found:
+        graph = step.graph
+        for rewrite in (choose_kernels, name_attention):
+            rewrite(graph, target_named("h200"))
+        operators = [str(launched(node)) for node in graph.nodes if "attention" in str(node.target)]
+        chosen = [next(NAMES[name] for name in NAMES if name in operator) for operator in operators]
+        us = sum(times[impl] for impl, times in zip(chosen, step.times, strict=True))
+        assert us <= 1.02 * sum(min(times[impl] for impl in NAMES.values()) for times in step.times), (step, chosen)
+
+
+def test_flash_attention_2_is_predicted_as_it_was_measured() -> None:
+    errors = []
+    for step in benchmarked():
+        nodes = [node for node in step.graph.nodes if "flash_attention" in str(node.target)]
+        for node, times in zip(nodes, step.times, strict=True):
+            work = work_of([node])
+            assert work.kind == f"attention{' backward' * ('backward' in str(node.target))}, flash"
+            errors.append(abs(predicted_us(work, target_named("h200").profile) / times["flash2"] - 1))
+    assert median(errors) < 0.06
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,11 @@ from torch import fx
 
 from tilewright.choose.attention_race import attention_races
 from tilewright.choose.chooser import chosen
+from tilewright.choose.generated import work_of
+from tilewright.cost.kinds import library_attention_kind
+from tilewright.cost.work import Work
 from tilewright.graph import calls
-from tilewright.hardware.architectures import DeviceLimits, limits_of, stated_limits
+from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
@@ -50,6 +53,7 @@ from tilewright.passes.attention.spelling import Refusal, tensor_of
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
 
+OWN = "tilewright.attention"
 KERNELS = "tilewright.kernels.attention"
 WRITTEN_IN = {
     "hopper.forward": "Gluon, for Hopper",
@@ -74,6 +78,7 @@ LEAST_FILLED = 0.75
 LONG_WALK = 8192
 """Queries of all heads that share keys from which a program's time is its walk over them, not the launches."""
 IDLE = "few key heads leave multiprocessors idle in the backward, and no race was run here"
+"""Then a library's backward runs, the one that is predicted to be fastest."""
 MANY_HEADS = "many key heads that nothing shares, and no race was run here"
 FEW_PROGRAMS = 128
 """Heads of all batch entries that leave multiprocessors of a large GPU idle, one program each."""
@@ -92,7 +97,7 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
     if target.is_planned_gpu and peer is ON_CPU:
         query, has_mask = tensor_of(given["query"]), given["attn_mask"] is not None
         theirs = choice(target, query.dtype, query.shape[-1], has_mask=has_mask)
-    offer = Offer("tilewright.attention", theirs.name, node, lambda: node)
+    offer = Offer(OWN, theirs.name, node, lambda: node)
     try:
         device = tensor_of(node.all_input_nodes[0]).device
         if target.language_of(device) != "triton":
@@ -105,42 +110,46 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
         if call.prefix is not None and call.splits_cache:
             kernel = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]}, over the visible keys only)"
             return [replace(offer, kernel=kernel, apply=call.rewrite_by_prefix)]
-        return _raced_offers(offer, call, target)
+        return _raced_offers(offer, call, theirs, target)
     except Refusal as refusal:
         return [replace(offer, refusal=str(refusal))]
 
 
-def _raced_offers(offer: Offer, call: FusedAttention, target: Target) -> list[Offer]:
-    """Offers of all pairs of a forward and a backward whose log-sum-exps are alike; that of tilewright's first."""
+def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Target) -> list[Offer]:
+    """Offers of all pairs of a forward and a backward whose log-sum-exps are alike; that of tilewright's first.
+
+    They take the place of `theirs`, which is the kernel of the graph if the GPU is here.
+    """
     training, ours = bool(call.backwards), _ours(offer, call, target)
-    libraries, windows = _libraries(call, target), [WINDOWS] if call.fits_windows else []
+    libraries, windows = _libraries(call, theirs, target), [WINDOWS] if call.fits_windows else []
     races = attention_races(call, [*libraries, *windows], not ours.refusal)
-    kernels: list[Peer | None] = [None, *libraries]
     # Without a race the forward alone may be known to be as fast.
-    idles = training and ours.unraced is None and call.peer in libraries and _idles(call.request, target)
+    idles = training and ours.unraced is None and theirs in libraries and _idles(call.request, target)
     found = [replace(ours, races=races, with_backward=training, unraced=IDLE if idles else ours.unraced)]
     for one in (_windows(found[0], call) for _ in windows):
         found.insert(0 if one.unraced is None else 1, one)
-    for pair in product(kernels, repeat=1 + training):
-        own = [kernel is None for kernel in pair]
-        if all(own) or all(kernel is call.peer for kernel in pair) or (any(own) and ours.refusal):
+    # A library gives way to another one only if that clearly won.
+    base = replace(found[-1], refusal=None, unraced="no race was run here", clear=1 / CLEAR)
+    for pair in product([None, *libraries], repeat=1 + training):
+        if {*pair} in ({None}, {theirs}) or (None in pair and ours.refusal):
             continue
-        names: dict[Peer | None, str] = {peer: peer.name for peer in libraries}
-        names |= {None: "tilewright.attention", call.peer: offer.stands_for}
-        written = [names[kernel] for kernel in pair]
-        found.append(
-            replace(
-                found[-1],
-                kernel=" with the backward of ".join(dict.fromkeys(written)),
-                apply=partial(call.rewrite, *pair),
-                refusal=None,
-                unraced=None if idles and pair == (None, call.peer) else "no race was run here",
-                ways=tuple(THEIRS if kernel is call.peer else kernel.name if kernel else OURS for kernel in pair),
-                # A library gives way to another one only if that clearly won.
-                clear=1 / CLEAR,
-            )
-        )
+        kernel = " with the backward of ".join(dict.fromkeys(peer.name if peer else OWN for peer in pair))
+        apply = partial(call.rewrite, *(call.peer if peer is theirs else peer for peer in pair))
+        ways = tuple(THEIRS if peer is theirs else peer.name if peer else OURS for peer in pair)
+        found.append(replace(base, kernel=kernel, apply=apply, ways=ways))
+        if idles and pair[0] is None and (backward := pair[-1]) is not None:
+            work, instead = _work(call, None, backward), _work(call, theirs, theirs)
+            found[-1] = replace(found[-1], unraced=None, work=work, instead=instead)
     return found
+
+
+def _work(call: FusedAttention, forward: Peer | None, backward: Peer) -> tuple[Work, ...]:
+    """The launches of a training step with this forward, tilewright's if None, and this backward."""
+    first = OWN if forward is None else library_attention_kind(str(forward.forward))
+    kinds = [first, *[library_attention_kind(str(backward.backward))] * len(call.backwards)]
+    return tuple(
+        replace(work_of([node]), kind=kind) for node, kind in zip((call.node, *call.backwards), kinds, strict=True)
+    )
 
 
 def _windows(ours: Offer, call: FusedAttention) -> Offer:
@@ -148,18 +157,15 @@ def _windows(ours: Offer, call: FusedAttention) -> Offer:
     r, pair = call.request, (WINDOWS,) * (1 + bool(call.backwards))
     many = r.batch * r.heads >= MANY_WINDOWS and not (r.head_size % WIDTH or r.value_size % WIDTH)
     unraced = None if many else f"fewer than {MANY_WINDOWS} sequences and heads, and no race was run here"
-    ways = (WINDOWS.name,) * len(pair)
-    apply = partial(call.rewrite, *pair)
-    return replace(ours, kernel="tilewright.window_attention", apply=apply, refusal=None, unraced=unraced, ways=ways)
+    offer = replace(ours, kernel="tilewright.window_attention", refusal=None, unraced=unraced)
+    return replace(offer, apply=partial(call.rewrite, *pair), ways=tuple(peer.name for peer in pair))
 
 
-def _libraries(call: FusedAttention, target: Target) -> list[Peer]:
-    """PyTorch's kernels that take the call too, that of the graph among them."""
-    if not call.peer.shares_lse or not call.is_plain or not call.has_rows or call.request.dtype not in NARROW:
-        return []
-    if call.request.device.type != "cuda":
-        return [call.peer] if target.is_planned_gpu else []
-    return [peer for peer in (CUDNN, FLASH) if peer is call.peer or peer.refuses(call.request, target) is None]
+def _libraries(call: FusedAttention, theirs: Peer, target: Target) -> list[Peer]:
+    """PyTorch's kernels that take the call too, `theirs` among them."""
+    takes = theirs.shares_lse and call.is_plain and call.has_rows and call.request.dtype in NARROW
+    takes = takes and target.runs_on_gpu(call.request.device)
+    return [peer for peer in (CUDNN, FLASH) if takes and (peer is theirs or peer.refuses(call.request, target) is None)]
 
 
 def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
@@ -168,14 +174,11 @@ def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
     if call.splits_cache:
         kernel, slower = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]})", None if _splits(request) else MANY_HEADS
         return replace(offer, kernel=kernel, apply=call.rewrite_by_prefix, unraced=slower)
-    limits = limits_of(request.device)
-    if target.is_planned_gpu:
-        profile = target.profile
-        limits = stated_limits(str(profile.capability), profile.sms, profile.l2_bytes)
+    limits = (target.profile.limits if target.is_planned_gpu else None) or limits_of(request.device)
     try:
         ways = _implementations(request, training, limits)
-    except Refusal as refusal:
-        return replace(offer, refusal=str(refusal))
+    except NotImplementedError as error:
+        return replace(offer, refusal=str(error))
     # The interpreter, for tests, takes every call.
     unraced = _why_not_fast(request, ways, limits) if target.is_gpu else None
     # In a plan PyTorch's kernel for CPUs stands for cuDNN.
@@ -186,13 +189,10 @@ def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
 
 
 def _implementations(request: Request, training: bool, limits: DeviceLimits) -> list[str]:
-    """The modules of `KERNELS` that compute `request`, forward first; Refusal if a direction has none."""
+    """The modules of `KERNELS` that compute `request`, forward first; NotImplementedError if a direction has none."""
     from tilewright.kernels.attention.dispatch import choose
 
-    try:
-        modules = [choose(request, limits, "auto", backward).module for backward in (False, True)[: 1 + training]]
-    except NotImplementedError as error:
-        raise Refusal(str(error)) from None
+    modules = [choose(request, limits, "auto", backward).module for backward in (False, True)[: 1 + training]]
     return [module.__name__.removeprefix(f"{KERNELS}.") for module in modules]
 
 

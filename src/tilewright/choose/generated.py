@@ -89,6 +89,11 @@ def _ends_kernel(node: fx.Node) -> bool:
 
 
 def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
+    return predicted_us(work_of(group), profile)
+
+
+def work_of(group: Sequence[fx.Node]) -> Work:
+    """The work of one kernel of these operators, or of one library call."""
     inside = set(group)
     read = {source for node in group for source in _read(node) if source not in inside}
     written = live_out(group)
@@ -97,8 +102,8 @@ def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
     moved = sum(map(nbytes, read)), sum(map(nbytes, written))
     if is_fusible(group[0]) is not None:
         cost = Cost(bytes_read=moved[0], bytes_written=moved[1], flops=flops, transcendentals=transcendentals)
-        return predicted_us(call_work(group[0], cost), profile)
-    return predicted_us(Work(_kind(group), *moved, flops, transcendentals), profile)
+        return call_work(group[0], cost)
+    return Work(_kind(group), *moved, flops, transcendentals)
 
 
 def _read(node: fx.Node) -> Iterator[fx.Node]:

@@ -191,13 +191,22 @@ def call_kind(node: Node) -> str:
     if row is not None and row.own:
         return name
     if "attention" in name:
-        library = next((f", {library}" for library in ("cudnn", "efficient", "flash") if library in name), "")
-        return ("attention backward" if "backward" in name else "attention") + library
+        return library_attention_kind(name)
     if "convolution" in name:
         return convolution_kind(node) if name in ("convolution", "convolution_backward") else "convolution"
     if name == "_grouped_mm":
         return "product, grouped"
     return "product" if row is not None and row.operator_class == "compute" else name
+
+
+def library_attention_kind(name: str) -> str:
+    """The kind of one of PyTorch's fused attentions.
+
+    >>> library_attention_kind("_scaled_dot_product_cudnn_attention_backward")
+    'attention backward, cudnn'
+    """
+    library = next((f", {library}" for library in ("cudnn", "efficient", "flash") if library in name), "")
+    return ("attention backward" if "backward" in name else "attention") + library
 
 
 def call_work(node: Node, cost: Cost) -> Work:

@@ -26,13 +26,16 @@ UNFITTED: Coefficients = (1.0, 0.3, 1.6, 1.0, 1.1, 1.0, 1.0, 1.0, 0.0, 0.0)
 # of over 1024 columns, where the prediction chooses between generated kernels and the norms'. Short rows, products of
 # few rows and eight other kinds are fitted to 4,713 later launches of 19 models. Those hardly show two coefficients,
 # set by hand: doubles of short columns and rows (the fit gave 47.9), cached bytes of products of few rows (8.0).
+# FlashAttention-2, which no model ran, is fitted to its rows of `benchmarks/results/h200/attention.jsonl`.
 H200: KernelTimes = {
     "attention": (6.67, 0.0, 3.23, 1.31, 0.887, 1.0, 1.0, 1.0, 0.0, 0.0),
     "attention backward": (13.2, 0.0, 1.6, 2.74, 1.19, 1.0, 1.0, 1.0, 0.0, 0.0),
     "attention backward, cudnn": (9.86, 0.0, 1.12, 2.57, 1.42, 1.0, 0.867, 1.0, 0.0, 0.0),
     "attention backward, efficient": (5.7, 0.0, 5.28, 5.31, 3.01, 1.0, 7.82, 1.0, 0.0, 0.0),
+    "attention backward, flash": (15.0, 0.0, 1.6, 2.98, 2.09, 1.0, 1.0, 1.0, 0.0, 0.0),
     "attention, cudnn": (3.96, 0.0, 1.26, 0.972, 1.15, 1.0, 1.56, 1.0, 0.0, 0.0),
     "attention, efficient": (3.48, 0.0, 8.27, 5.72, 2.25, 1.0, 2.78, 1.0, 0.0, 0.0),
+    "attention, flash": (0.5, 0.0, 1.6, 0.8, 1.46, 1.0, 1.0, 1.0, 0.0, 0.0),
     "columns": (2.57, 0.0, 2.62, 1.08, 0.137, 1.81, 1.81, 2.63, 1.61, 0.00289),
     "columns and rows": (1.15, 0.0, 4.01, 2.0, 0.0, 0.0, 3.05, 4.83, 0.0, 0.542),
     "columns and rows, short": (2.22, 0.0, 2.92, 1.11, 0.537, 16.0, 1.57, 3.96, 0.481, 0.276),
