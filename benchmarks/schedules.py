@@ -21,7 +21,7 @@ from benchmarks.kernelbench import problems
 from benchmarks.model_zoo import DECODERS, MODELS, Build, Missing
 from benchmarks.rewrites import case_of
 from benchmarks.wider_zoo import WIDER
-from tilewright.choose.region_race import operands_of
+from tilewright.choose.fused_regions import operands_of
 from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import tilewright
 from examples import naive_softmax, transformer_block
 from tests.passes.graphs import neighbours
-from tilewright.choose.region_race import APART, FUSED
+from tilewright.choose.fused_regions import APART, FUSED
 from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware import profiles

@@ -28,7 +28,7 @@ from tilewright.graph.size_symbols import Sizes, SizeSymbols, size_symbols
 from tilewright.graph.source import source_line
 from tilewright.graph.specialise import counted_inputs, size_key, sizes_are_given, specialise
 from tilewright.graph.undefined import left_out
-from tilewright.graph.writes import written
+from tilewright.graph.views import written
 from tilewright.hardware.target import Target, target_of
 from tilewright.launch.executor import EXTENSION
 from tilewright.launch.generated import compile_together, kernel_of

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from tests.passes.graphs import aten
 from tilewright.choose import fused_regions
-from tilewright.choose.fused_regions import settle
-from tilewright.choose.region_race import APART, FUSED, Operands, race_regions
+from tilewright.choose.fused_regions import APART, FUSED, Operands, race_regions, settle
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_named
 from tilewright.passes.fusion import Fusion, Region, fuse

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tilewright.choose.layout_race import _alternative
+from tilewright.choose.layouts import _alternative
 from tilewright.kernels.offer import OURS, THEIRS
 from tilewright.measure.timing.contest import agree
 from tilewright.passes.convolution.request import Convolution

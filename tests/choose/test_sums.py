@@ -11,8 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
-from tilewright.passes.index.narrow_sorts import narrow_sorts
-from tilewright.passes.index.permutations import gather_back
+from tilewright.passes.index.orders import gather_back, narrow_sorts
 from tilewright.passes.simplify import simplify
 
 put = torch.ops.aten.index_put

@@ -25,8 +25,8 @@ from tilewright.kernels.attention.registered import attend
 from tilewright.kernels.dropout_add import philox
 from tilewright.operators import table
 from tilewright.operators.counting import arithmetic_of
+from tilewright.passes import dropout
 from tilewright.passes.norm import group as group_norm
-from tilewright.passes.random import draws
 from tilewright.records.program import Cost
 
 # Closed formulas.
@@ -349,7 +349,7 @@ UNCOUNTED = {
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:
     # Who defines tilewright's own operators.
-    assert draws.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
+    assert dropout.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
     for row in table.rows().values():
         if row.name == "keep_mask":
             continue

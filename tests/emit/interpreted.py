@@ -35,8 +35,7 @@ from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Nest
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
-from tilewright.passes.convolution.bias import split_bias
-from tilewright.passes.convolution.depthwise import generate_depthwise
+from tilewright.passes.convolution.other_forms import generate_depthwise, split_bias
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified

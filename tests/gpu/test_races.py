@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten
-from tilewright.choose.fused_regions import settle
-from tilewright.choose.region_race import APART, FUSED, race_regions
+from tilewright.choose.fused_regions import APART, FUSED, race_regions, settle
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_of
 from tilewright.passes.fusion import fuse, split_region

@@ -28,9 +28,9 @@ from tilewright.measure.truth.verify import verify
 from tilewright.operators import table
 from tilewright.operators.axes import Unfusable
 from tilewright.operators.table import rows
+from tilewright.passes import dropout
 from tilewright.passes.fusion import fuse
 from tilewright.passes.norm import group as group_norm
-from tilewright.passes.random import draws
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 from tilewright.runtime.assemble import Scheduled, assemble
@@ -223,7 +223,7 @@ def test_a_costly_operand_is_computed_once() -> None:
 
 def test_names_of_arguments_are_those_of_the_schemas() -> None:
     # Who defines tilewright's own operators.
-    assert draws.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
+    assert dropout.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
     for row in rows().values():
         if row.name == "keep_mask":
             continue

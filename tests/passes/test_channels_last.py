@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tests.contract import targets
 from tilewright.backend import Recording, backend, recording
 from tilewright.choose import layouts
-from tilewright.choose.layout_race import IN_TF32
-from tilewright.choose.layouts import channels_last
+from tilewright.choose.layouts import IN_TF32, channels_last
 from tilewright.compile.stages import rewrite
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named

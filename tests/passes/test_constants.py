@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.backend.compiling import compiled
 from tilewright.backend import recording
 from tilewright.hardware.target import target_named
-from tilewright.passes.constant_copies import copy_constants_once
+from tilewright.passes.constants import copy_constants_once
 
 GPU = torch.device("cuda:0")
 

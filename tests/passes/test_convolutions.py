@@ -12,7 +12,7 @@ from tests.passes.test_channels_last import trains_as_eager
 from tilewright.backend import Recording, recording
 from tilewright.compile.stages import rewrite
 from tilewright.hardware.target import target_named
-from tilewright.passes.convolution.bias import split_bias
+from tilewright.passes.convolution.other_forms import split_bias
 
 CHANNELS = 24
 

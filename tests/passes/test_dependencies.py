@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx
 
 from tests.passes.graphs import aten
-from tilewright.graph.writes import hazards
-from tilewright.passes.shared_zeros import MARK, is_filled, is_zeros, shared_zeros
+from tilewright.graph.views import hazards
 from tilewright.passes.units import Reachability
+from tilewright.passes.zeros import MARK, is_filled, is_zeros, shared_zeros
 
 
 def test_reads_and_writes_of_one_memory_keep_their_order() -> None:

@@ -19,9 +19,9 @@ from tilewright.compile.capture import capture
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
 from tilewright.passes import units
+from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, fuse, split_region
 from tilewright.passes.norm.split import split_norms
-from tilewright.passes.random.dropout import split_dropout
 from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
 from tilewright.passes.simplify import simplify
 from tilewright.records.program import Decision

@@ -12,7 +12,7 @@ from tilewright.choose.kernels import choose_candidates
 from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.loss.log_softmaxes import compute_where_read
+from tilewright.passes.loss import compute_where_read
 from tilewright.passes.simplify import simplify
 
 H200 = target_named("h200")

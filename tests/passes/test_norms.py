@@ -18,8 +18,7 @@ from tilewright.backend import Recording, backend, recording
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.norm.split import split_norms
-from tilewright.passes.strided_nests import STRIDED_BYTES
-from tilewright.passes.strided_rows import split_strided_rows
+from tilewright.passes.strided import STRIDED_BYTES, split_strided_rows
 
 ops = torch.ops.aten
 SHAPES = {"images": (4, 33, 17, 19), "one place": (1024, 37, 1, 1), "rows": (512, 96), "volumes": (3, 16, 8, 9, 10)}

@@ -12,7 +12,7 @@ from tilewright.compile.stages import rewrite
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
 from tilewright.passes.convolution.memory_formats import lies_channels_last
-from tilewright.passes.convolution.one_row import convolve_as_images
+from tilewright.passes.convolution.other_forms import convolve_as_images
 from tilewright.records.program import Decision
 
 assert planned_for_h200

@@ -11,7 +11,7 @@ from tests.contract import targets
 from tests.passes.test_channels_last import planned_for_h200, trains_as_eager
 from tilewright.compile.stages import rewrite
 from tilewright.hardware.target import target_named
-from tilewright.passes.convolution.patches import multiply_patches
+from tilewright.passes.convolution.other_forms import multiply_patches
 
 assert planned_for_h200
 

@@ -15,7 +15,7 @@ from tilewright.backend import recording
 from tilewright.graph.insert import replace
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.loss.picked import compute_across
+from tilewright.passes.loss import compute_across
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -11,8 +11,7 @@ from tests.contract import keeps_contract
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.product.additions import add_biases_in_kernels, add_biases_in_products
-from tilewright.passes.product.contractions import FEW, contract, sum_few_terms
+from tilewright.passes.products import FEW, add_biases_in_kernels, add_biases_in_products, contract, sum_few_terms
 
 H200 = target_named("h200")
 

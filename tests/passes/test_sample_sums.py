@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.hardware.target import target_named
 from tilewright.passes.fusion import fuse
-from tilewright.passes.norm.sample_sums import sum_samples_last
+from tilewright.passes.norm.split import sum_samples_last
 
 H200, CPU = target_named("h200"), target_named("cpu")
 

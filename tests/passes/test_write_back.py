@@ -13,7 +13,7 @@ from tilewright.backend import backend, recording
 from tilewright.compile.stages import rewrite
 from tilewright.hardware.target import target_named
 from tilewright.launch.executor import EXTENSION
-from tilewright.passes.write_back import write_back_together
+from tilewright.passes.in_place import write_back_together
 from tilewright.runtime.native import Native
 
 H200, CPU = target_named("h200"), torch.device("cpu")

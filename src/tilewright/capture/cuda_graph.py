@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from tilewright.capture.aot import Boxed, CallableGraph
-from tilewright.graph.writes import maker, written
+from tilewright.graph.views import maker, written
 
 
 def written_inputs(module: fx.GraphModule) -> set[int]:

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from tilewright.graph.calls import closure
 from tilewright.graph.undefined import is_tangent
-from tilewright.graph.writes import maker
+from tilewright.graph.views import maker
 
 Saver = Callable[[fx.Graph, Sequence[fx.Node], set[fx.Node]], Sequence[fx.Node]]
 

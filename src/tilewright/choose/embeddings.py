@@ -26,8 +26,8 @@ from tilewright.graph.insert import replace as replace_node
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.offer import Offer
-from tilewright.passes.index.embedding_groups import Group, groups_of
-from tilewright.passes.index.narrow_sorts import narrowest
+from tilewright.passes.index.embeddings import Group, groups_of
+from tilewright.passes.index.orders import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
 
 aten = torch.ops.aten

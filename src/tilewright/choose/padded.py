@@ -30,7 +30,7 @@ from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import contiguous, insert_call, retrace_views
 from tilewright.graph.specialise import has_symbols
-from tilewright.graph.writes import written
+from tilewright.graph.views import written
 from tilewright.hardware.target import Target
 from tilewright.kernels.offer import Offer
 from tilewright.passes.rule import Value, call, matches, roots

@@ -31,8 +31,8 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.offer import Offer
 from tilewright.kernels.skinny_linear import ALIGNED, MOST_ROWS, plan
 from tilewright.passes.rule import Value, call, matches, roots
-from tilewright.passes.shared_zeros import shared_zeros
 from tilewright.passes.units import gradients, readers
+from tilewright.passes.zeros import shared_zeros
 
 aten: Any = torch.ops.aten
 MOST_WEIGHTS = 3

@@ -43,8 +43,8 @@ from tilewright.kernels.device import DTYPES
 from tilewright.kernels.offer import Offer
 from tilewright.passes.index.sorted_rows import Orders, RowTarget, row_index
 from tilewright.passes.rule import Refusal
-from tilewright.passes.shared_zeros import is_filled, is_zeros
 from tilewright.passes.units import behind_views
+from tilewright.passes.zeros import is_filled, is_zeros
 
 aten: Any = torch.ops.aten
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)

@@ -15,6 +15,7 @@ from tilewright.choose.padded_groups import pad_groups
 from tilewright.choose.skinny import skinny_products
 from tilewright.choose.sums import sum_by_index
 from tilewright.loops.exact import mark_exact
+from tilewright.passes import products
 from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
 from tilewright.passes.attention.flex import lower_flex_attention
 from tilewright.passes.attention.library import name_attention
@@ -23,36 +24,26 @@ from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.passes.attention.sdpa import prepare_calls
 from tilewright.passes.attention.shift import zero_shift_gradients
 from tilewright.passes.attention.unread_weights import leave_weights_out
-from tilewright.passes.constant_copies import copy_constants_once
-from tilewright.passes.convolution.bias import split_bias
-from tilewright.passes.convolution.depthwise import generate_depthwise
-from tilewright.passes.convolution.one_row import convolve_as_images
+from tilewright.passes.constants import copy_constants_once, fold_constants
+from tilewright.passes.convolution import other_forms
 from tilewright.passes.convolution.operands import lay_operands, lighten_gradients
-from tilewright.passes.convolution.patches import multiply_patches
 from tilewright.passes.copies import drop_copies
+from tilewright.passes.dropout import split_dropout
 from tilewright.passes.encoder_layers import write_layers_out
-from tilewright.passes.fold_constants import fold_constants
-from tilewright.passes.in_place import write_in_place
+from tilewright.passes.in_place import write_back_together, write_in_place
 from tilewright.passes.index.embeddings import add_sums_in_place
-from tilewright.passes.index.narrow_sorts import narrow_sorts
-from tilewright.passes.index.permutations import gather_back
+from tilewright.passes.index.orders import gather_back, narrow_sorts
 from tilewright.passes.index.upsampling import gather_gradients
-from tilewright.passes.loss.log_softmaxes import compute_where_read
-from tilewright.passes.loss.picked import compute_across, compute_from_rows
+from tilewright.passes.loss import compute_across, compute_from_rows, compute_where_read
 from tilewright.passes.norm.group import split_group_norms
 from tilewright.passes.norm.rms import as_aten, norm_as_one
-from tilewright.passes.norm.sample_sums import sum_samples_last
-from tilewright.passes.norm.split import compute_from_moments, split_norms, widen_moments
+from tilewright.passes.norm.split import compute_from_moments, split_norms, sum_samples_last, widen_moments
 from tilewright.passes.pointwise import drop_identities, leaky_gradient_from_result, scale_numbers
-from tilewright.passes.product.additions import accumulate_products, add_biases_in_kernels, add_biases_in_products
-from tilewright.passes.product.contractions import contract, sum_few_terms
-from tilewright.passes.random.dropout import split_dropout
 from tilewright.passes.rule import Rule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
-from tilewright.passes.strided_rows import split_strided_rows
-from tilewright.passes.undefined import drop_undefined
-from tilewright.passes.write_back import write_back_together
+from tilewright.passes.strided import split_strided_rows
+from tilewright.passes.zeros import drop_undefined
 
 TORCH_LEVEL = Stage(
     "torch level",
@@ -69,8 +60,8 @@ TORCH_LEVEL = Stage(
         drop_identities,
         scale_numbers,
         gather_gradients,
-        convolve_as_images,
-        multiply_patches,
+        other_forms.convolve_as_images,
+        other_forms.multiply_patches,
         norm_as_one,
         Pass("channels_last", channels_last),
     ),
@@ -84,12 +75,12 @@ JOINT = Stage(
         Pass("fold_constants", fold_constants),
         copy_constants_once,
         drop_copies,
-        contract,
+        products.contract,
         Pass("simplify", simplify),
         leaky_gradient_from_result,
-        add_biases_in_products,
-        add_biases_in_kernels,
-        sum_few_terms,
+        products.add_biases_in_products,
+        products.add_biases_in_kernels,
+        products.sum_few_terms,
         gather_back,
         narrow_sorts,
         Pass("choose_kernels", choose_kernels, hand_written=True),
@@ -122,11 +113,11 @@ EACH_GRAPH = Stage(
         split_norms,
         split_group_norms,
         split_strided_rows,
-        split_bias,
-        generate_depthwise,
+        other_forms.split_bias,
+        other_forms.generate_depthwise,
         sum_samples_last,
         Pass("write_in_place", write_in_place),
-        accumulate_products,
+        products.accumulate_products,
         Pass("write_caches", write_caches, hand_written=True),
         add_sums_in_place,
         Pass("write_back_together", write_back_together),

@@ -3,7 +3,7 @@
 For an undefined gradient AOTAutograd materialises zeros, as large as the logits, which backward would add; an input
 that no defined gradient reaches would have zeros for a gradient, or NaN, where eager's is None. Here autograd passes
 None, and backward is compiled without that gradient: at once for those that a loss leaves undefined, else when first
-they are. In the graph, zeros take the gradient's place; once sizes are known, `passes/undefined.py` removes them and
+they are. In the graph, zeros take the gradient's place; once sizes are known, `passes/zeros.py` removes them and
 what depends on them alone.
 """
 

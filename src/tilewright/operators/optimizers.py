@@ -37,7 +37,7 @@ calls(
     traffic=BUFFERS,
 )
 calls("_foreach_norm.Scalar(self, ord, dtype)", "library", arithmetic=each(ELEMENTS, 2), shapes=_norms)
-# What compiled graphs write back at their end (`passes/write_back.py`); a trace prices it tensor by tensor.
+# What compiled graphs write back at their end (`passes/in_place.py`); a trace prices it tensor by tensor.
 calls(
     "_foreach_copy_.default(self, src, non_blocking)",
     "library",

@@ -20,7 +20,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.layouts import before_widening, layout, widening_below
-from tilewright.graph.writes import maker, shows_operand, written
+from tilewright.graph.views import maker, shows_operand, written
 from tilewright.passes.rule import call, rule
 from tilewright.passes.units import gradients
 

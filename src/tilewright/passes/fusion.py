@@ -29,7 +29,7 @@ from tilewright.hardware.target import Language, Target
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Nest
 from tilewright.operators.axes import Unfusable
-from tilewright.passes.strided_nests import starves, strides
+from tilewright.passes.strided import starves, strides
 from tilewright.passes.units import (
     Reachability,
     behind_views,

@@ -15,7 +15,7 @@ from torch import fx
 
 from tilewright.graph.calls import closure, nbytes
 from tilewright.graph.undefined import is_tangent
-from tilewright.graph.writes import hazards
+from tilewright.graph.views import hazards
 from tilewright.passes.fusion import Region
 from tilewright.passes.simplify import is_pure
 from tilewright.passes.units import gradients, has_known_sizes, is_view, readers, sources

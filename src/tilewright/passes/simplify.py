@@ -16,8 +16,7 @@ from torch import fx
 
 from tilewright.graph.insert import replace
 from tilewright.graph.layouts import layout
-from tilewright.graph.views import is_relabelled
-from tilewright.graph.writes import maker, shows_operand
+from tilewright.graph.views import is_relabelled, maker, shows_operand
 from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of
 

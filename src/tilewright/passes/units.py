@@ -13,12 +13,12 @@ from torch import fx
 from tilewright.graph.calls import class_of, dtype_name, is_known, outputs, results, shape_of, through
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import is_tangent
-from tilewright.graph.writes import hazards
+from tilewright.graph.views import hazards
 from tilewright.hardware.target import Target
 from tilewright.loops.trace import SUPPORTED
 from tilewright.operators.row import Row
 from tilewright.operators.table import row_of
-from tilewright.passes.random.dropout import keep_mask
+from tilewright.passes.dropout import keep_mask
 from tilewright.passes.simplify import is_pure
 from tilewright.records.program import GraphName
 

@@ -19,16 +19,15 @@ from tilewright.capture.aot import Boxed
 from tilewright.capture.partition import HIDDEN
 from tilewright.graph.calls import arguments, class_of, closure, through
 from tilewright.graph.source import source_line
-from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of
-from tilewright.graph.writes import written
+from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of, written
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.launch.generated import kernel_of
 from tilewright.operators.collectives import WAIT
+from tilewright.passes.dropout import draw_stream
 from tilewright.passes.fusion import Region
-from tilewright.passes.index.embedding_groups import is_table
-from tilewright.passes.random.draws import draw_stream
+from tilewright.passes.index.embeddings import is_table
 from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.pytorch.state import carries_tangents

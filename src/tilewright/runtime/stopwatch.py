@@ -13,7 +13,7 @@ from torch import fx
 
 from tilewright.measure.timing.device_records import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
-from tilewright.passes.random.draws import example_stream, keep
+from tilewright.passes.dropout import example_stream, keep
 from tilewright.runtime.executable import Executable, Slots, Step, layout_of
 
 REPEATS = 9

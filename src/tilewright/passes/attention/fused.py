@@ -25,7 +25,7 @@ from tilewright.passes.attention.library import FILLS, Peer, Perform, Saved, opt
 from tilewright.passes.attention.mask_parts import Band, read_hidden_keys, read_mask
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal, tensor_of
-from tilewright.passes.shared_zeros import shared_zeros
+from tilewright.passes.zeros import shared_zeros
 from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.recipe import dense_strides
 

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, insert_results
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.index.narrow_sorts import narrowest
+from tilewright.passes.index.orders import narrowest
 from tilewright.passes.units import behind_views, stored
 
 aten: Any = torch.ops.aten

@@ -1,4 +1,16 @@
-"""Computes cross entropy from two numbers per row; log_softmax is neither written nor saved for backward.
+"""Log-softmax from two numbers per row: it is neither written nor saved for backward.
+
+On a GPU, each reader of a log-softmax of long rows computes it (`compute_where_read`).
+
+    y = _log_softmax(x, -1)     [*, C]   →   top = amax(x, -1); total = log(sum(exp(x - top), -1))       [*, 1]
+    p = gather(y, -1, i)        [*, K]   →   p = (gather(x, -1, i) - top) - total
+    others of y                          →   y = (x - top) - total, in the kernel of each reader
+
+This is for log-probabilities of tokens (policies, preferences, distillation): 2048 rows of 32,000 in fp32 are 262 MB,
+written in forward and saved for backward, although the logits, half that size, are read anyway. Cross entropy has its
+own kernel. Runs before the cut into forward and backward.
+
+Cross entropy is computed from them (`compute_across`, `compute_from_rows`).
 
     y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
     loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))
@@ -17,20 +29,80 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import REFUSED_VIEW, insert_call, insert_formula, replace, replace_results, retrace_views
 from tilewright.graph.layouts import before_widening
+from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.cross_entropy.offer import Match, lies_across, matched
-from tilewright.kernels.device import NARROW, at_least_fp32
+from tilewright.kernels.device import DTYPES, NARROW, at_least_fp32
+from tilewright.passes.rule import Value, call, rule, triton
 from tilewright.passes.simplify import drop_unread
+from tilewright.passes.units import is_fusible, is_view, readers
 
-aten = torch.ops.aten
+aten: Any = torch.ops.aten
+LEAST_COLUMNS, LEAST_ELEMENTS = 1024, 2**22
+"""Smaller log-softmaxes stay in caches, where one kernel is faster than two."""
+
+
+def _is_long(node: fx.Node, logits: fx.Node, dim: int) -> bool:
+    """Whether the rows are long, and all readers are gathers of few elements or can be fused."""
+    x, y = calls.tensor(logits), calls.tensor(node)
+    if has_symbols(y) or y.dtype not in DTYPES or dim not in (-1, y.dim() - 1):
+        return False
+    if not x.dim() or x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
+        return False
+    return all(_picks(reader, node) or _computes(reader) for reader in readers(node))
+
+
+def _computes(reader: fx.Node) -> bool:
+    return is_fusible(reader) is None and not calls.operator_name(reader.target).startswith("nll_loss")
+
+
+def _picks(reader: fx.Node, softmax: fx.Node) -> bool:
+    """Whether `reader` gathers few elements of each row of `softmax`."""
+    if reader.target is not aten.gather.default or reader.args[0] is not softmax:
+        return False
+    y, picked = softmax.meta["val"], reader.meta["val"]
+    along = reader.args[1] in (-1, y.dim() - 1)
+    return along and y.shape[:-1] == picked.shape[:-1] and picked.shape[-1] * LEAST_COLUMNS <= y.shape[-1] * 64
+
+
+@rule(call(aten._log_softmax.default, "logits", Value("dim"), ...), on=triton, where=_is_long)
+def compute_where_read(node: fx.Node, logits: fx.Node) -> fx.Node:
+    dtype = node.meta["val"].dtype
+    top, total = insert_formula(node, _numbers, logits, -1)
+    for reader in [user for user in node.users if _picks(user, node)]:
+        operands = before_widening(logits), reader.args[2], top, total
+        replace(reader, insert_formula(reader, lambda *x: _picked(x[0], x[1], x[2], x[3], -1).to(dtype), *operands))
+    # Insert one for each reader: the cut could save a shared one for backward.
+    for reader in list(node.users):
+        before = reader if not is_view(reader) else node
+        new = insert_formula(before, lambda *given: _shifted(*given).to(dtype), logits, top, total)
+        reader.replace_input_with(node, new)
+    return node
+
+
+def _numbers(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The maximum of each row, and log(sum(exp(x - maximum)))."""
+    x = at_least_fp32(x)
+    top = x.amax(dim, keepdim=True)
+    return top, (x - top).exp().sum(dim, keepdim=True).log()
+
+
+def _picked(x: Tensor, index: Tensor, top: Tensor, total: Tensor, dim: int) -> Tensor:
+    return (x.gather(dim, index).to(top.dtype) - top) - total
+
+
+def _shifted(x: Tensor, top: Tensor, total: Tensor) -> Tensor:
+    return (at_least_fp32(x) - top) - total
+
+
 NONE, MEAN = 0, 1
 """Reductions by ATen's numbers; 2 is the sum."""
-DTYPES = (torch.float32, torch.float64)
+WIDE = (torch.float32, torch.float64)
 
 
 def compute_from_rows(graph: fx.Graph, target: Target) -> None:
@@ -109,7 +181,7 @@ def _is_taken(match: Match, dims: int, narrow: Sequence[torch.dtype]) -> bool:
     logits = calls.output(softmax.all_input_nodes[0])
     if logits is None or logits.dim() != dims or softmax.args[1] not in (1, 1 - dims):
         return False
-    return logits.dtype in (*DTYPES, *narrow) and softmax.meta["val"].dtype == logits.dtype
+    return logits.dtype in (*WIDE, *narrow) and softmax.meta["val"].dtype == logits.dtype
 
 
 def _replace(match: Match) -> None:
@@ -128,29 +200,23 @@ def _replace(match: Match) -> None:
     match.softmax.graph.erase_node(match.softmax)
 
 
-def _loss(
-    x: torch.Tensor, narrow: torch.Tensor, target: torch.Tensor, reduction: int, ignored: int
-) -> tuple[torch.Tensor, ...]:
+def _loss(x: Tensor, narrow: Tensor, target: Tensor, reduction: int, ignored: int) -> tuple[Tensor, ...]:
     """The loss, the two numbers of each row, and how many rows count; `narrow` holds the values of `x`."""
-    x = at_least_fp32(x)
-    top = x.amax(1, keepdim=True)
-    total = (x - top).exp().sum(1, keepdim=True).log()
+    top, total = _numbers(x, 1)
     counts = target != ignored
-    picked = narrow.gather(1, torch.where(counts, target, 0).unsqueeze(1)).to(x.dtype)
-    each = torch.where(counts, -((picked - top) - total).squeeze(1), 0)
-    count = counts.sum().to(x.dtype)
+    picked = _picked(narrow, torch.where(counts, target, 0).unsqueeze(1), top, total, 1)
+    each = torch.where(counts, -picked.squeeze(1), 0)
+    count = counts.sum().to(top.dtype)
     if reduction == NONE:
         return each, top, total, count
     return (each.sum() / count if reduction == MEAN else each.sum()), top, total, count
 
 
 def _gradient(
-    g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, top: torch.Tensor, total: torch.Tensor,
-    count: torch.Tensor, reduction: int, ignored: int,
-) -> torch.Tensor:  # fmt: skip
+    g: Tensor, x: Tensor, target: Tensor, top: Tensor, total: Tensor, count: Tensor, reduction: int, ignored: int
+) -> Tensor:
     """The gradient of the logits, 0 for ignored rows."""
-    dtype, x = x.dtype, at_least_fp32(x)
     share = torch.where(target != ignored, g / count if reduction == MEAN else g, 0).unsqueeze(1)
     classes = torch.arange(x.shape[1], device=x.device).view(-1, *[1] * (x.dim() - 2))
     here = classes == target.unsqueeze(1)
-    return ((((x - top) - total).exp() - here.to(x.dtype)) * share).to(dtype)
+    return ((_shifted(x, top, total).exp() - here.to(top.dtype)) * share).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Calls on constant 0-d tensors are computed once, when the program is compiled.
+"""What a program computes from constants is computed once, when it is compiled: numbers, and tensors that go to a GPU.
 
     s = sqrt(lift_fresh_copy(_tensor_constant0)); y = div(x, s)     →   y = div(x, 8.0)
 
@@ -6,6 +6,13 @@
 
 A single number in a tensor on the CPU would be copied to the GPU before each kernel that reads it, and the host would
 wait for each copy. If a pointwise operator takes no number as an argument, its kernel makes the tensor.
+
+A tensor that the program computes on the CPU without inputs and copies to the GPU is computed and copied once.
+
+    p = arange(512); d = p[None] - p[:, None]; b = _to_copy(d, device="cuda")     →     b = get_attr[_made_on_cpu]
+
+Each call would compute it on the CPU again and wait for the copy, and no graph with tensors on the CPU can be replayed.
+The CPU computes the numbers, as it does for eager: a GPU's logarithm may round a position into another bucket.
 """
 
 from __future__ import annotations
@@ -16,10 +23,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.graph.calls import closure, is_view, tensor
 from tilewright.graph.insert import insert_known
-from tilewright.graph.writes import written
+from tilewright.graph.specialise import has_symbols
+from tilewright.graph.views import written
 from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of
+from tilewright.passes.rule import call, rule
 from tilewright.passes.simplify import is_pure
 from tilewright.pytorch.state import in_real_tensors
 
@@ -71,7 +81,15 @@ def _constant(node: fx.Node) -> torch.Tensor | None:
     """A single number on the CPU that the module holds and that nothing writes to."""
     if node.graph.owning_module is None or any(node in written(user) for user in node.users):
         return None
-    return _number(attrgetter(str(node.target))(node.graph.owning_module))
+    return _number(_value(node, {}))
+
+
+def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> Any:
+    """What the module holds, or a call gives for known operands."""
+    if node.op == "get_attr":
+        return attrgetter(str(node.target))(node.graph.owning_module)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _scalar_tensor_value(node: fx.Node) -> torch.Tensor | None:
@@ -90,14 +108,13 @@ def _number(value: Any) -> torch.Tensor | None:
 
 def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     """The result of a call whose operands are known numbers; None if a reader writes to it."""
-    operands, target = node.all_input_nodes, node.target
+    operands = node.all_input_nodes
     if not operands or not is_pure(node) or not all(x in known for x in operands):
         return None
-    if not isinstance(target, torch._ops.OpOverload) or any(node in written(user) for user in node.users):
+    if not isinstance(node.target, torch._ops.OpOverload) or any(node in written(user) for user in node.users):
         return None
-    args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
     with in_real_tensors(), torch.no_grad():
-        return _number(target(*args, **kwargs))
+        return _number(_value(node, known))
 
 
 def _scalar_overload(target: Any) -> Any:
@@ -126,3 +143,59 @@ def _takes_number(user: fx.Node, node: fx.Node) -> bool:
         return False
     # If the result has the other operand's dtype, the number's dtype does not matter.
     return result.dtype == other.dtype and other.dim() > 0 and other.is_floating_point()
+
+
+MOST_BYTES = 2**24
+"""Bytes of the largest tensor that is kept, for as long as the program lives."""
+NAME = "_made_on_cpu"
+
+
+def _is_constant(node: fx.Node, source: fx.Node) -> bool:
+    """Whether pure calls on the CPU compute the copied value without inputs, and nothing writes to the copy."""
+    value = node.meta["val"]
+    if node.graph.owning_module is None or (value.device.type, tensor(source).device.type) != ("cuda", "cpu"):
+        return False
+    if has_symbols(value) or value.numel() * value.element_size() > MOST_BYTES or not value.dim():
+        return False
+    shown = closure([node], lambda one: filter(is_view, one.users))
+    if any(user.op == "output" or one in written(user) for one in shown for user in one.users):
+        return False
+    return all(_is_repeatable(one) for one in _producers(node))
+
+
+@rule(call(aten._to_copy.default, "source", ...), where=_is_constant)
+def copy_constants_once(node: fx.Node) -> fx.Node:
+    value, module = _copied(node), node.graph.owning_module
+    assert module is not None
+    name = next(f"{NAME}{i}" for i in range(len(node.graph.nodes)) if not hasattr(module, f"{NAME}{i}"))
+    module.register_buffer(name, value, persistent=False)
+    with node.graph.inserting_before(node):
+        held = node.graph.get_attr(name)
+    held.meta = dict(node.meta)
+    return held
+
+
+def _producers(copy: fx.Node) -> list[fx.Node]:
+    return [node for node in closure([copy], lambda node: node.all_input_nodes) if node is not copy]
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    if any(node in written(user) for user in node.users):
+        return False
+    if node.op == "get_attr":
+        return type(_value(node, {})) is torch.Tensor
+    value = node.meta.get("val")
+    is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu" and not has_symbols(value)
+    return is_tensor and is_pure(node) and isinstance(node.target, torch._ops.OpOverload)
+
+
+def _copied(copy: fx.Node) -> torch.Tensor:
+    """The copy's value, on its device; on the CPU without a GPU, since a plan for an absent GPU never runs."""
+    known: dict[fx.Node, torch.Tensor] = {}
+    with in_real_tensors(), torch.no_grad():
+        for node in sorted(_producers(copy)):
+            known[node] = _value(node, known)
+        fake = copy.meta["val"]
+        device = fake.device if torch.cuda.is_available() else "cpu"
+        made = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=device)
+        return made.copy_(known[copy.all_input_nodes[0]])

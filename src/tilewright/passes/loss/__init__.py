@@ -1,1 +1,0 @@
-"""Losses of classes: log-softmax from two numbers a row."""

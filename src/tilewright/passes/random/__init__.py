@@ -1,1 +1,0 @@
-"""Random numbers: PyTorch's generators drawn in the kernels that need them."""
