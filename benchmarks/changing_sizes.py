@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tilewright.backend import recording
+from tilewright.launch.executor import EXTENSION
 
 STATIC = 6
 """For so many sizes a static program is compiled."""
@@ -107,6 +108,8 @@ def measure(name: str, sizes: Sequence[int], rounds: int, device: str, *, trains
         "inductor": torch.compile(model, dynamic=True),
     }
     found: dict[str, Any] = {}
+    EXTENSION.module()
+    EXTENSION.wait()
     with torch.set_grad_enabled(trains), recording() as record:
         for impl, run in runs.items():
             found[f"{impl} first round"] = sum(_call(run, xs[n], trains=trains) for n in sizes) / len(sizes)

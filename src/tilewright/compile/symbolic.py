@@ -250,7 +250,7 @@ class _Kernels:
             if first.device.type == "cuda" and not ON_GPUS:
                 raise NotAlike("kernels for GPUs are compiled for a size")
             lowered = [region.lowered.nest for region in regions]
-            nest, self.arguments[first.name] = of_all_sizes(lowered, first.name)
+            nest, self.arguments[first.name] = of_all_sizes(lowered, first.name, with_offsets=first.language == "c++")
             key = repr(nest) + first.language
             if key not in known:
                 known[key] = named_as(nest, replace(first.lowered.nest, name=first.name))

@@ -45,10 +45,14 @@ class _Named:
 class Size(_Named, int):
     """An integer that differs between sizes. It counts as its value for one of the sizes."""
 
-    def __new__(cls, value: int, text: str, number: int = -1) -> Size:
+    plus: int
+    """What is added to the argument."""
+
+    def __new__(cls, value: int, text: str, number: int = -1, plus: int = 0) -> Size:
         made = super().__new__(cls, value)
         made.text = text
         made.number = number
+        made.plus = plus
         return made
 
     def __mul__(self, other: int) -> int:
@@ -82,21 +86,32 @@ class Factor(_Named, float):
 
 
 class Arguments:
-    """The numbers that differ: one argument for each tuple of values by size."""
+    """The numbers that differ: one argument for each tuple of values by size. `with_offsets`, an integer that is always
+    as much more than an earlier one is no argument of its own: `n5 + 1` beside `n5` tells g++ that the elements of a
+    window are neighbours."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_offsets: bool = False) -> None:
         self.values: dict[tuple[Number, ...], int] = {}
         """By values: the argument's number."""
+        self.with_offsets = with_offsets
+        self.by_differences: dict[tuple[Number, ...], tuple[Number, ...]] = {}
+        """The first argument whose values differ so from size to size."""
 
     def argument(self, values: tuple[Number, ...]) -> Number:
         # 0.0 equals -0.0, and no NaN equals another.
         if len(set(map(repr, values))) == 1:
             return values[0]
-        number = self.values.setdefault(values, len(self.values))
         middle = values[len(values) // 2]
         if isinstance(middle, float):
+            number = self.values.setdefault(values, len(self.values))
             return Factor(middle, f"((const double*)sizes)[{number}]", number)
-        return Size(middle, f"n{number}", number)
+        base = values
+        if self.with_offsets:
+            base = self.by_differences.setdefault(tuple(value - values[0] for value in values), values)
+        number = self.values.setdefault(base, len(self.values))
+        plus = int(values[0] - base[0])
+        text = f"(n{number} {'-' if plus < 0 else '+'} {abs(plus)})" if plus else f"n{number}"
+        return Size(middle, text, number, plus)
 
 
 def in_64_bits(numbers: Sequence[Number]) -> list[int]:
@@ -136,10 +151,12 @@ def may_exceed(extent: int, most: int) -> bool:
     return isinstance(extent, Size) or extent > most
 
 
-def of_all_sizes(nests: Sequence[Nest], name: str) -> tuple[Nest, list[tuple[Number, ...]]]:
+def of_all_sizes(
+    nests: Sequence[Nest], name: str, *, with_offsets: bool = False
+) -> tuple[Nest, list[tuple[Number, ...]]]:
     """The nests of the kernel `name` at several sizes as one without names, and the values of its arguments. Raises
     NotAlike."""
-    found = Arguments()
+    found = Arguments(with_offsets=with_offsets)
     bare = [
         replace(nest, inputs=_uncounted(nest.inputs), outputs=_uncounted(nest.outputs)) for nest in map(nameless, nests)
     ]
@@ -204,6 +221,8 @@ Filler = Callable[[Sequence[Number]], Any]
 def filler(value: Any) -> Filler | None:
     """The function that gives `value` with numbers in the places of its arguments; None if it has none. It looks only
     at parts that have some."""
+    if isinstance(value, Size) and value.plus:
+        return lambda values: values[value.number] + value.plus
     if isinstance(value, (Size, Factor)):
         return itemgetter(value.number)
     if isinstance(value, (tuple, list)):
