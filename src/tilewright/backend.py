@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilewright.capture import program_cache
 from tilewright.capture.aot import Boxed, CallableGraph, Compiler, through_aot
-from tilewright.capture.errors import graph_break
-from tilewright.capture.skipped import watch
+from tilewright.capture.errors import graph_break, watch
 from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner

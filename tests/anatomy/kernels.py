@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.hardware.shared_memory import read_shared, shared_memory_reader  # noqa: F401, named as a target
+from tilewright.hardware.probes import read_shared, shared_memory_reader  # noqa: F401, named as a target
 
 
 @triton.jit

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tilewright.hardware.cache_memory import walk
-from tilewright.hardware.multiply_adds import chains
+from tilewright.hardware.probes import chains, walk
 
 PROGRAMS, BLOCK = 3, 16
 

@@ -19,7 +19,7 @@ def test_the_compiler_neither_drops_nor_keeps_what_a_walk_moves(way: str) -> Non
     """All that a thread moves in a step stands in the loop, 16 bytes a request, past the multiprocessor's cache."""
     pytest.importorskip("triton")
     from tests.kernels.machine_code import compiled, spilled
-    from tilewright.hardware.cache_memory import DIRECTIONS, SHAPES, walk
+    from tilewright.hardware.probes import DIRECTIONS, SHAPES, walk
 
     reads, writes = DIRECTIONS[way]
     types = {"source": "*fp32", "target": "*fp32", "elements": "i32", "walks": "i32"}
@@ -37,7 +37,7 @@ def test_the_compiler_neither_drops_nor_keeps_what_a_walk_moves(way: str) -> Non
 def test_the_compiler_leaves_every_multiply_add() -> None:
     pytest.importorskip("triton")
     from tests.kernels.machine_code import compiled, spilled
-    from tilewright.hardware.multiply_adds import CHAINS, STEPS, WARPS, chains
+    from tilewright.hardware.probes import CHAINS, STEPS, WARPS, chains
 
     types = {"out": "*fp32", "factor": "fp32", "term": "fp32", "turns": "i32"}
     code = compiled(chains, types, {"BLOCK": 32 * WARPS * CHAINS, "STEPS": STEPS}, warps=WARPS)

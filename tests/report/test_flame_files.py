@@ -11,9 +11,7 @@ from tests.report.test_page import HOSTILE
 from tests.report.test_traced_page import write_hostile_trace
 from tests.trace.training_trace import TrainingTrace, load
 from tilewright.records.errors import StoreError
-from tilewright.report.flame import MOST_NODES, drawn, flames, in_order
-from tilewright.report.flame_svg import write_flame
-from tilewright.report.speedscope import write_speedscope
+from tilewright.report.flame import MOST_NODES, drawn, flames, in_order, write_flame, write_speedscope
 from tilewright.store import Run
 
 SVG = "{http://www.w3.org/2000/svg}"

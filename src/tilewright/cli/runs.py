@@ -45,9 +45,8 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write the page of the latest run; with --flame or --speedscope those, and the page only if --out names one."""
-    from tilewright.report.flame_svg import write_flame
+    from tilewright.report.flame import write_flame, write_speedscope
     from tilewright.report.page import write_page
-    from tilewright.report.speedscope import write_speedscope
     from tilewright.store.run_paths import latest_run
 
     path = run or latest_run()

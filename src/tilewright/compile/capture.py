@@ -14,9 +14,8 @@ from torch import fx
 
 from tilewright.capture.aot import Boxed, Compiler, Rewriter, through_aot
 from tilewright.capture.call_cycles import Folded, Traced, folded
-from tilewright.capture.errors import capture_error
+from tilewright.capture.errors import capture_error, messages_ignored
 from tilewright.capture.fakes import Fakes
-from tilewright.capture.messages import messages_ignored
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from tilewright.cost.convolutions import convolution_kind
 from tilewright.cost.nests import nest_bytes
-from tilewright.cost.products import alignment_of, is_attention, products_of, shape_of
+from tilewright.cost.products import alignment_of, convolution_kind, is_attention, products_of, shape_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile

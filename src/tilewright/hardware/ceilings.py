@@ -168,11 +168,11 @@ def _cache(bench: _Bench) -> list[Ceiling]:
 
 
 def _walked_GBps(bench: _Bench) -> dict[str, float]:
-    from tilewright.hardware.cache_memory import FEW, MANY, cache_walkers
+    from tilewright.hardware.probes import WALKS, cache_walkers
 
     walkers = cache_walkers(torch.device(bench.device), bench.cache_bytes)
     named = {f"{kind} {number}": walker for kind, shapes in walkers.items() for number, walker in enumerate(shapes)}
-    times_us = bench.turn_us({name: walker.walk for name, walker in named.items()}, FEW, MANY)
+    times_us = bench.turn_us({name: walker.walk for name, walker in named.items()}, *WALKS)
     rates = {name: walker.nbytes / times_us[name] / 1e3 for name, walker in named.items()}
     best = {kind: max(rates[f"{kind} {number}"] for number in range(len(shapes))) for kind, shapes in walkers.items()}
     return {"cache": best["copy"], "cache read": best["read"], "cache write": best["write"]}
@@ -255,10 +255,10 @@ def _vector(bench: _Bench, fp32_matmul_TFLOPs: float) -> Ceiling:
     """The fp32 matmul's rate, or that of multiply-adds alone, which neither load nor wait for operands."""
     rate = fp32_matmul_TFLOPs
     if bench.runs_triton:
-        from tilewright.hardware.multiply_adds import FEW, MANY, multiply_adder
+        from tilewright.hardware.probes import TURNS, multiply_adder
 
         run, flops = multiply_adder(torch.device(bench.device))
-        rate = max(rate, flops / bench.turn_us({"": run}, FEW, MANY)[""] / 1e6)
+        rate = max(rate, flops / bench.turn_us({"": run}, *TURNS)[""] / 1e6)
     return bench.ceiling("vector", "float32", rate, "TFLOP/s")
 
 
@@ -266,10 +266,10 @@ def _shared(bench: _Bench) -> list[Ceiling]:
     """Nothing where there is no Triton to build the kernel with."""
     if not bench.runs_triton:
         return []
-    from tilewright.hardware.shared_memory import FEW, MANY, shared_memory_reader
+    from tilewright.hardware.probes import PASSES, shared_memory_reader
 
     read, nbytes = shared_memory_reader(torch.device(bench.device))
-    return [bench.ceiling("shared", "int32", nbytes / bench.turn_us({"": read}, FEW, MANY)[""] / 1e3, "GB/s")]
+    return [bench.ceiling("shared", "int32", nbytes / bench.turn_us({"": read}, *PASSES)[""] / 1e3, "GB/s")]
 
 
 def _links(bench: _Bench) -> list[Ceiling]:

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx import Node
 
-from tilewright.cost.convolutions import ALIGNED
+from tilewright.cost.products import ALIGNED
 from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static
 from tilewright.graph.insert import insert_call, insert_known, replace
 from tilewright.kernels.device import NARROW
