@@ -153,7 +153,8 @@ def test_only_what_events_need_is_told_and_the_line_at_regular_times(monkeypatch
     longest = max(range(len(given._at) - 1), key=lambda number: given._at[number + 1] - given._at[number])
     told = json.loads(given.told([given._at[longest]]) or "")
     needed = sorted({0, longest})
-    assert told["which"] == [given._which[number] for number in needed]
+    lines = [given._which[number] % (1 << line_tracer._LINE_BITS) for number in needed]
+    assert [told["places"][which][2] for which in told["which"]] == lines
     assert sum(told["since"]) == given._at[longest]
     monkeypatch.setattr("tilewright.measure.recording.line_tracer._GRID_NS", 1)
     monkeypatch.setattr("tilewright.measure.recording.line_tracer._MOST_OF_GRID", 1 << 40)
