@@ -24,7 +24,8 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from tilewright.choose.chooser import chosen
-from tilewright.cost.products import ALIGNED, alignment_of
+from tilewright.cost.products import alignment_of
+from tilewright.cost.tiles import ALIGNED
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import contiguous, insert_call, retrace_views

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.cost.products import ALIGNED, attention_share, product_us
+from tilewright.cost.tiles import ALIGNED, attention_share, product_us
 from tilewright.hardware.floor import cache_us, dram_us, one_sm_us
 from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
