@@ -10,8 +10,8 @@ from tilewright.choose import attention_race
 from tilewright.choose.attention_race import Raced
 from tilewright.kernels.attention import reference
 from tilewright.kernels.attention.request import Mask, Request
-from tilewright.kernels.offer import OURS, THEIRS
-from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, options_of
+from tilewright.kernels.offer import THEIRS
+from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, options_of
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 
@@ -19,7 +19,7 @@ STRIDES = (7 * 3 * 16, 16, 3 * 16, 1)
 REQUEST = Request(
     torch.device("cuda:0"), torch.bfloat16, 2, 3, 3, 7, 7, 16, 16, STRIDES, STRIDES, STRIDES, True, 0.25, None, 0
 )  # fmt: skip
-RACED = Raced(REQUEST, FLASH, causal=True, biased=False, training=False, libraries=(), has_ours=True)
+RACED = Raced(REQUEST, FLASH, causal=True, biased=False, training=False, others=(OWN,))
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[object] = []
-    times = Outcome({THEIRS: 20.0, OURS: 30.0})
+    times = Outcome({THEIRS: 20.0, OWN.name: 30.0})
 
     def fixed(alternatives: object, device: torch.device, seconds: float) -> Outcome:
         runs.append(device)
@@ -48,7 +48,7 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
     assert outcome(raced, 0, True) == outcome(raced, 0, True) == outcome(raced) == times
     assert len(runs) == 1 and outcome(raced, 1) is None and outcome(RACED) is None
     assert outcome(raced._replace(request=REQUEST._replace(right=None))) is None
-    assert outcome(raced._replace(libraries=(CUDNN,))) is None
+    assert outcome(raced._replace(others=(OWN, CUDNN))) is None
     # The same call on another GPU of the same kind.
     assert outcome(raced._replace(request=REQUEST._replace(device=torch.device("cuda:1")))) == times
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another GPU")
@@ -67,7 +67,7 @@ def test_all_alternatives_of_a_race_compute_one_formula(mask: Mask, left: int | 
     expected, lse = reference.attention(
         *(x.double() for x in (q, k, v)), scale=request.scale, window=(left, right), mask=given
     )
-    raced = Raced(request, ON_CPU, causal=False, biased=True, training=True, libraries=(), has_ours=False)
+    raced = Raced(request, ON_CPU, causal=False, biased=True, training=True, others=())
     ((name, kernels),) = attention_race._runnable(raced).items()
     saved = kernels.attend()
     assert name == THEIRS
@@ -90,5 +90,5 @@ def test_what_inference_does_not_give_is_not_read() -> None:
 def test_a_library_that_refuses_the_operands_is_left_out() -> None:
     """cuDNN has no kernel for a CPU."""
     request = REQUEST._replace(device=torch.device("cpu"))
-    raced = Raced(request, ON_CPU, causal=True, biased=False, training=True, libraries=(CUDNN,), has_ours=False)
+    raced = Raced(request, ON_CPU, causal=True, biased=False, training=True, others=(CUDNN,))
     assert list(attention_race._backwards(raced)) == [THEIRS]

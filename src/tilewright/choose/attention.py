@@ -36,16 +36,16 @@ from torch import fx
 from tilewright.choose.attention_race import attention_races
 from tilewright.choose.chooser import chosen
 from tilewright.choose.generated import work_of
-from tilewright.cost.kinds import library_attention_kind
+from tilewright.cost.kinds import attention_kind
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
+from tilewright.kernels.offer import CLEAR, THEIRS, Offer
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
-from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, WINDOWS, Peer, choice
+from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, OWN, PREFIX, WINDOWS, Peer, choice
 from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.spelling import Refusal, tensor_of
@@ -53,7 +53,6 @@ from tilewright.passes.attention.spelling import Refusal, tensor_of
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
 
-OWN = "tilewright.attention"
 KERNELS = "tilewright.kernels.attention"
 WRITTEN_IN = {
     "hopper.forward": "Gluon, for Hopper",
@@ -97,7 +96,7 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
     if target.is_planned_gpu and peer is ON_CPU:
         query, has_mask = tensor_of(given["query"]), given["attn_mask"] is not None
         theirs = choice(target, query.dtype, query.shape[-1], has_mask=has_mask)
-    offer = Offer(OWN, theirs.name, node, lambda: node)
+    offer = Offer(OWN.name, theirs.name, node, lambda: node)
     try:
         device = tensor_of(node.all_input_nodes[0]).device
         if target.language_of(device) != "triton":
@@ -109,7 +108,7 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
         call = FusedAttention(node, peer, constants, target)
         if call.prefix is not None and call.splits_cache:
             kernel = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]}, over the visible keys only)"
-            return [replace(offer, kernel=kernel, apply=call.rewrite_by_prefix)]
+            return [replace(offer, kernel=kernel, apply=partial(call.rewrite, PREFIX))]
         return _raced_offers(offer, call, theirs, target)
     except Refusal as refusal:
         return [replace(offer, refusal=str(refusal))]
@@ -120,45 +119,50 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
 
     They take the place of `theirs`, which is the kernel of the graph if the GPU is here.
     """
-    training, ours = bool(call.backwards), _ours(offer, call, target)
-    libraries, windows = _libraries(call, theirs, target), [WINDOWS] if call.fits_windows else []
-    races = attention_races(call, [*libraries, *windows], not ours.refusal)
+    training, own = bool(call.backwards), PREFIX if call.splits_cache else OWN
+    ours, libraries = _ours(offer, call, target), _libraries(call, theirs, target)
+    kernels = [*([] if ours.refusal else [own]), *libraries, *([WINDOWS] if call.fits_windows else [])]
     # Without a race the forward alone may be known to be as fast.
     idles = training and ours.unraced is None and theirs in libraries and _idles(call.request, target)
-    found = [replace(ours, races=races, with_backward=training, unraced=IDLE if idles else ours.unraced)]
-    for one in (_windows(found[0], call) for _ in windows):
-        found.insert(0 if one.unraced is None else 1, one)
+    ours = replace(ours, races=attention_races(call, kernels), with_backward=training)
+    found = [_of(replace(ours, unraced=IDLE if idles else ours.unraced), call, theirs, (own,) * (1 + training))]
+    if WINDOWS in kernels:
+        windows = _windows(found[0], call, theirs)
+        found.insert(0 if windows.unraced is None else 1, windows)
     # A library gives way to another one only if that clearly won.
     base = replace(found[-1], refusal=None, unraced="no race was run here", clear=1 / CLEAR)
-    for pair in product([None, *libraries], repeat=1 + training):
-        if {*pair} in ({None}, {theirs}) or (None in pair and ours.refusal):
+    for pair in product([own, *libraries], repeat=1 + training):
+        if {*pair} in ({own}, {theirs}) or (own in pair and ours.refusal):
             continue
-        kernel = " with the backward of ".join(dict.fromkeys(peer.name if peer else OWN for peer in pair))
-        apply = partial(call.rewrite, *(call.peer if peer is theirs else peer for peer in pair))
-        ways = tuple(THEIRS if peer is theirs else peer.name if peer else OURS for peer in pair)
-        found.append(replace(base, kernel=kernel, apply=apply, ways=ways))
-        if idles and pair[0] is None and (backward := pair[-1]) is not None:
-            work, instead = _work(call, None, backward), _work(call, theirs, theirs)
+        kernel = " with the backward of ".join(dict.fromkeys(peer.name for peer in pair))
+        found.append(_of(replace(base, kernel=kernel), call, theirs, pair))
+        if idles and pair[0] is own:
+            work, instead = _work(call, *pair), _work(call, theirs, theirs)
             found[-1] = replace(found[-1], unraced=None, work=work, instead=instead)
     return found
 
 
-def _work(call: FusedAttention, forward: Peer | None, backward: Peer) -> tuple[Work, ...]:
-    """The launches of a training step with this forward, tilewright's if None, and this backward."""
-    first = OWN if forward is None else library_attention_kind(str(forward.forward))
-    kinds = [first, *[library_attention_kind(str(backward.backward))] * len(call.backwards)]
+def _of(offer: Offer, call: FusedAttention, theirs: Peer, pair: Sequence[Peer]) -> Offer:
+    """The offer of this forward and, in training, this backward."""
+    apply = partial(call.rewrite, *(call.peer if peer is theirs else peer for peer in pair))
+    return replace(offer, apply=apply, ways=tuple(THEIRS if peer is theirs else peer.name for peer in pair))
+
+
+def _work(call: FusedAttention, forward: Peer, backward: Peer) -> tuple[Work, ...]:
+    """The launches of a training step with this forward and this backward."""
+    kinds = [attention_kind(forward.forward), *[attention_kind(backward.backward)] * len(call.backwards)]
     return tuple(
         replace(work_of([node]), kind=kind) for node, kind in zip((call.node, *call.backwards), kinds, strict=True)
     )
 
 
-def _windows(ours: Offer, call: FusedAttention) -> Offer:
+def _windows(ours: Offer, call: FusedAttention, theirs: Peer) -> Offer:
     """The offer of tilewright's kernel for windows, without a race for many sequences alone."""
-    r, pair = call.request, (WINDOWS,) * (1 + bool(call.backwards))
+    r = call.request
     many = r.batch * r.heads >= MANY_WINDOWS and not (r.head_size % WIDTH or r.value_size % WIDTH)
     unraced = None if many else f"fewer than {MANY_WINDOWS} sequences and heads, and no race was run here"
     offer = replace(ours, kernel="tilewright.window_attention", refusal=None, unraced=unraced)
-    return replace(offer, apply=partial(call.rewrite, *pair), ways=tuple(peer.name for peer in pair))
+    return _of(offer, call, theirs, (WINDOWS,) * (1 + bool(call.backwards)))
 
 
 def _libraries(call: FusedAttention, theirs: Peer, target: Target) -> list[Peer]:
@@ -173,7 +177,7 @@ def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
     request, training = call.request, bool(call.backwards)
     if call.splits_cache:
         kernel, slower = f"tilewright.attention_prefix ({WRITTEN_IN[SPLIT]})", None if _splits(request) else MANY_HEADS
-        return replace(offer, kernel=kernel, apply=call.rewrite_by_prefix, unraced=slower)
+        return replace(offer, kernel=kernel, unraced=slower)
     limits = (target.profile.limits if target.is_planned_gpu else None) or limits_of(request.device)
     try:
         ways = _implementations(request, training, limits)
@@ -185,7 +189,7 @@ def _ours(offer: Offer, call: FusedAttention, target: Target) -> Offer:
     if unraced is None and (target.is_planned_gpu or call.peer is CUDNN) and _fills_no_tiles(request):
         unraced = "many short sequences that fill no tiles, and no race was run here"
     kernel = f"tilewright.attention ({'; backward '.join(WRITTEN_IN[way] for way in ways)})"
-    return replace(offer, kernel=kernel, apply=call.rewrite, unraced=unraced)
+    return replace(offer, kernel=kernel, unraced=unraced)
 
 
 def _implementations(request: Request, training: bool, limits: DeviceLimits) -> list[str]:

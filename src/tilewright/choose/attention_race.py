@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tilewright.kernels.attention.reference import distances, visible_keys
 from tilewright.kernels.attention.request import Request
-from tilewright.kernels.offer import OURS, THEIRS
+from tilewright.kernels.offer import THEIRS
 from tilewright.launch.race import Alternatives, Race, random_operand
-from tilewright.passes.attention import fused
 from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import EFFICIENT, Peer, Saved, options_of, perform_now
 
@@ -22,40 +21,33 @@ ALIGNED = 16
 
 
 class Raced(NamedTuple):
-    """What is raced: tilewright's kernels for `request` against the graph's, called in this form, and libraries."""
+    """What is raced: the kernel of the graph for `request`, called in this form, against others, tilewright's too."""
 
     request: Request
     peer: Peer
     causal: bool
     biased: bool
     training: bool
-    libraries: tuple[Peer, ...]
-    has_ours: bool
-    splits: bool = False
-    """Whether tilewright's kernel is that for few queries that see a whole cache."""
+    others: tuple[Peer, ...]
 
     @property
     def peers(self) -> dict[str, Peer]:
-        """PyTorch's kernels by their names in the race."""
-        return {THEIRS: self.peer, **{peer.name: peer for peer in self.libraries if peer is not self.peer}}
+        """The kernels by their names in the race."""
+        return {THEIRS: self.peer, **{peer.name: peer for peer in self.others if peer is not self.peer}}
 
     @property
     def work(self) -> tuple[str, ...]:
         """What the outcome is of."""
         options = f"causal={self.causal} biased={self.biased} training={self.training}"
-        options += f" ours={self.has_ours} splits={self.splits}"
-        names = (peer.name for peer in self.peers.values())
-        return str(self.request._replace(device=torch.device("meta"))), options, *names
+        return str(self.request._replace(device=torch.device("meta"))), options, *self.peers, self.peer.name
 
 
-def attention_races(call: FusedAttention, libraries: Sequence[Peer], has_ours: bool) -> tuple[Race, ...]:
+def attention_races(call: FusedAttention, others: Sequence[Peer]) -> tuple[Race, ...]:
     """A race of the forward, in training one of the backward too; none on a CPU, or where nothing could win."""
-    request, training = call.request, bool(call.backwards)
-    if request.device.type != "cuda" or not (has_ours or {*libraries} - {call.peer}):
+    if call.request.device.type != "cuda" or not {*others} - {call.peer}:
         return ()
-    given = call.library_options()
-    form = given["is_causal"], given["attn_bias"] is not None
-    return races_of(Raced(request, call.peer, *form, training, tuple(libraries), has_ours, call.splits_cache))
+    mask, causal = call.of_library
+    return races_of(Raced(call.request, call.peer, causal, mask is not None, bool(call.backwards), tuple(others)))
 
 
 def races_of(raced: Raced) -> tuple[Race, ...]:
@@ -99,28 +91,21 @@ def _backwards(raced: Raced) -> Alternatives:
 
 
 def _runnable(raced: Raced) -> dict[str, _Kernels]:
-    """The alternatives by name; a library that refuses the operands is left out."""
-    import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
-
+    """The alternatives by name; a kernel that refuses the operands is left out."""
     r = raced.request
     q, k, v = _operands(r)
     bias = _bias(r) if raced.biased else None
+    own: dict[str, Any] = {"left": r.left, "right": r.right, "softcap": r.softcap, "deterministic": r.deterministic}
+    own |= {"mask": _mask(r), "prefix": None, "more": 0, "else_all": False}
+    own["zeros"] = torch.zeros(r.batch * r.kv_heads, dtype=torch.int32, device=r.device)
+    form: dict[str, Any] = {"training": raced.training, "causal": raced.causal, "scale": r.scale}
     found = {}
     for name, peer in raced.peers.items():
         keys, values = (x.repeat_interleave(r.group, 1) if peer is EFFICIENT else x for x in (k, v))
-        lengths, training = (r.queries, r.keys), raced.training
-        options = options_of(q, keys, values, bias, lengths, training=training, causal=raced.causal, scale=r.scale)
+        options = options_of(q, keys, values, bias, (r.queries, r.keys), **form, **own)
         calls = partial(peer.attend, perform_now, options), partial(peer.differentiate, perform_now, options)
         found[name] = _Kernels(*calls)
-    found = {name: one for name, one in found.items() if name == THEIRS or _runs(one, raced.training)}
-    if raced.has_ours:
-        band, after = (r.left, r.right), (r.softcap, 0.0, 0, 0, r.deterministic, "auto")
-        given = perform_now, (q, k, v), (_mask(r), None, None, None, r.scale, *band, *after)
-        found[OURS] = _Kernels(partial(fused.attend, *given), partial(fused.differentiate, *given))
-        if raced.splits:
-            zeros = torch.zeros(r.batch * r.kv_heads, dtype=torch.int32, device=r.device)
-            found[OURS] = found[OURS]._replace(attend=partial(fused.attend_cache, *given[:2], zeros, r.scale))
-    return found
+    return {name: one for name, one in found.items() if name == THEIRS or _runs(one, raced.training)}
 
 
 def _runs(one: _Kernels, training: bool) -> bool:

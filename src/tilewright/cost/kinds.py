@@ -190,7 +190,7 @@ def call_kind(node: Node) -> str:
     if row is not None and row.own:
         return name
     if "attention" in name:
-        return library_attention_kind(name)
+        return attention_kind(calls.launched(node))
     if "convolution" in name:
         return convolution_kind(node) if name in ("convolution", "convolution_backward") else "convolution"
     if name == "_grouped_mm":
@@ -198,12 +198,16 @@ def call_kind(node: Node) -> str:
     return "product" if row is not None and row.operator_class == "compute" else name
 
 
-def library_attention_kind(name: str) -> str:
-    """The kind of one of PyTorch's fused attentions.
+def attention_kind(operator: object) -> str:
+    """The kind of a fused attention.
 
-    >>> library_attention_kind("_scaled_dot_product_cudnn_attention_backward")
+    >>> import torch
+    >>> attention_kind(torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default)
     'attention backward, cudnn'
     """
+    name = calls.operator_name(operator)
+    if name.startswith("tilewright."):
+        return name
     library = next((f", {library}" for library in ("cudnn", "efficient", "flash") if library in name), "")
     return ("attention backward" if "backward" in name else "attention") + library
 

@@ -25,9 +25,10 @@ from tests.passes.attention.spellings import (
 )
 from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
-from tilewright.kernels.offer import OURS, THEIRS
+from tilewright.kernels.offer import THEIRS
 from tilewright.passes.attention import constants
 from tilewright.passes.attention.library import ON_CPU as ON_CPU_PEER
+from tilewright.passes.attention.library import OWN
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 
@@ -216,7 +217,7 @@ def test_races_decide_on_forward_and_backward(
             self.us = us
 
         def outcome(self, measure: bool) -> Outcome:
-            return Outcome({THEIRS: 50.0, OURS: self.us})
+            return Outcome({THEIRS: 50.0, OWN.name: self.us})
 
     monkeypatch.setattr("tilewright.choose.attention.attention_races", lambda *_: tuple(map(Raced, times)))
     monkeypatch.setattr("tilewright.choose.attention._libraries", lambda *_: [ON_CPU_PEER])

@@ -9,7 +9,7 @@ The results keep the strides of PyTorch's results, since later views were traced
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from tilewright.graph.canonical import same_shape, static
 from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
-from tilewright.passes.attention.library import FILLS, Peer, Perform, Saved, options_of
-from tilewright.passes.attention.mask_parts import Band, read_hidden_keys, read_mask
+from tilewright.passes.attention.library import OWN, PREFIX, Peer, options_of
+from tilewright.passes.attention.mask_parts import Band, read_hidden_keys
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
 from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.zeros import shared_zeros
@@ -60,12 +60,14 @@ class FusedAttention:
             self.band = Band(None, 0 if causal else None)
         # A kernel is compiled for one head size, also if the graph's is symbolic.
         width, scale = int(tensor_of(self.q).shape[3]), named["scale"]
-        self.scale = width**-0.5 if scale is None else scale
+        self.scale: Any = width**-0.5 if scale is None else scale
         self._check_operands()
-        self.masks = self._read_mask(constants)
+        self.masks: tuple[fx.Node, ...] = ()
         """The mask beside the band: bool tensors that must all be True, or one bias."""
-        self.prefix = self._read_prefix(constants)
+        self.prefix: Prefix | None = None
         """The mask, if all it says is how many of the first keys of a cache are visible."""
+        if self.mask is not None:
+            self._read_mask(self.mask, constants)
         self._check_results()
         self.request = self._request()
 
@@ -112,37 +114,25 @@ class FusedAttention:
         if not isinstance(self.scale, float):
             raise Refusal("a scale that differs from call to call")
 
-    def _read_mask(self, constants: Constants) -> tuple[fx.Node, ...]:
-        """The parts of the mask beside its band; sets `band`."""
-        if self.mask is None:
-            return ()
+    def _read_mask(self, mask: fx.Node, constants: Constants) -> None:
+        """Set `band`, `masks` and `prefix`."""
         if self.band.right is not None:
             raise Refusal("a mask beside a causal one")
         queries, keys = self._scores()[2:]
+        self.masks = (mask,)
         if static((queries, keys)):
-            found = read_mask(self.mask, constants, queries, keys, self.peer.hidden_up_to)
+            hidden = read_hidden_keys(mask, constants, self.peer.hidden_up_to)
+            if not self.backwards and static(self._scores()):
+                self.prefix = prefix_of(hidden, constants, keys)
+            found = hidden.or_opaque(mask, queries, keys)
             band = found.band(queries, keys)
             taken = (tensor_of(self.q).dtype, torch.float32)
             one_kind = not found.biases or (not found.conditions and len(found.biases) == 1)
             if band is not None and one_kind and all(tensor_of(x).dtype in taken for x in found.biases):
-                self.band = band
-                return found.conditions or found.biases
-        if not self._fits(self.mask) and not static(self._scores()):
+                self.band, self.masks = band, found.conditions or found.biases
+                return
+        if not self._fits(mask) and not static(self._scores()):
             raise Refusal("a mask that broadcasts over sizes that differ from call to call")
-        return (self.mask,)
-
-    def _read_prefix(self, constants: Constants) -> Prefix | None:
-        if self.mask is None or self.backwards or not static(self._scores()):
-            return None
-        found = read_hidden_keys(self.mask, constants, self.peer.hidden_up_to)
-        if len(found.conditions) != 1 or found.biases or not found.shows_all or not found.fill_values <= FILLS.keys():
-            return None
-        (condition,) = found.conditions
-        if tensor_of(condition).shape[-1] != self._scores()[3]:
-            return None
-        prefix = prefix_of(condition, constants)
-        shows_all = any(FILLS[fill] for fill in found.fill_values)
-        return None if prefix is None else prefix._replace(else_all=shows_all)
 
     def _check_results(self) -> None:
         """Refuse results with gaps in memory, a layout that tilewright's results cannot have."""
@@ -160,45 +150,28 @@ class FusedAttention:
 
     def _request(self) -> Request:
         """The call as plain data, with the sizes of the capture and the alignment that its strides imply."""
-        from tilewright.kernels.attention.dispatch import with_aligned_rows
+        from tilewright.kernels.attention.dispatch import has_aligned_rows, with_aligned_rows
         from tilewright.kernels.attention.registered import request_of
 
+        deterministic = torch.are_deterministic_algorithms_enabled()
         with in_real_tensors():
-            q, k, v = (with_aligned_rows(_without_data(tensor_of(x))) for x in (self.q, self.k, self.v))
+            given = [_without_data(tensor_of(x)) for x in (self.q, self.k, self.v)]
+            self.has_rows = all(map(has_aligned_rows, given))
+            """Whether the rows of all operands begin at multiples of 16 bytes."""
+            q, k, v = map(with_aligned_rows, given)
             mask = torch.empty((), dtype=tensor_of(self.masks[0]).dtype, device="meta") if self.masks else None
             mask = mask if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-            return request_of(q, k, v, mask, *self._options()[:-1])._replace(device=tensor_of(self.q).device)
+            rest = *self.band, 0.0, 0.0, 0, 0, deterministic
+            return request_of(q, k, v, mask, None, None, None, self.scale, *rest)._replace(
+                device=tensor_of(self.q).device
+            )
 
-    def _options(self) -> tuple[Any, ...]:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return None, None, None, self.scale, *self.band, 0.0, 0.0, 0, 0, deterministic, "auto"
-
-    def rewrite_by_prefix(self) -> fx.Node:
-        """Replace the call by the operator that splits the keys, as many as the device reads that there are to see."""
-        import tilewright.kernels.attention.decode.prefix  # noqa: F401, defines the operator
-
-        request, last, rest = self.request, None, (0, False)
-        if self.prefix is not None:
-            last = self.prefix.write(self.node, request.batch, request.queries)
-            rest = self.prefix.more, self.prefix.else_all
-        zeros = shared_zeros(self.q, request.batch * request.kv_heads)
-        operands = (self.q, self.k, self.v, last, *rest, zeros, self.scale)
-        new = insert_call(self.node, torch.ops.tilewright.attention_prefix.default, *operands)
-        if 0 in self.results:
-            self._replace(self.results[0], new)
-        _erase(self.node)
-        return new
-
-    def rewrite(self, forward: Peer | None = None, backward: Peer | None = None) -> fx.Node:
-        """Replace the calls by others of PyTorch's, where None by tilewright's operators; returns the forward's node.
-
-        Forward and backward are of one kind unless both share the log-sum-exp.
-        """
-        mask = None if forward and backward else self._written_mask()
-        perform: Perform = partial(_inserted, self.node)
-        saved = self._attended(perform, forward, mask)
+    def rewrite(self, forward: Peer = OWN, backward: Peer = OWN) -> fx.Node:
+        """Replace the calls by those of other kernels, of one kind or sharing the log-sum-exp; the forward's node."""
+        options = self._options({forward, backward} if self.backwards else {forward})
+        saved = forward.attend(partial(_inserted, self.node), options)
         for call in self.backwards:
-            gradients = self._differentiated(partial(_inserted, call), backward, mask, call.args[0], saved)
+            gradients = backward.differentiate(partial(_inserted, call), options, call.args[0], saved)
             for index, result in _results(call).items():
                 self._replace(result, gradients[index])
             _erase(call)
@@ -208,6 +181,22 @@ class FusedAttention:
         new: fx.Node = saved.out.args[0] if saved.out.target is operator.getitem else saved.out
         return new
 
+    def _options(self, kernels: Container[Peer]) -> dict[str, Any]:
+        """The arguments of these kernels by name."""
+        own: dict[str, Any] = {}
+        if OWN in kernels:
+            own = {"mask": self._written_mask(), "left": self.band.left, "right": self.band.right}
+        elif PREFIX in kernels:
+            request = self.request
+            own = {"prefix": None, "more": 0, "else_all": False}
+            own["zeros"] = shared_zeros(self.q, request.batch * request.kv_heads)
+            if self.prefix is not None:
+                own["prefix"] = self.prefix.write(self.node, request.batch, request.queries)
+                own |= {"more": self.prefix.more, "else_all": self.prefix.else_all}
+        mask, causal = self.of_library
+        operands, training = (self.q, self.k, self.v, mask), bool(self.backwards)
+        return options_of(*operands, self._scores()[2:], training=training, causal=causal, scale=self.scale, **own)
+
     def _written_mask(self) -> fx.Node | None:
         """The mask beside the band, of the shape of the scores."""
         mask = self.masks[0] if self.masks else None
@@ -216,26 +205,6 @@ class FusedAttention:
         if mask is not None and not self._fits(mask):
             mask = insert_call(self.node, aten.expand.default, mask, list(self._scores()))
         return mask
-
-    def _attended(self, perform: Perform, kernel: Peer | None, mask: fx.Node | None) -> Saved:
-        if kernel is not None:
-            return kernel.attend(perform, self.library_options())
-        return attend(perform, (self.q, self.k, self.v), (mask, *self._options()))
-
-    def _differentiated(
-        self, perform: Perform, kernel: Peer | None, mask: fx.Node | None, grad: Any, saved: Saved
-    ) -> Sequence[Any]:
-        if kernel is not None:
-            return kernel.differentiate(perform, self.library_options(), grad, saved)
-        return differentiate(perform, (self.q, self.k, self.v), (mask, *self._options()), grad, saved)
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether the rows of all operands begin at multiples of 16 bytes."""
-        from tilewright.kernels.attention.dispatch import has_aligned_rows
-
-        with in_real_tensors():
-            return all(has_aligned_rows(_without_data(tensor_of(x))) for x in (self.q, self.k, self.v))
 
     @property
     def splits_cache(self) -> bool:
@@ -261,13 +230,12 @@ class FusedAttention:
         causal = self.band == Band(None, 0) and queries == keys
         return not self.masks and (causal or self.band == Band(None, None))
 
-    def library_options(self) -> dict[str, Any]:
-        """The arguments of PyTorch's kernels."""
-        mask, causal = self.mask, bool(calls.arguments(self.node)["is_causal"])
+    @property
+    def of_library(self) -> tuple[fx.Node | None, bool]:
+        """The mask of PyTorch's kernels, and whether they are causal."""
         if self.is_plain:
-            mask, causal = None, self.band.right == 0
-        operands, training = (self.q, self.k, self.v, mask), bool(self.backwards)
-        return options_of(*operands, self._scores()[2:], training=training, causal=causal, scale=self.scale)
+            return None, self.band.right == 0
+        return self.mask, bool(calls.arguments(self.node)["is_causal"])
 
     def _replace(self, old: fx.Node, new: fx.Node) -> None:
         """Replace `old` by `new` with the strides of `old`, for which later views were traced.
@@ -285,40 +253,6 @@ class FusedAttention:
             dense = insert_call(old, aten.clone.default, ordered, memory_format=torch.contiguous_format)
             new = insert_call(old, aten.permute.default, dense, back)
         replace(old, new)
-
-
-def attend_cache(perform: Perform, operands: Sequence[Any], zeros: Any, scale: float) -> Saved:
-    """tilewright's forward of few queries that see a whole cache."""
-    import tilewright.kernels.attention.decode.prefix  # noqa: F401, defines the operator
-
-    forward = torch.ops.tilewright.attention_prefix.default
-    return Saved(*perform(forward, None, *operands, None, 0, False, zeros, scale), *[None] * 3)
-
-
-def attend(perform: Perform, operands: Sequence[Any], options: Sequence[Any]) -> Saved:
-    """tilewright's forward."""
-    import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
-
-    forward = torch.ops.tilewright.attention.default
-    out, lse, lse64, state = perform(forward, range(4), *operands, *options)
-    return Saved(out, lse, state, state, lse64)
-
-
-def differentiate(
-    perform: Perform, operands: Sequence[Any], options: Sequence[Any], grad: Any, saved: Saved
-) -> Sequence[Any]:
-    """tilewright's backward of a forward that shares its log-sum-exp."""
-    import tilewright.kernels.attention.registered  # noqa: F401, defines the operators
-
-    backward = torch.ops.tilewright.attention_backward.default
-    out, lse, state, _, lse64 = saved
-    if lse64 is None:
-        # Of 16-bit operands without dropout these are empty.
-        (lse64,) = perform(aten.new_empty.default, None, lse, [0], dtype=torch.float64)
-        (state,) = perform(aten.new_empty.default, None, lse, [0], dtype=torch.int64)
-        if not (tensor_of(lse) if isinstance(lse, fx.Node) else lse).is_contiguous():
-            (lse,) = perform(aten.clone.default, None, lse, memory_format=torch.contiguous_format)
-    return perform(backward, range(3), grad, None, *operands, out, lse, lse64, state, *options)
 
 
 def _inserted(

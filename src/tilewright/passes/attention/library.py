@@ -1,6 +1,7 @@
-"""PyTorch's fused attentions: their operators, how each is called, and which of them runs on a GPU that is absent.
+"""Fused attentions, PyTorch's and tilewright's: their operators, each called with its part of one set of arguments.
 
-A graph that was captured on a CPU calls the CPU's attention; all other calls are the same on a GPU.
+A graph that was captured on a CPU calls the CPU's attention; all other calls are the same on a GPU, and `choice` says
+which of PyTorch's runs on a GPU that is absent.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
 
-import tilewright.kernels.attention.window  # noqa: F401, defines the operators
+import tilewright.kernels.attention.decode.prefix
+import tilewright.kernels.attention.registered
+import tilewright.kernels.attention.window  # noqa: F401, these define the operators
 from tilewright.graph import calls
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -70,23 +74,28 @@ class Peer:
     """Whether its log-sum-exp is [B, H, Sq, 1]."""
     gives_lse: bool = True
     """Whether it has more results than one."""
+    exact: int | None = None
+    """Which of the forward's results is `Saved.lse64`; its backward then needs that."""
 
     def attend(self, perform: Perform, options: Mapping[str, Any]) -> Saved:
         """The forward with these `options_of` it."""
         args, kwargs = _arguments(self.forward, options)
         if not self.gives_lse:
             return Saved(perform(self.forward, None, *args, **kwargs)[0], None, None, None)
-        out, lse, seed, offset = perform(self.forward, (0, 1, *self.random), *args, **kwargs)
+        wanted = (0, 1, *self.random, *([] if self.exact is None else [self.exact]))
+        saved = Saved(*perform(self.forward, wanted, *args, **kwargs))
         # For inference cuDNN gives none.
         if self.lse_has_column and options["compute_log_sumexp"]:
-            (lse,) = perform(aten.squeeze.dim, None, lse, 3)
-        return Saved(out, lse, seed, offset)
+            return saved._replace(lse=perform(aten.squeeze.dim, None, saved.lse, 3)[0])
+        return saved
 
     def differentiate(self, perform: Perform, options: Mapping[str, Any], grad: Any, saved: Saved) -> Sequence[Any]:
         """dq, dk and dv of a forward with these options."""
+        if self.exact is not None and saved.lse64 is None:
+            saved = _of_library(perform, saved)
         lse = perform(aten.unsqueeze.default, None, saved.lse, 3)[0] if self.lse_has_column else saved.lse
-        more = {"grad_out": grad, "grad_out_": grad, "dout": grad, "out": saved.out, "logsumexp": lse}
-        more |= {"philox_seed": saved.seed, "philox_offset": saved.offset}
+        more = {"grad_out": grad, "grad_out_": grad, "dout": grad, "out": saved.out, "logsumexp": lse, "lse": lse}
+        more |= {"philox_seed": saved.seed, "philox_offset": saved.offset, "state": saved.seed, "lse64": saved.lse64}
         args, kwargs = _arguments(self.backward, {**options, **more})
         return perform(self.backward, range(3), *args, **kwargs)
 
@@ -105,16 +114,30 @@ class Peer:
         return next((reason for reason, fits in reasons.items() if not fits), None)
 
 
+def _of_library(perform: Perform, saved: Saved) -> Saved:
+    """As tilewright's backward takes what another forward saved of 16-bit operands: what it does not read is empty."""
+    empty = partial(perform, aten.new_empty.default, None, saved.lse, [0])
+    lse = saved.lse
+    if not (calls.tensor(lse) if isinstance(lse, fx.Node) else lse).is_contiguous():
+        (lse,) = perform(aten.clone.default, None, lse, memory_format=torch.contiguous_format)
+    return saved._replace(lse=lse, seed=empty(dtype=torch.int64)[0], lse64=empty(dtype=torch.float64)[0])
+
+
 def options_of(
-    q: Any, k: Any, v: Any, bias: Any, lengths: Sequence[Any], *, training: bool, causal: bool, scale: Any
+    q: Any, k: Any, v: Any, bias: Any, lengths: Sequence[Any], *, training: bool, causal: bool, scale: Any, **own: Any
 ) -> dict[str, Any]:
-    """The arguments of all fused kernels by name, without dropout; `lengths` are of queries and keys."""
+    """The arguments of all fused kernels by name, without dropout; `lengths` are of queries and keys.
+
+    What hides keys are `bias` and `causal` to PyTorch's kernels, and to tilewright's what `own` has.
+    """
     return {
-        "q": q, "k": k, "v": v, "mask": None, "want_dmask": False,
+        "q": q, "k": k, "v": v, "mask": None, "want_dmask": False, "dlse": None, "slopes": None, "starts_q": None,
+        "starts_k": None, "left": None, "right": None, "softcap": 0.0, "dropout": 0.0, "longest_q": 0, "longest_k": 0,
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "impl": "auto",
         "query": q, "key": k, "value": v, "attn_bias": bias, "attn_mask": bias, "compute_log_sumexp": training,
         "dropout_p": 0.0, "is_causal": causal, "scale": scale, "cum_seq_q": None, "cum_seq_k": None,
         "max_q": lengths[0], "max_k": lengths[1], "grad_input_mask": [True, True, True, False],
-    }  # fmt: skip
+    } | own  # fmt: skip
 
 
 def _arguments(operator: Any, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -175,7 +198,23 @@ WINDOWS = Peer(
     shares_lse=False,
     gives_lse=False,
 )
-"""tilewright's, whose operators are called as PyTorch's are."""
+OWN = Peer(
+    "tilewright.attention",
+    torch.ops.tilewright.attention.default,
+    torch.ops.tilewright.attention_backward.default,
+    causal_from_start=False,
+    random=(3, 3),
+    exact=2,
+)
+PREFIX = Peer(
+    "tilewright.attention_prefix",
+    torch.ops.tilewright.attention_prefix.default,
+    None,
+    causal_from_start=False,
+    shares_lse=False,
+    gives_lse=False,
+)
+"""The forward of few queries that see a whole cache, or its first keys."""
 PEERS = (FLASH, CUDNN, EFFICIENT, ON_CPU)
 FILLS = {-math.inf: False, -65504.0: True, -65536.0: True}
 """Mask values that mask a key, and whether a query without any key then attends to all keys as if unmasked: adding one

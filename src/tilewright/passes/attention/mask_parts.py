@@ -92,21 +92,23 @@ class MaskParts:
             own_position and more_keys is not None and more_keys >= 0 and bool(self.constant.all())
         )
 
+    def or_opaque(self, mask: Node, queries: int | torch.SymInt, keys: int | torch.SymInt) -> MaskParts:
+        """These parts of `mask`, but as one bias if masked scores are finite and a query may have no key.
+
+        Such a query weighs all keys alike, which masking does not reproduce.
+        """
+        finite = any(fill != -math.inf for fill in self.fill_values)
+        is_opaque = finite and (self.conditions or not self.leaves_a_key(queries, keys))
+        return MaskParts(ALL, biases=(mask,)) if is_opaque else self
+
 
 @in_real_tensors()
 def read_mask(
     mask: Node, constants: Constants, queries: int | torch.SymInt, keys: int | torch.SymInt, hides: float = NEGLIGIBLE
 ) -> MaskParts:
-    """The parts of `mask`, a bool tensor or a bias whose values up to `hides` mask a key.
-
-    A query without any key would weigh all keys alike if masked scores are finite, which masking does not reproduce:
-    if there may be such a query, the mask is one opaque bias.
-    """
-    found = read_hidden_keys(mask, constants, hides)
-    finite = any(fill != -math.inf for fill in found.fill_values)
-    if finite and (found.conditions or not found.leaves_a_key(queries, keys)):
-        return MaskParts(ALL, biases=(mask,))
-    return found
+    """The parts of `mask`, a bool tensor or a bias whose values up to `hides` mask a key, so that masking them gives
+    what the program computes."""
+    return read_hidden_keys(mask, constants, hides).or_opaque(mask, queries, keys)
 
 
 @in_real_tensors()

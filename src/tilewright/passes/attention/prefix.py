@@ -16,6 +16,8 @@ from tilewright.graph.canonical import argument, canonical_name, example, same_s
 from tilewright.graph.insert import insert_call
 from tilewright.passes.attention.constants import SAME, Constants
 from tilewright.passes.attention.iota import compared_keys
+from tilewright.passes.attention.library import FILLS
+from tilewright.passes.attention.mask_parts import MaskParts
 from tilewright.passes.attention.spelling import tensor_of
 from tilewright.pytorch.state import in_real_tensors
 
@@ -33,7 +35,7 @@ class Prefix(NamedTuple):
     """Axes of the comparison."""
     inserted: tuple[int, ...]
     """Axes of size 1 that were inserted since, one after the other."""
-    else_all: bool = False
+    else_all: bool
     """Whether a query that sees no key sees all of them."""
 
     def write(self, before: Node, batch: int, queries: int) -> Node:
@@ -44,10 +46,14 @@ class Prefix(NamedTuple):
         return insert_call(before, aten.expand.default, node, [batch, 1, queries, 1])
 
 
-def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
-    """The prefix of keys that a bool mask [B, H, Sq, Sk] lets queries see; None if heads differ or it is no prefix."""
+def prefix_of(mask: MaskParts, constants: Constants, keys: int | torch.SymInt) -> Prefix | None:
+    """The prefix of `keys` that a mask [B, H, Sq, Sk] lets queries see; None if heads differ or it is no prefix."""
+    if len(mask.conditions) != 1 or mask.biases or not mask.shows_all or not mask.fill_values <= FILLS.keys():
+        return None
     inserted: list[int] = []
-    node = mask
+    (node,) = mask.conditions
+    if tensor_of(node).shape[-1] != keys:
+        return None
     while True:
         name, source = canonical_name(node), argument(node, 0, "input")
         if name == "unsqueeze" and isinstance(source, Node) and isinstance(axis := argument(node, 1, "dim"), int):
@@ -66,7 +72,8 @@ def prefix_of(mask: Node, constants: Constants) -> Prefix | None:
         sizes.insert(axis, 1)
     sizes = [1] * (4 - len(sizes)) + sizes
     fits = len(sizes) == 4 and sizes[1] == sizes[3] == 1
-    return Prefix(last, more, _rank(node), tuple(inserted)) if fits else None
+    shows_all = any(FILLS[fill] for fill in mask.fill_values)
+    return Prefix(last, more, _rank(node), tuple(inserted), shows_all) if fits else None
 
 
 def _from_first(node: Node) -> bool:
