@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from tests.passes.attention.flex_functions import D, H, K, alibi, of_heads
 from tests.passes.attention.interpreted_kernel import Compiled, inferred
 from tests.passes.attention.spellings import draw
 from tilewright.records.program import Decision
@@ -14,8 +15,7 @@ pytestmark = [
     # Of eager's call.
     pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
 ]
-B, H, K, N, D = 2, 4, 2, 128, 16
-SLOPES = torch.linspace(0.1, 0.4, H)
+B, N = 2, 128
 
 
 def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -26,10 +26,6 @@ def double(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return score * 2
 
 
-def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score + SLOPES[h] * (j - i)
-
-
 def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i >= j) & (i - j < 20)
 
@@ -37,10 +33,6 @@ def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def earlier(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """The first queries see no key: zeros."""
     return j <= i - 10
-
-
-def of_heads(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return (h == 0) | (i >= j)
 
 
 def prefix(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

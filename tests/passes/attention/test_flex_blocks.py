@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.contract import keeps_contract, nodes
+from tests.passes.attention.flex_functions import SLOPES, D, H, K, alibi, of_heads
 from tests.passes.attention.spellings import draw
 from tilewright.passes.attention.flex_blocks import Run, runs_of
 
@@ -18,13 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning"),
     pytest.mark.filterwarnings("ignore:return_lse is deprecated:FutureWarning"),
 ]
-H, K, D = 4, 2, 16
-SLOPES = torch.linspace(0.1, 0.4, H)
 DOCUMENTS = torch.arange(600) // 150
-
-
-def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score + SLOPES[h] * (j - i)
 
 
 def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -34,10 +29,6 @@ def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def earlier(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """The first queries see no key: zeros."""
     return j <= i - 150
-
-
-def of_heads(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return (h == 0) | (i >= j)
 
 
 def of_documents(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
