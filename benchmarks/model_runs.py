@@ -301,13 +301,7 @@ class _Running:
             print(f"    {line[:200]}")
 
     def _row(
-        self,
-        kind: str,
-        name: str,
-        timing: Timing,
-        kernels: KernelTimes | None,
-        peak: int | None,
-        truth: Compared,
+        self, kind: str, name: str, timing: Timing, kernels: KernelTimes | None, peak: int | None, truth: Compared
     ) -> Measurement:
         is_problem = self.request.problems is not None
         model = self.request.name if is_problem else self.request.name.split("-")[0]

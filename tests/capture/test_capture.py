@@ -150,9 +150,7 @@ def warning_once(self: logging.Logger, text: str) -> None:
     ids=["a library's own", "info", "debug if enabled", "root", "warn", "print"],
 )
 def test_it_is_one_graph(
-    tell: Callable[[Tensor], object],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tell: Callable[[Tensor], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
     logged: list[logging.LogRecord] = []

@@ -227,8 +227,7 @@ def test_a_product_is_kept_in_place_of_what_kernels_compute_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
-    [(torch.neg, "neg"), (lambda s: s.bfloat16(), "_to_copy"), (lambda s: s.double(), "sum")],
+    ("made", "expected"), [(torch.neg, "neg"), (lambda s: s.bfloat16(), "_to_copy"), (lambda s: s.double(), "sum")]
 )
 def test_of_a_sum_and_what_is_made_of_it_the_smaller_is_kept(made: Model, expected: str) -> None:
     def program(x: Tensor) -> Tensor:

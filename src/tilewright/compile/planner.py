@@ -36,13 +36,7 @@ class Planner(Rewriter):
     Without `hand_written` the plan has only generated kernels and library calls. `decisions` collects the decisions.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        *,
-        hand_written: bool = True,
-        decisions: list[Decision] | None = None,
-    ) -> None:
+    def __init__(self, target: Target, *, hand_written: bool = True, decisions: list[Decision] | None = None) -> None:
         self.target = target
         self.hand_written = hand_written
         self.decisions = [] if decisions is None else decisions

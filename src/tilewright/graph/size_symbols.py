@@ -256,10 +256,7 @@ class Expressions:
     def _sums(self, values: Sequence[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         for (a, left), (b, right) in combinations(self.integers, 2):
             scale = left[0] * right[1] - left[1] * right[0]
-            first, second = (
-                values[0] * right[1] - values[1] * right[0],
-                left[0] * values[1] - left[1] * values[0],
-            )
+            first, second = (values[0] * right[1] - values[1] * right[0], left[0] * values[1] - left[1] * values[0])
             if not scale or first % scale or second % scale:
                 continue
             first, second = first // scale, second // scale

@@ -83,13 +83,7 @@ _GPU_LAUNCH_US = 2.0
 
 
 def _stated(
-    name: str,
-    driver_name: str,
-    capability: str,
-    *,
-    l2_bytes: int,
-    l2_GBps: float | None = None,
-    **matmul: float,
+    name: str, driver_name: str, capability: str, *, l2_bytes: int, l2_GBps: float | None = None, **matmul: float
 ) -> DeviceProfile:
     """A GPU's profile: its datasheet, and figures that the datasheet lacks; `matmul` in TFLOP/s by dtype."""
     sheet = DATASHEETS[driver_name]

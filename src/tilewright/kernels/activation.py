@@ -119,15 +119,9 @@ def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-_activation_backward = define(
-    "activation_backward",
-    _backward,
-    lambda dy, x, kind: _like(x),
-)
+_activation_backward = define("activation_backward", _backward, lambda dy, x, kind: _like(x))
 _gated_activation_backward = define(
-    "gated_activation_backward",
-    _gated_backward,
-    lambda dy, gate, up, kind: (_like(gate), _like(up)),
+    "gated_activation_backward", _gated_backward, lambda dy, gate, up, kind: (_like(gate), _like(up))
 )
 
 

@@ -53,12 +53,7 @@ class Stage:
     passes: tuple[Pass | Rule, ...]
 
     def run(
-        self,
-        graph: fx.Graph,
-        target: Target,
-        *,
-        name: GraphName | None = None,
-        hand_written: bool = True,
+        self, graph: fx.Graph, target: Target, *, name: GraphName | None = None, hand_written: bool = True
     ) -> list[Decision]:
         """Rewrite `graph` in place; the decisions, which are those of a graph called `name` if that is given.
 

@@ -15,7 +15,6 @@ Runs after the cut into forward and backward.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -24,9 +23,9 @@ from torch import Tensor, fx
 
 from tilewright.graph.calls import arguments, class_of, tensor
 from tilewright.graph.insert import insert_formula
-from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import FEW_ROWS, LONG_ROW, Lowered
 from tilewright.loops.nest import Level
+from tilewright.passes.bodies import write_body
 from tilewright.passes.rule import call, cplusplus, rule
 
 STRIDED_BYTES = 64 * 1024
@@ -95,52 +94,6 @@ def _is_strided(node: fx.Node, operand: fx.Node) -> bool:
     return prod(x.shape[max(axis % x.dim() for axis in axes) + 1 :]) >= LEAST_BESIDE
 
 
-def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    wide = at_least_fp32(x)
-    e = (wide - wide.amax(dim, True)).exp()
-    return (e / e.sum(dim, True)).to(torch.float32 if half_to_float else x.dtype)
-
-
-def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    wide = at_least_fp32(x)
-    top = wide.amax(dim, True)
-    e = (wide - top).exp()
-    return torch.where(top == -torch.inf, 0, e / e.sum(dim, True)).to(dtype or x.dtype)
-
-
-def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    shifted = at_least_fp32(x) - at_least_fp32(x).amax(dim, True)
-    return (shifted - shifted.exp().sum(dim, True).log()).to(torch.float32 if half_to_float else x.dtype)
-
-
-def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    wide = at_least_fp32(x)
-    top = wide.amax(dim, True)
-    shift = torch.where(top.isinf(), 0, top)
-    total = (wide - shift).exp().sum(dim, True).log() + shift
-    return (total if keepdim else total.squeeze(dim)).to(x.dtype)
-
-
-def _softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    wide = at_least_fp32(y)
-    return (wide * (at_least_fp32(g) - (at_least_fp32(g) * wide).sum(dim, True))).to(dtype)
-
-
-def _log_softmax_backward(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    return (at_least_fp32(g) - at_least_fp32(y).exp() * at_least_fp32(g).sum(dim, True)).to(dtype)
-
-
-def _moments(
-    x: Tensor, dim: list[int], *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Variance and mean."""
-    wide = at_least_fp32(x)
-    count = prod(x.shape[axis] for axis in dim)
-    centred = wide - wide.sum(dim, True) / count
-    freedom = max(count - (1 if correction is None else correction), 0)
-    return ((centred * centred).sum(dim, keepdim) / freedom).to(x.dtype), (wide.sum(dim, keepdim) / count).to(x.dtype)
-
-
 def _place(x: Tensor, extreme: Tensor, dim: int, keepdim: bool) -> Tensor:
     """The first index of the extreme [kept axes] along `dim`, or of NaN if there is one."""
     count = x.shape[dim]
@@ -162,20 +115,14 @@ PLACES: dict[Any, Callable[..., Any]] = {
     aten.max.dim: _max,
     aten.min.dim: _min,
 }
-FORMULAS: dict[Any, Callable[..., Any]] = {
-    aten._softmax.default: _softmax,
-    aten._safe_softmax.default: _safe_softmax,
-    aten._log_softmax.default: _log_softmax,
-    aten.logsumexp.default: _logsumexp,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten._log_softmax_backward_data.default: _log_softmax_backward,
-    aten.var.correction: lambda *args, **options: _moments(*args, **options)[0],
-    aten.std.correction: lambda x, *args, **o: at_least_fp32(_moments(x, *args, **o)[0]).sqrt().to(x.dtype),
-    aten.var_mean.correction: _moments,
-    **PLACES,
-}
+BY_BODY = (
+    aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default, aten.logsumexp.default,
+    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
+    aten.var.correction, aten.std.correction, aten.var_mean.correction,
+)  # fmt: skip
 
 
-@rule(call(tuple(FORMULAS), "operand", ...), on=cplusplus, where=_is_strided)
+@rule(call((*BY_BODY, *PLACES), "operand", ...), on=cplusplus, where=_is_strided)
 def split_strided_rows(node: fx.Node) -> Any:
-    return insert_formula(node, partial(FORMULAS[node.target], **node.kwargs), *node.args)
+    by_place = PLACES.get(node.target)
+    return insert_formula(node, by_place, *node.args) if by_place else write_body(node)

@@ -52,13 +52,7 @@ SUITES = {
         workload=_workloads(1, fwd=2, bwd=3),
         variants=(
             Variant("tilewright", "triton", gelu, "memory"),
-            example(
-                "tilewright-cuda",
-                "cuda",
-                "kernels/gelu.py:gelu",
-                "memory: by hand in CUDA C++",
-                refuses=_no_fp64,
-            ),
+            example("tilewright-cuda", "cuda", "kernels/gelu.py:gelu", "memory: by hand in CUDA C++", refuses=_no_fp64),
             example(
                 "tilewright-triton",
                 "triton",

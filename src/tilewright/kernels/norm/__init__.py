@@ -289,12 +289,7 @@ def _add_norm_gradients(
     return dx, dx, None if weight is None else d_weight, d_bias if ctx.has_bias else None, None, None
 
 
-_backward = define(
-    "norm_backward",
-    _backward_by_torch,
-    _fake_backward,
-    recipe=backward_recipe,
-)
+_backward = define("norm_backward", _backward_by_torch, _fake_backward, recipe=backward_recipe)
 _norm = define(
     "norm",
     _norm_by_torch,
@@ -308,10 +303,5 @@ _norm = define(
 )
 _known_norm = known_of(_norm)
 _add_norm = define(
-    "add_norm",
-    by_torch,
-    _fake_add_norm,
-    backward=_add_norm_gradients,
-    save=_save_add_norm,
-    recipe=add_norm_recipe,
+    "add_norm", by_torch, _fake_add_norm, backward=_add_norm_gradients, save=_save_add_norm, recipe=add_norm_recipe
 )

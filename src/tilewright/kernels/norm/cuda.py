@@ -11,16 +11,7 @@ from typing import Literal
 import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.kernels.row import (
-    ELEMENTS,
-    LINE,
-    VECTOR,
-    RowLayout,
-    alignment_of,
-    layout_of,
-    line_of,
-    vectors_of,
-)
+from tilewright.kernels.row import ELEMENTS, LINE, VECTOR, RowLayout, alignment_of, layout_of, line_of, vectors_of
 from tilewright.kernels.row_schedule import CLUSTERS, Schedule, blocks_for, no_kernel, room_of
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder

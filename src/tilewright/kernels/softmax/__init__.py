@@ -102,10 +102,7 @@ def _backward_by_torch(y: torch.Tensor, dy: torch.Tensor, log: bool) -> torch.Te
 
 
 _backward = define(
-    "softmax_backward",
-    _backward_by_torch,
-    lambda y, dy, log: y.new_empty(y.shape),
-    recipe=_backward_recipe,
+    "softmax_backward", _backward_by_torch, lambda y, dy, log: y.new_empty(y.shape), recipe=_backward_recipe
 )
 _forward = define(
     "softmax",

@@ -12,15 +12,7 @@ import torch
 
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.kernels.device import interpreted
-from tilewright.kernels.row import (
-    ELEMENTS,
-    VECTOR,
-    RowLayout,
-    alignment_of,
-    layout_of,
-    line_of,
-    vectors_of,
-)
+from tilewright.kernels.row import ELEMENTS, VECTOR, RowLayout, alignment_of, layout_of, line_of, vectors_of
 from tilewright.kernels.row_schedule import Schedule, blocks_for, no_kernel
 from tilewright.launch import nvrtc
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -40,14 +32,7 @@ STEPS = {
         (98304, 1024, 8),
         (131072, 1024, 16),
     ),
-    "backward": (
-        (2048, 512, 1),
-        (4096, 512, 2),
-        (8192, 512, 4),
-        (16384, 512, 8),
-        (32768, 512, 8),
-        (65536, 512, 16),
-    ),
+    "backward": ((2048, 512, 1), (4096, 512, 2), (8192, 512, 4), (16384, 512, 8), (32768, 512, 8), (65536, 512, 16)),
 }
 """(The most vectors of a row, threads of a block, blocks of a cluster): the fastest of those measured on an H200."""
 

@@ -15,13 +15,7 @@ def _backward_exponentials(sizes: CallSizes) -> Count:
     return elements(sizes.shape("y")) if sizes.argument("log") else 0
 
 
-own(
-    "softmax(Tensor x, bool log) -> Tensor",
-    "reduction",
-    arithmetic=per_operand(4, 1),
-    shapes=same,
-    dtypes=("x",),
-)
+own("softmax(Tensor x, bool log) -> Tensor", "reduction", arithmetic=per_operand(4, 1), shapes=same, dtypes=("x",))
 own(
     "softmax_backward(Tensor y, Tensor dy, bool log) -> Tensor",
     "reduction",

@@ -55,6 +55,7 @@ from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
+from tilewright.passes.bodies import write_body
 from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.norm.group import normalised as group_normalised
 from tilewright.passes.rule import call, rule, triton
@@ -84,8 +85,8 @@ def split_norms(node: fx.Node, target: Target) -> Any:
     if node.target is LAYER and _is_long(args[0], _rows_of(*args[:2]), target):
         return insert_formula(node, _layer_norm, *args)
     if node.target is LAYER_BACKWARD and _starves(args[1], _rows_of(*args[1:3]), target):
-        return insert_formula(node, _layer_norm_backward, *args)
-    return _spread_of(node) if node.target in SPREADS and _starves(args[0], _rows(node), target) else None
+        return write_body(node)
+    return write_body(node) if node.target in SPREADS and _starves(args[0], _rows(node), target) else None
 
 
 def _rows_of(operand: fx.Node, shape: list[int]) -> int:
@@ -98,26 +99,6 @@ def _rows(node: fx.Node) -> int:
     spread: Any = calls.outputs(node)[0]
     found: int = spread.numel()
     return found
-
-
-def _spread_of(node: fx.Node) -> Any:
-    given: Any = calls.arguments(node)
-    x, correction = given["self"], given.get("correction")
-    dims = list(given.get("dim") or range(x.meta["val"].dim()))
-    freedom = max(x.meta["val"].numel() // _rows(node) - (1 if correction is None else correction), 0)
-    of_deviation, with_mean = (word in calls.operator_name(node.target) for word in ("std", "mean"))
-    keepdim = bool(given.get("keepdim", False))
-    spread, mean = insert_formula(node, _spread, x, dims, freedom, keepdim, of_deviation)
-    return [spread, mean] if with_mean else spread
-
-
-def _spread(x: Tensor, dims: list[int], freedom: float, keepdim: bool, root: bool) -> tuple[Tensor, Tensor]:
-    """The variance, or its root, and the mean."""
-    wide = x.float()
-    mean = wide.mean(dims, keepdim=True)
-    spread = (wide - mean).square().sum(dims, keepdim=keepdim) / freedom
-    mean = mean if keepdim else mean.view(spread.shape)
-    return (spread.sqrt() if root else spread).to(x.dtype), mean.to(x.dtype)
 
 
 def _is_of_columns(node: fx.Node, target: Target) -> bool:
@@ -250,22 +231,6 @@ def _layer_norm(
         y = y + bias
     of_rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
     return y.to(x.dtype), mean.view(of_rows), rstd.view(of_rows)
-
-
-def _layer_norm_backward(
-    g: Tensor, x: Tensor, shape: list[int], mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None,
-    wanted: list[bool],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """As `layer_norm_backward` in `operators/normalization.py`."""
-    rows, dims = list(range(x.dim() - len(shape))), list(range(x.dim() - len(shape), x.dim()))
-    wide, normal = g.float(), (x.float() - mean) * rstd
-    scaled = wide if weight is None else wide * weight
-    level, tilt = (of.sum(dims, keepdim=True) / prod(shape) for of in (scaled, scaled * normal))
-    dx = rstd * (scaled - level - normal * tilt)
-    dw, db = (of.sum(rows) if rows else of for of in (wide * normal, wide))
-    dtypes = x.dtype, *(x.dtype if vector is None else vector.dtype for vector in (weight, bias))
-    found = zip((dx, dw, db), dtypes, wanted, strict=True)
-    return tuple(value.to(dtype) if want else None for value, dtype, want in found)
 
 
 def _backward(
