@@ -244,6 +244,23 @@ def test_a_case_that_is_not_one_graph_is_measured_in_its_pieces_and_verified(
     assert str(done).startswith("Inference (--training adds backward): tilewright takes")
 
 
+class Tags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+def test_a_function_that_dynamo_skips_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "0")
+    monkeypatch.setattr(optimisation, "measure", partial(measure, impls=["eager", "tilewright"]))
+    done = optimize_case(case(Tags(), "f32[S=4,B=2,D=8]"), seconds=0.05)
+    assert "runs as PyTorch runs it: the function forward at test_verbs.py" in str(done)
+    assert "torch._dynamo.config.allow_rnn = True" in str(done)
+
+
 def test_the_time_given_to_measuring_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     monkeypatch.setattr(optimisation, "measure", lambda *_, seconds, **__: given.append(seconds) or [])

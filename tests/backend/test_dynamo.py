@@ -63,7 +63,7 @@ def test_a_model_around_a_module_that_is_not_traced(told: Callable[[], list[str]
             assert_same(fast(x), model(x))
     (line,) = told()
     assert line.startswith("tilewright: the function forward at test_dynamo.py:")
-    assert line.endswith("runs as PyTorch runs it: Attempted to wrap RNN, GRU, or LSTM: LSTM(8, 8)")
+    assert line.endswith("Dynamo traces recurrent layers only with torch._dynamo.config.allow_rnn = True")
     assert not record.graphs and [found.what for found in record.fallbacks] == ["the function forward"]
 
 
@@ -89,7 +89,7 @@ def test_it_is_an_error_where_falling_back_is_forbidden() -> None:
         with pytest.raises(Exception, match=r"the function prints_in_a_loop at test_dynamo.py:\d+: print\(i\): Failed"):
             compiled(prints_in_a_loop)(torch.randn(8))
     # PyTorch's own count of compilations stands where it stood: later ones are heard.
-    with pytest.raises(Exception, match=r"the function forward at .*: Attempted to wrap RNN"):
+    with pytest.raises(Exception, match=r"the function forward at .*: Dynamo traces recurrent layers only with"):
         compiled(Recurrent())(torch.randn(3, 2, 8))
 
 

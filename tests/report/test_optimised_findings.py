@@ -43,6 +43,17 @@ def test_what_is_slow_why_and_what_to_do() -> None:
     ]
 
 
+def test_what_has_no_floor_is_named_and_what_is_at_its_floor_has_no_advice() -> None:
+    unknown = operator(0, "rnn", stage="after", measured_us=900.0, floor_us=None)
+    near = operator(1, "mm", stage="after", measured_us=100.0, floor_us=99.8)
+    assert findings(Program([unknown, near]))[1:] == [
+        "90% of it is in operators of which no floor is known, most in rnn.",
+        "The others are at their floors.",
+    ]
+    assert findings(Program([near]))[1:] == ["All are at their floors."]
+    assert findings(Program([unknown]))[1:] == ["100% of it is in operators of which no floor is known, most in rnn."]
+
+
 def test_other_kernels_have_other_advice() -> None:
     made = launches()
     library = replace(made.operators[1], region=None, dtype="float32", shape=(64, 7))

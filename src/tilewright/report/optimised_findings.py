@@ -50,14 +50,22 @@ def findings(program: Program) -> list[str]:
     named = ", ".join(f"{op.name} {duration(_time(op))} ({_time(op) / whole:.0%})" for op in slowest)
     many = f"all {len(launches):,} launches" if len(launches) > 1 else "the one launch"
     sentences = [f"Of the {duration(whole)} of {many} most goes to {named}."]
-    worst = max(launches, key=_lost)
-    if _lost(worst) > 0:
+    if unknown := [op for op in launches if op.floor_us is None]:
+        longest = max(unknown, key=_time)
         sentences.append(
-            f"{sum(map(_lost, launches)) / whole:.0%} of it is above the floors, most of that in {worst.name}: "
+            f"{sum(map(_time, unknown)) / whole:.0%} of it is in operators of which no floor is known, most in "
+            f"{longest.name}."
+        )
+    worst, lost = max(launches, key=_lost), sum(map(_lost, launches))
+    if round(100 * lost / whole):
+        sentences.append(
+            f"{lost / whole:.0%} of it is above the floors, most of that in {worst.name}: "
             f"{ratio(_time(worst) / worst.floor_us if worst.floor_us else None)} its floor"
             + (f", which is {worst.bound}." if worst.bound else ".")
         )
         sentences.append(" ".join([_advice(worst, program.regions), *_refused(program)]))
+    elif len(unknown) < len(launches):
+        sentences.append("The others are at their floors." if unknown else "All are at their floors.")
     return [*sentences, *_mispredicted(launches)]
 
 

@@ -56,7 +56,7 @@ def bench_case(
     notes: dict[str, str] = {}
     for impl in dict.fromkeys(("tilewright", *wanted)):
         for _ in range(CALLS_UNTIL_REPLAYED if impl in REPLAYED else 1):
-            subject.call(impl)
+            subject.compile(impl)
         verified = subject.verified(impl)
         if broken := ", ".join(v.tensor for v in verified if not v.ok):
             if impl.startswith("tilewright"):

@@ -174,7 +174,7 @@ def _optimized(
     if isinstance(priced, CaptureError):
         program = program_in_pieces(subject, profile, priced)
     else:
-        subject.call("tilewright")
+        subject.compile("tilewright")
         program = with_times(priced, subject.recording, device)
     tell("verifying against float64")
     verified = subject.verified("tilewright")

@@ -25,7 +25,7 @@ def program_in_pieces(subject: Subject, profile: DeviceProfile, broken: CaptureE
 
     if strict():
         raise broken
-    subject.call("tilewright")
+    subject.compile("tilewright")
     if not subject.has_results:
         raise broken
     record = subject.recording

@@ -27,7 +27,7 @@ class Subject:
     def __init__(self, case: Case, device: str = "cpu") -> None:
         import torch
 
-        from tilewright.backend import Recording
+        from tilewright.backend import Recording, backend, recording
         from tilewright.measure.inputs import make_arguments, on_device
         from tilewright.pytorch.compiler import forget_compiled
 
@@ -41,6 +41,17 @@ class Subject:
         self.recording: Recording = Recording()
         forget_compiled()
 
+        def recorded(module: Any, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+            with recording() as record:
+                compiled = backend(module, inputs, **options)
+            self.recording.graphs += record.graphs
+            self.recording.decisions += record.decisions
+            self.recording.fallbacks += record.fallbacks
+            return compiled
+
+        # Dynamo's name for what a backend wraps: skipped functions are reported for that one.
+        vars(recorded)["_torchdynamo_orig_backend"] = backend
+
         def compiled(**options: Any) -> Callable[..., Any]:
             function: Callable[..., Any] = torch.compile(model, dynamic=False, **options)
             return function if self.arguments.are_flat else partial(_call, self.arguments, function)
@@ -49,12 +60,12 @@ class Subject:
             "eager": self.model,
             "eager-sdpa": compiled(backend=_eager_with_sdpa),
             "inductor": compiled(),
-            "tilewright": compiled(backend=self._backend),
+            "tilewright": compiled(backend=recorded),
         }
         if torch.device(device).type == "cuda":
             self.functions |= {
                 "inductor-reduce-overhead": compiled(mode="reduce-overhead"),
-                "tilewright-reduce-overhead": compiled(backend=self._backend, mode="reduce-overhead"),
+                "tilewright-reduce-overhead": compiled(backend=recorded, mode="reduce-overhead"),
             }
         if not case.training:
             self.functions["inductor-out"] = self._into_warm_output(
@@ -75,16 +86,6 @@ class Subject:
             line = error_location(error)
             hint = "; --inputs gives integers a range, as in i64[B=4]<1" if isinstance(error, LookupError) else ""
             raise InputError(f"{self.case.name} fails on its inputs {line}{hint}") from error
-
-    def _backend(self, module: Any, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        from tilewright import backend
-
-        with backend.recording() as record:
-            compiled = backend.backend(module, inputs, **options)
-        self.recording.graphs += record.graphs
-        self.recording.decisions += record.decisions
-        self.recording.fallbacks += record.fallbacks
-        return compiled
 
     def _into_warm_output(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The peer, writing its result to memory that is already mapped."""
@@ -114,6 +115,14 @@ class Subject:
         if results:
             torch.autograd.backward(results, self.gradients)
         self._drop_gradients()
+
+    def compile(self, impl: str) -> None:
+        """The first call. Noted are also the functions that Dynamo skips before it calls a backend."""
+        from tilewright.backend import recording
+
+        with recording() as record:
+            self.call(impl)
+        self.recording.fallbacks += record.fallbacks
 
     def verified(self, impl: str) -> list[Verified]:
         """The results and gradients of an implementation beside eager's and those of float64 (`verify`)."""

@@ -170,6 +170,8 @@ def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
     if not bare:
         return []
     of_host = "" if on_host is None else f" beside the operators, which take {on_host:.0f} % of the host's step"
+    if of_host:
+        of_host += _longest(connection, bare)
     most = "" if not win else f"; operators can win at most {share(min(win, bare), bare)}"
     if win and win >= STANDS_OUT * bare:
         operator, source, part = connection.execute(
@@ -183,6 +185,18 @@ def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
             "Other programs may use this machine's processors: measure again while they rest.",
         ]
     return said
+
+
+def _longest(connection: DuckDBPyConnection, bare: float) -> str:
+    """The operator of a line that takes most of the bare step, and whether its floor is known; none below a tenth."""
+    found = connection.execute(
+        """SELECT operator, source, sum(ms) AS ms, count(win) FROM host_distance
+           GROUP BY operator, source ORDER BY ms DESC"""
+    ).fetchone()
+    if found is None or found[2] < STANDS_OUT * bare:
+        return ""
+    operator, source, ms, priced = found
+    return f", {operator}{at(source)} {share(min(ms, bare), bare)}{'' if priced else ' (no floor is known of it)'}"
 
 
 def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
