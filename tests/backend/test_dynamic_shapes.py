@@ -200,6 +200,16 @@ def test_a_size_that_a_slice_cuts_off_has_another_program() -> None:
     agrees(function, [torch.randn(2, n) for n in (7, 9, 100, 38, 40, 41, 500)], of_each, dynamic=True)
 
 
+def test_positions_beyond_32_bits_have_another_program() -> None:
+    def squares(x: torch.Tensor) -> torch.Tensor:
+        i = torch.arange(x.shape[0])
+        return F.relu(x) + i * i
+
+    inputs = [torch.randint(-9, 9, (n,)) for n in (30_000, 40_000, 50_000)]
+    record = agrees(squares, inputs, of_each, dynamic=True)
+    assert len(record.graphs) == 2
+
+
 def test_one_program_serves_all_places_of_a_cache() -> None:
     run = compiled(step_of_cache, dynamic=True)
     mine, theirs = torch.zeros(2, 64, 8), torch.zeros(2, 64, 8)

@@ -1,5 +1,6 @@
 """Masks that become numbers in C++ kernels: the numbers, and a loop that the compiler vectorises."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -93,3 +94,16 @@ def test_a_scaled_product_of_floats_of_8_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_conversion_reads_what_is_stored(dtype: torch.dtype) -> None:
     assert differing(dtype) == []
+
+
+@pytest.mark.parametrize(("count", "narrow"), [(40_000, True), (50_000, False)])
+def test_positions_are_computed_in_32_bits_where_they_fit(count: int, narrow: bool) -> None:
+    def program(x: Tensor) -> Tensor:
+        i = torch.arange(count)
+        return x + i * i - torch.minimum(i, x)
+
+    x = torch.randint(-(2**40), 2**40, (count,))
+    with torch.no_grad(), recording() as record:
+        assert torch.equal(compiled(program)(x), program(x))
+    (source,) = (source for graph in record.graphs for source in graph.plan.sources.values())
+    assert bool(re.search(r"\(uint32_t\)v\d+ \* \(uint32_t\)v", source)) == narrow

@@ -14,8 +14,8 @@ from tests import processes
 from tests.emit.triton_programs import golden, nests_of
 from tests.golden import check
 from tests.passes.graphs import aten
+from tilewright.emit.narrow_integers import ranges_of
 from tilewright.emit.triton import emit_triton
-from tilewright.emit.triton_indices import ranges_of
 from tilewright.hardware.target import target_named
 from tilewright.launch.blocking import plan
 from tilewright.loops.nest import Nest

@@ -23,6 +23,7 @@ from tilewright.capture.aot import Boxed
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
+from tilewright.emit.narrow_integers import narrow_steps
 from tilewright.emit.source import source_of
 from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols, remainders
 from tilewright.graph.specialise import specialise
@@ -165,6 +166,13 @@ class SymbolicProgram:
         known = graph.symbols.expressions(self.points, moduli)
         self.integers = graph.symbols.evaluator([_expression(known, values) for values in found.values])
         self.sizes, self.taken_as = map(graph.symbols.evaluator, known.same)
+        narrow = {name: narrow_steps(nest) for name, nest in self.nests.items()}
+        self.narrow = [
+            (self.nests[name], narrow[name], step.sizes)
+            for step in steps
+            if isinstance(step, KernelStep) and narrow[name := self.kernel_of[step.name]]
+        ]
+        """Kernels that compute some integers in 32 bits: the nest, these steps, and the arguments."""
 
     def _assembled(self, plan: GraphPlan, arguments: Mapping[str, tuple[Number, ...]]) -> Executable:
         units = {unit.name: unit for unit in plan.units}
@@ -177,7 +185,15 @@ class SymbolicProgram:
     def serves(self, sizes: Sizes) -> bool:
         points = self.points[0]
         remain = remainders(sizes, self.moduli) == remainders(points, self.moduli)
-        return remain and self.sizes(*sizes) == self.taken_as(*sizes)
+        return remain and self.sizes(*sizes) == self.taken_as(*sizes) and self._fits(sizes)
+
+    def _fits(self, sizes: Sizes) -> bool:
+        """Whether what kernels compute in 32 bits fits these at such sizes too."""
+        if not self.narrow:
+            return True
+        integers = self.integers(*sizes)
+        given = ((nest, steps, filled(arguments, integers)) for nest, steps, arguments in self.narrow)
+        return all(steps <= narrow_steps(filled(nest, arguments)) for nest, steps, arguments in given)
 
     def is_near(self, sizes: Sizes) -> bool:
         middle = self.points[len(self.points) // 2]

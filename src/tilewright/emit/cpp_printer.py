@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tilewright.emit.cpp_schedule import CppSchedule
 from tilewright.emit.cpp_text import COMPUTED, STORED, from_storage, identifiers, scalar, to_storage
+from tilewright.emit.narrow_integers import far_loads, narrow_steps
 from tilewright.loops.nest import Access, Level, Nest, Step
 from tilewright.operators.language import COMPUTE_DTYPE
 
@@ -19,6 +21,8 @@ class Printer:
         self.lines: list[str] = []
         self.depth = 1
         self.pointers = identifiers(nest)
+        self.narrow = narrow_steps(nest)
+        self.far = far_loads(nest)
         self.begin = "0"
         """The first index of the innermost loop."""
 
@@ -77,13 +81,19 @@ class Printer:
             value = f"drawn{i}[c{len(self.nest.cols) - 1} - {self.begin}] != 0"
         else:
             value = self._expression(i, step)
-        self.put(f"const {COMPUTED[step.dtype]} v{i} = {value};")
+        self.put(f"const {'int32_t' if i in self.narrow else COMPUTED[step.dtype]} v{i} = {value};")
         if step.name == "check" and not kept:
             counts = "".join(f" & v{a}" for a in step.args[1:])
             self.put(f"outside |= (v{i} != v{step.args[0]}){counts};")
 
+    def _operand(self, i: int, a: int) -> str:
+        """The value of step `a` as step `i` reads it: with 64 bits where that one needs them."""
+        step = self.nest.steps[i]
+        wide = i in self.far if step.name == "load" else step.dtype == "int64" and i not in self.narrow
+        return f"(int64_t)v{a}" if wide and a in self.narrow else f"v{a}"
+
     def _expression(self, i: int, step: Step) -> str:
-        args = [f"v{a}" for a in step.args]
+        args = [self._operand(i, a) for a in step.args]
         if i in self.schedule.absolute:
             return f"tw_{step.name}_absolute({args[0]})"
         if step.access:
@@ -94,7 +104,7 @@ class Printer:
                 return loaded
             return f"v{condition} ? ({COMPUTED[step.dtype]})({loaded}) : ({COMPUTED[step.dtype]})0"
         if step.strides is not None:
-            return f"(int64_t)({self.index(step.strides)})"
+            return f"({'int32_t' if i in self.narrow else 'int64_t'})({self.index(step.strides)})"
         if step.name == "check":
             return f"tw_inside({args[0]}, {step.constant})"
         if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
@@ -104,7 +114,7 @@ class Printer:
         if step.name == "cast" and self.nest.steps[step.args[0]].dtype == "bool":
             # g++ 12 vectorises no loop that converts a bool: gradients of 124 × 2000 logits took 950 µs so, 120 now.
             return f"{args[0]} ? 1 : 0"
-        return scalar(step, args)
+        return scalar(replace(step, dtype="int32") if i in self.narrow else step, args)
 
     def _element(self, access: Access, args: Sequence[str] = ()) -> str:
         shift = f" + {access.offset}" if access.offset else ""
@@ -125,5 +135,5 @@ class Printer:
         if self.nest.buffers[step.access.buffer].dtype != dtype:
             return None
         condition = self.nest.condition(step)
-        element = self._element(step.access, [f"v{a}" for a in step.args])
+        element = self._element(step.access, [self._operand(i, a) for a in step.args])
         return element if condition is None else f"v{condition} ? {element} : ({STORED[dtype]})0"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
-from tilewright.emit.triton_indices import fits_with, narrow_steps, ranges_of
+from tilewright.emit.narrow_integers import far_loads, narrow_steps
 from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
 from tilewright.emit.triton_step import expression, from_storage, identity, literal, to_storage, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
@@ -50,10 +50,8 @@ class Printer:
         taken = set(self.names) | RESERVED
         loads = [s.access.buffer for s in self.nest.steps if s.access]
         self.values = [_value_name(i, s, self.names, loads, taken) for i, s in enumerate(self.nest.steps)]
-        ranges = {} if schedule.wide_index else ranges_of(self.nest)
         self.narrow = frozenset() if schedule.wide_index else narrow_steps(self.nest)
-        loading = [i for i, s in enumerate(self.nest.steps) if s.name == "load" and s.access and s.access.by]
-        self.far = frozenset(i for i in loading if not fits_with(self.nest, self.nest.steps[i], ranges))
+        self.far = far_loads(self.nest)
         self.row_axes = _axes("row", len(self.nest.rows))
         self.col_axes = _axes("i" if schedule.kind == "flat" else "col", len(self.nest.cols))
         self.in_pieces: frozenset[str] = frozenset()
