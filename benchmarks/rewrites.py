@@ -2,7 +2,7 @@
 
     python -m benchmarks.rewrites --on h200 --models gpt2,unet --kinds train
     python -m benchmarks.rewrites --on h200 --kinds infer --problems KernelBench/KernelBench --models level2
-    python -m benchmarks.rewrites --on cpu --tiny --models convnext --rewrites lighten_gradients
+    python -m benchmarks.rewrites --on cpu --tiny --models vit --rewrites add_biases_in_kernels
 
 By predicted time (of launches whose cost is known), launches, and peak memory. Nothing is compiled or run, and no GPU
 is needed. Without `--rewrites` each one that changed a graph of the model is left out in turn.

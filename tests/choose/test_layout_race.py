@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tilewright.choose.layouts import _alternative
 from tilewright.kernels.offer import OURS, THEIRS
 from tilewright.measure.timing.contest import agree
-from tilewright.passes.convolution.request import Convolution
+from tilewright.passes.convolution.channels_last import Convolution
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
     "conv2d": ((2, 4, 9, 7), (6, 2, 3, 3), (2, "valid", 1, 2)),

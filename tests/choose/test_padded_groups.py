@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tests.passes.graphs import aten, run, stays
 from tilewright.choose import padded_groups as pad_groups
+from tilewright.graph.layouts import FORMATS, lies_channels_last
 from tilewright.hardware.target import target_named
-from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
 
 H200 = target_named("h200")
 FORWARD, BACKWARD = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default

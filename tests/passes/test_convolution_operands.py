@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten, calls, run
+from tilewright.graph.layouts import lies_channels_last
 from tilewright.hardware.target import target_named
-from tilewright.passes.convolution.memory_formats import lies_channels_last
-from tilewright.passes.convolution.operands import lay_operands
+from tilewright.passes.convolution.channels_last import lay_operands
 
 H200 = target_named("h200")
 

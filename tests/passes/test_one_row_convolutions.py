@@ -10,8 +10,8 @@ from tests.passes.test_channels_last import convolutions, planned_for_h200, stor
 from tilewright.backend import Recording, backend, recording
 from tilewright.compile.stages import rewrite
 from tilewright.graph import calls
+from tilewright.graph.layouts import lies_channels_last
 from tilewright.hardware.target import target_named
-from tilewright.passes.convolution.memory_formats import lies_channels_last
 from tilewright.passes.convolution.other_forms import convolve_as_images
 from tilewright.records.program import Decision
 

@@ -28,22 +28,24 @@ from tilewright.choose.chooser import chosen
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import number
 from tilewright.graph.canonical import argument, canonical_name, example
+from tilewright.graph.layouts import FORMATS
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import OURS, THEIRS, Offer
 from tilewright.launch.race import Alternatives, Race, random_operand
 from tilewright.passes.convolution.channels_last import (
+    CONVOLUTIONS,
     WIDE,
+    Convolution,
     changed_by,
+    convolution_of,
     is_channels_last,
     is_of,
     is_trained,
     lay_channels_last,
     obstacle,
 )
-from tilewright.passes.convolution.memory_formats import FORMATS
 from tilewright.passes.convolution.other_forms import is_small_and_depthwise
-from tilewright.passes.convolution.request import CONVOLUTIONS, Convolution, convolution_of
 from tilewright.records.outcomes import Outcome
 
 MADE_FROM = ("choose/layouts.py",)

@@ -27,11 +27,11 @@ from torch import Tensor, fx
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
 from tilewright.graph.insert import contiguous, insert_call, insert_formula, replace, replace_results
+from tilewright.graph.layouts import FORMATS, lies_channels_last
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import Offer
-from tilewright.passes.convolution.memory_formats import FORMATS, lies_channels_last
 
 aten: Any = torch.ops.aten
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default

@@ -26,7 +26,7 @@ from tilewright.passes.attention.shift import zero_shift_gradients
 from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.constants import copy_constants_once, fold_constants
 from tilewright.passes.convolution import other_forms
-from tilewright.passes.convolution.operands import lay_operands, lighten_gradients
+from tilewright.passes.convolution.channels_last import lay_operands
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.encoder_layers import write_layers_out
@@ -91,7 +91,6 @@ JOINT = Stage(
         compute_where_read,
         Pass("choose_candidates", choose_candidates, hand_written=True),
         Pass("compute_from_rows", compute_from_rows),
-        lighten_gradients,
         lay_operands,
         Pass("pad_groups", pad_groups),
         make_masks_contiguous,

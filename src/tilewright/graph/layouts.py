@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from tilewright.graph import calls
 from tilewright.graph.insert import REFUSED_VIEW, insert_call
 
 if TYPE_CHECKING:
-    import torch
     from torch.fx import Node
 
 MOVES = {
@@ -23,8 +25,6 @@ def layout(node: Node) -> object:
     """Dtype, device, sizes and strides of a tensor, and whether it is read conjugated or negated; symbolic ones as
     expressions, since comparing symbols would bind them. Of another value the node itself, which is equal to no other.
     """
-    import torch
-
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return node
@@ -56,7 +56,6 @@ def widening_below(node: Node) -> Node | None:
 
 def _can_apply(moves: list[Node], source: Node) -> bool:
     """Whether the moves, last first, can be applied to `source`: a view may not where there are gaps between rows."""
-    import torch
     from torch import fx
 
     value: Any = calls.output(source)
@@ -108,9 +107,25 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 def _represents_all(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether every value of `narrow` is one of `wide`."""
-    import torch
-
     if narrow == wide or not (narrow.is_floating_point and wide.is_floating_point):
         return False
     more, less = torch.finfo(wide), torch.finfo(narrow)
     return more.eps <= less.eps and more.max >= less.max and more.smallest_normal <= less.smallest_normal
+
+
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""PyTorch's memory format by the number of dimensions. It has none for sequences [N, C, L]."""
+
+
+def lies_channels_last(x: Tensor) -> bool:
+    """Whether the channels of `x` [N, C, …] (sequences, images or volumes) are contiguous, without gaps."""
+    if x.dim() == 3:
+        return x.transpose(1, 2).is_contiguous()
+    return x.dim() in FORMATS and x.is_contiguous(memory_format=FORMATS[x.dim()])
+
+
+def laid_channels_last(x: Tensor) -> Tensor:
+    """A channels-last copy, with the strides that `clone` gives it."""
+    if x.dim() == 3:
+        return x.unsqueeze(2).clone(memory_format=torch.channels_last).squeeze(2)
+    return x.clone(memory_format=FORMATS[x.dim()])

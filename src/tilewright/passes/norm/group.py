@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph.insert import insert_formula
+from tilewright.graph.layouts import laid_channels_last, lies_channels_last
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
-from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.rule import call, rule
 
 Norm = tuple[Tensor, Tensor, Tensor]

@@ -52,11 +52,11 @@ from tilewright.emit.triton_schedule import WHOLE_ROW
 from tilewright.graph import calls
 from tilewright.graph.calls import arguments, class_of, nbytes, through
 from tilewright.graph.insert import insert_call, insert_formula
+from tilewright.graph.layouts import laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.bodies import write_body
-from tilewright.passes.convolution.memory_formats import laid_channels_last, lies_channels_last
 from tilewright.passes.norm.group import normalised as group_normalised
 from tilewright.passes.rule import call, rule, triton
 from tilewright.passes.strided import STRIDED_BYTES
