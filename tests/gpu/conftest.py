@@ -6,6 +6,8 @@ import torch
 from tilewright.backend import backend
 
 
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One process runs what takes much memory, one what shares a fixture that compiles every operator."""
     for item in items:
