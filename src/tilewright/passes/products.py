@@ -16,18 +16,20 @@ They are bound by memory: a library reads the operands and writes the result as 
 either with a neighbour, and takes a slow kernel for rows of 16-bit elements that do not begin at 16 bytes. In a
 Mamba-2's recurrence over three chunks, 16384 times 3 × 3 · 3 × 1024 in bf16, that took 566 µs on an H200 (bytes: 45).
 
-On a GPU a bias is an operand of the product, on a CPU of the kernel that reads the product:
+On a GPU a bias is an operand of the product; in fp32 and fp64, and on a CPU, then of the kernel that reads it:
 
     y = view(mm(x, w), …) + b      →   y = view(addmm(b, x, w), …)      b: [N], on a GPU
-    y = addmm(b, x, w)             →   y = mm(x, w) + b                 b: [N], on a CPU
+    y = addmm(b, x, w)             →   y = mm(x, w) + b                 b: [N], in fp32 and fp64
 
 PyTorch's `linear` calls `mm` and then adds b if its input is not contiguous, as in ResMLP's layers. For `addmm` the
 library adds b in the same kernel, before it rounds, and a GELU after it can become part of tilewright's own product:
 ResMLP's inference, 64 images on an H200, is predicted to take 2.2 ms instead of 2.6.
 
-On a CPU `addmm` copies b to every row of its result, and the product then reads and writes that. The addition costs
-nothing in a generated kernel, so it moves there, if nothing else reads the result. Only fp32 and fp64: in 16 bits
-`addmm` adds b before it rounds.
+On a CPU `addmm` copies b to every row of its result, and the product then reads and writes that. On a GPU cuBLAS has
+other fp32 kernels for `addmm` than for `mm`: of 70 products of 32 to 1024 rows, with N and K from 512 to 4096, `addmm`
+took longer than `mm` in 54 on an H200, in the median 1.22 times as long, and less time in 7 (394 × 768 of 3072: 99 µs,
+57); of 2048 rows and more about as long, of 16 and fewer mostly less. The addition costs nothing in a generated kernel,
+so it moves there, if nothing else reads the result. Not in 16 bits, where `addmm` adds b before it rounds.
 
 If a weight is used several times, each further product is accumulated into its gradient in place.
 
@@ -53,10 +55,12 @@ from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.rule import call, cplusplus, gpu, rule
+from tilewright.passes.rule import call, gpu, rule
 from tilewright.passes.units import is_fusible, readers
 
 aten: Any = torch.ops.aten
+FEW_ROWS = 16
+"""Of a product for which cuBLAS takes `addmm` in less time than `mm`."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LEAST_REUSE = 8
 """Multiplications per element of operands and sum below which the sum is as fast as a matrix product."""
@@ -194,12 +198,13 @@ def add_biases_in_products(node: Node, product_seen: list[Node], bias: Node, x: 
     return added
 
 
-def _is_read_in_kernels(node: Node, bias: Node) -> bool:
+def _is_read_in_kernels(node: Node, bias: Node, target: Target) -> bool:
     in_full = calls.tensor(bias).dim() == 1 and calls.tensor(node).dtype not in NARROW
-    return in_full and all(is_fusible(reader) is None for reader in readers(node))
+    has_rows = not target.is_gpu or calls.shape_of(calls.tensor(node))[0] > FEW_ROWS
+    return in_full and has_rows and all(is_fusible(reader) is None for reader in readers(node))
 
 
-@rule(call(aten.addmm.default, "bias", "x", "w"), on=cplusplus, where=_is_read_in_kernels)
+@rule(call(aten.addmm.default, "bias", "x", "w"), where=_is_read_in_kernels)
 def add_biases_in_kernels(node: Node, bias: Node, x: Node, w: Node) -> Node:
     return insert_call(node, aten.add.Tensor, insert_call(node, aten.mm.default, x, w), bias)
 
