@@ -90,8 +90,8 @@ class _Main(LongRows):
     def _tiles(self) -> None:
         across = f"tl.cdiv({self.nest.col_count}, BLOCK_COLS)"
         self.put(f"program = {self.program()}")
-        if self.nest.transposes:
-            # Programs that run together share the sectors at the ends of short rows of a tile.
+        if self.schedule.stores_down:
+            # What programs that run together write is contiguous.
             self.put(f"down = tl.cdiv({self.schedule.end}, BLOCK_ROWS)")
             self._place_rows("(program % down)")
             self._place_columns("(program // down) * BLOCK_COLS")

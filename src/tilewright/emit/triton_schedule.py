@@ -196,10 +196,15 @@ class TritonSchedule:
         return all(stride == 1 or stride % 4 == 0 for each in strides for stride in each)
 
     @property
-    def stores_vectors(self) -> bool:
-        """Whether rows of 16-bit results begin at vectors of four elements."""
-        narrow = [s.access for s in self.nest.stores if self.nest.buffers[s.access.buffer].dtype in NARROW]
-        return all(stride == 1 or stride % 4 == 0 for access in narrow for stride in access.strides)
+    def stores_down(self) -> bool:
+        """Whether a result is contiguous along the rows.
+
+        Programs that run together then go down the rows, else along the columns. Bias, clamps and factors of
+        128 x 126 x 126 x 128 in bf16 from channels-last to contiguous take 297 µs on an H200 along the columns, 383
+        down the rows; of 128 x 512 x 512 x 64 in fp32 1,051 and 1,169.
+        """
+        parts = [self.nest.split(s.access.strides) for s in self.nest.stores]
+        return any(1 in rows and 1 not in cols for rows, cols in parts)
 
     @property
     def _reads_narrow(self) -> bool:

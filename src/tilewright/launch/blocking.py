@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,9 @@ PER_PROCESSOR = 16
 """With more programs per multiprocessor than this, larger and fewer programs are balanced as well."""
 SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "sigmoid"})
 """Functions that take many times as long as a multiplication."""
-MANY_COLUMN_VALUES = 3
+MANY_COLUMN_VALUES = 2
+"""Loads of column values that two rows of a thread share: a factor and a summand of the columns of [16, 4,194,304] in
+fp32 take 189 µs on an H200, one row a thread 245; a bias, a tanh and a factor of 8,258,048 × 64 in bf16 506, 564."""
 SECTOR = 16
 """16-bit elements of a 32-byte sector, the unit of memory traffic."""
 SMALL_TILE = 16384
@@ -38,14 +40,13 @@ SINGLE_WAVES = 6
 """Programs of such blocks per multiprocessor if each owns a strip of rows."""
 TRANSPOSED_TILE = 4096
 """Elements of a tile of a large nest that reads along the rows and writes along the columns, or the reverse: a program
-has 128 bytes or more in a row of each. H200, bf16: 16 x 64 x 262,144 to channels-last 306 µs, with 1024 elements 321
-(fp32: 566, 652); 32 x 513 x 513 x 64 to contiguous with a tanh 840 µs, 1,205."""
+has 64 bytes or more in a row of each. H200, bf16: 16 x 64 x 262,144 to channels-last 306 µs, with 1024 elements 321
+(fp32: 566, 652)."""
 TRANSPOSED_COLUMNS = 128
-"""The widest row of such a tile if it is not whole. 512 x 14 x 14 x 1024 to contiguous: rows of 256 171 µs, 32 508."""
+"""Of such a tile if its row is not whole. Mish of 64 x 254 x 254 x 128 in bf16 to contiguous: 738 µs on an H200, in
+tiles of 64 × 64 elements 766, of 16 × 256 791, of 32 × 32 948. 512 x 14 x 14 x 1024: rows of 256 171 µs, of 32 508."""
 TRANSPOSED_ROWS = 64
-"""Rows and columns of a tile of fp32 elements if both lie on cache lines; of 16-bit elements there are twice the
-columns. Bias and clamps of 128 x 512 x 512 x 64 to contiguous, fp32: 1,196 µs on an H200, in tiles of 32 × 128 1,311;
-with a mish in bf16 581, 672. A row of 192 columns in tiles of 64, not 256, with 32 rows: 211 µs, 383."""
+"""A row of 192 columns in tiles of 64, not 256, with 32 rows: 211 µs, 383."""
 FEWEST_READERS = 3
 """Loads of one buffer that make windows."""
 WINDOWED_TILE = 512
@@ -112,17 +113,35 @@ class Blocking:
 
 
 def candidates(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> dict[str, Blocking]:
-    """Launches of one kernel by their text, that of `plan` first: with half and twice its tile, its programs of a
-    strip, the columns of its loop over a long row, and its warps."""
+    """Launches of one kernel by their text, that of `plan` first: with half and twice its tile, wider and narrower
+    tiles of a transposition, its programs of a strip, the columns of its loop over a long row, and its warps."""
+    schedule = TritonSchedule(nest)
     asked = [(processors, tile), (processors, tile // 2), (processors, 2 * tile)]
-    asked += [(max(processors // 2, 1), tile), (2 * processors, tile)]
+    asked += [(max(processors // 2, 1), tile), (2 * processors, tile)] if schedule.sums else []
     found = [plan(nest, *one, shared_bytes) for one in asked]
-    if TritonSchedule(nest).is_looped:
+    if schedule.kind == "tiles":
+        found += _other_tiles(nest, found[0].sizes)
+    if schedule.is_looped:
         sizes = found[0].sizes
         widths = sizes["BLOCK_COLS"] // 2, 2 * sizes["BLOCK_COLS"]
         found += [replace(found[0], sizes={**sizes, "BLOCK_COLS": width}) for width in widths]
     found += [replace(one, warps=n) for one in found for n in (one.warps // 2, 2 * one.warps) if 1 <= n <= 32]
     return {str(one): one for one in found}
+
+
+def _other_tiles(nest: Nest, sizes: Mapping[str, int]) -> Iterator[Blocking]:
+    """Tiles of half, once and twice the elements in other forms."""
+    rows, columns = power_of_two(nest.row_count), power_of_two(nest.col_count)
+    for wide in (-2, -1, 0, 1, 2):
+        for high in (-2, -1, 0, 1, 2):
+            if abs(wide + high) > 1:
+                continue
+            block_rows, block_cols = (int(sizes[n] * 2.0**by) for n, by in (("BLOCK_ROWS", high), ("BLOCK_COLS", wide)))
+            if 1 <= block_rows <= rows and 1 <= block_cols <= columns:
+                programs = -(-nest.row_count // block_rows) * -(-nest.col_count // block_cols)
+                masked = int(nest.row_count % block_rows != 0 or bool(nest.argument_dtypes))
+                changed = {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols, "MASKED_ROWS": masked}
+                yield Blocking(programs, {**sizes, **changed}, max(min(block_rows * block_cols // (16 * WARP), 16), 1))
 
 
 def plan(nest: Nest, processors: int, tile: int = TILE, shared_bytes: int = SHARED_BYTES) -> Blocking:
@@ -183,7 +202,7 @@ def _in_tiles(nest: Nest, processors: int, tile: int) -> Blocking:
     """Elementwise over rows × columns."""
     rows, columns, warps = nest.row_count, nest.col_count, 4
     if nest.transposes and tile == TILE and rows * columns >= processors * PER_PROCESSOR * TRANSPOSED_TILE:
-        tile, block_cols, warps = _transposed_tile(nest, columns)
+        tile, block_cols, warps = _transposed_tile(columns)
     else:
         tile = _windowed_tile(nest) if tile == TILE and not nest.transposes else tile
         tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
@@ -193,16 +212,10 @@ def _in_tiles(nest: Nest, processors: int, tile: int) -> Blocking:
     return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
-def _transposed_tile(nest: Nest, columns: int) -> tuple[int, int, int]:
+def _transposed_tile(columns: int) -> tuple[int, int, int]:
     """Elements, columns and warps of a tile that transposes a large nest."""
-    if not TritonSchedule(nest).stores_vectors:
-        return TRANSPOSED_TILE // 2, min(power_of_two(columns), TRANSPOSED_COLUMNS), 4
-    narrow = all(nest.buffers[store.access.buffer].dtype in NARROW for store in nest.stores)
     if columns > 2 * TRANSPOSED_COLUMNS:
-        if columns % TRANSPOSED_ROWS or nest.rows[-1] % TRANSPOSED_ROWS:
-            return TRANSPOSED_TILE, TRANSPOSED_COLUMNS, 8
-        width = TRANSPOSED_COLUMNS if narrow else TRANSPOSED_ROWS
-        return TRANSPOSED_ROWS * width, width, 8
+        return TRANSPOSED_TILE, TRANSPOSED_COLUMNS, 4
     whole = power_of_two(columns)
     if columns % (TRANSPOSED_ROWS // 2) or whole <= columns + columns // 8:
         return TRANSPOSED_TILE, whole, 8
@@ -288,7 +301,9 @@ def _tile_of_columns(
     # Many loads in flight, since each brings one element.
     block_rows = min(rows, max(each // 4 * (2 if single else 1) * tile // block_cols, 2))
     elements = block_rows * block_cols
-    return block_rows, block_cols, elements, max(elements // (each * WARP), 1)
+    # Sums over 16 images of 64 x 64 x 128 in bf16: 13 to 14 µs on an H200, with 16 elements a thread 20 to 21.
+    held = 32 if each == 16 and not single else each
+    return block_rows, block_cols, elements, max(elements // (held * WARP), 1)
 
 
 def _tile_of_rows(rows: int, wide: int, schedule: TritonSchedule, tile: int) -> tuple[int, int, int, int]:
