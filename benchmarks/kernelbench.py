@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
 
 from benchmarks.model_zoo import Build, Size, Workload
 
@@ -41,8 +42,9 @@ def _module(file: Path) -> Any:
 
 def _build(file: Path, size: Size) -> Workload:
     torch.manual_seed(0)
-    # Inputs are up to 13 GB, and other processes draw theirs at the same time.
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    # Inputs are up to 13 GB, and other processes draw theirs at the same time; without memory, any device will do.
+    on_gpu = torch.cuda.is_available() and detect_fake_mode() is None
+    with torch.device("cuda" if on_gpu else "cpu"):
         module = _module(file)
         model = module.Model(*module.get_init_inputs())
         given = module.get_inputs()

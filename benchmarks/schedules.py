@@ -3,16 +3,20 @@
     python -m benchmarks.schedules --models gpt2,unet --kinds infer,train
     python -m benchmarks.schedules --problems KernelBench/KernelBench --models level2 --kinds infer --dtype float32
 
-Needs a GPU, whose memory holds the operands of one kernel at a time. A line for each kernel, those that lose most
-first: microseconds predicted, of the chosen launch and of the fastest, and both launches as text.
+Needs a GPU, whose memory holds the operands of one kernel for each of `--jobs` processes: they compile side by side and
+race one at a time. A line for each kernel, those that lose most first: microseconds predicted, of the chosen launch and
+of the fastest, and both launches as text.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -66,18 +70,20 @@ class Raced:
         return f"{head}  {self.chosen}" + (f"  →  {self.fastest}" if self.fastest != self.chosen else "")
 
 
+alone: AbstractContextManager[object] = nullcontext()
+"""Held during a race."""
+
+
 def race(region: Region, kind: str, predicted: float, device: torch.device) -> Raced:
     """Of all candidates of a region's kernel on random operands; those that do not compile are left out."""
     kernel = kernel_of(region.lowered.nest, source_of(region.lowered))
-    launches = kernel.candidates(device)
-
-    def alternatives() -> dict[str, Callable[[], object]]:
-        operands = operands_of(region)
-        inputs = [operands[node] for node in region.lowered.inputs]
-        calls = {text: partial(_launch, region, kernel, inputs, one, device) for text, one in launches.items()}
-        return {text: call for text, call in calls.items() if _runs(call)}
-
-    return Raced(region.name, kind, predicted, run(alternatives, device).times_us)
+    operands = operands_of(region)
+    inputs = [operands[node] for node in region.lowered.inputs]
+    launches = kernel.candidates(device).items()
+    calls = {text: partial(_launch, region, kernel, inputs, one, device) for text, one in launches}
+    right = {text: call for text, call in calls.items() if _runs(call)}
+    with alone:
+        return Raced(region.name, kind, predicted, run(lambda: right, device).times_us)
 
 
 def _launch(
@@ -110,24 +116,42 @@ def raced(case: Case, target: Target, device: torch.device) -> Iterator[Raced]:
             yield race(region, work.kind, predicted_us(work, target.profile), device)
 
 
+def _of_model(given: argparse.Namespace, name: str) -> list[Raced]:
+    """The kernels of a model, printed as they are raced."""
+    build, device, found = _known(given)[name], torch.device("cuda"), []
+    for kind in given.kinds.split(","):
+        try:
+            case = case_of(build, trains=kind == "train", tiny=False, dtype=getattr(torch, given.dtype))
+            for one in raced(case, target_of(device), device):
+                print(one, flush=True)
+                found.append(one)
+                torch.cuda.empty_cache()
+        except (TilewrightError, Missing) as error:
+            print(f"{name} {kind}: {str(error).splitlines()[0]}", flush=True)
+    return found
+
+
+def _known(given: argparse.Namespace) -> Mapping[str, Build]:
+    return {**MODELS, **DECODERS, **WIDER, **(problems(given.problems) if given.problems else {})}
+
+
+def _share(lock: AbstractContextManager[object]) -> None:
+    global alone
+    alone = lock
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="names; of problems also a level, as level1")
     parser.add_argument("--kinds", default="infer,train")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--problems", type=Path, help="folder of KernelBench's problems")
+    parser.add_argument("--jobs", type=int, default=8, help="models whose kernels compile side by side")
     given = parser.parse_args()
-    known: dict[str, Build] = {**MODELS, **DECODERS, **WIDER, **(problems(given.problems) if given.problems else {})}
-    parts, found, device = given.models.split(","), [], torch.device("cuda")
-    for name in [name for name in known if name in parts or name.split("-")[0] in parts]:
-        for kind in given.kinds.split(","):
-            try:
-                case = case_of(known[name], trains=kind == "train", tiny=False, dtype=getattr(torch, given.dtype))
-                for one in raced(case, target_of(device), device):
-                    print(one, flush=True)
-                    found.append(one)
-            except (TilewrightError, Missing) as error:
-                print(f"{name} {kind}: {str(error).splitlines()[0]}", flush=True)
+    parts, spawned = given.models.split(","), get_context("spawn")
+    names = [name for name in _known(given) if name in parts or name.split("-")[0] in parts]
+    with ProcessPoolExecutor(given.jobs, spawned, initializer=_share, initargs=(spawned.Lock(),)) as pool:
+        found = [one for of_one in pool.map(partial(_of_model, given), names) for one in of_one]
     print("\n".join(map(str, sorted(found, key=lambda one: -one.lost_us))))
     chosen = sum(one.times_us[one.chosen] for one in found)
     best = chosen - sum(one.lost_us for one in found)

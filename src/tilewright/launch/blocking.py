@@ -42,9 +42,12 @@ TRANSPOSED_TILE = 4096
 """Elements of a tile of a large nest that reads along the rows and writes along the columns, or the reverse: a program
 has 64 bytes or more in a row of each. H200, bf16: 16 x 64 x 262,144 to channels-last 306 µs, with 1024 elements 321
 (fp32: 566, 652)."""
-TRANSPOSED_COLUMNS = 128
-"""Of such a tile if its row is not whole. Mish of 64 x 254 x 254 x 128 in bf16 to contiguous: 738 µs on an H200, in
-tiles of 64 × 64 elements 766, of 16 × 256 791, of 32 × 32 948. 512 x 14 x 14 x 1024: rows of 256 171 µs, of 32 508."""
+TRANSPOSED_BYTES = 512
+"""Of such a tile's row if it is not whole; 32 elements a thread. To contiguous on an H200: a copy of 8 x 64 x 1,052,676
+in bf16 takes 620 µs, with 256 bytes 685; bias, minimum and factors of 128 x 126 x 126 x 128 270, 297; with 16 elements
+a thread 285. 512 x 14 x 14 x 1024: rows of 256 columns 171 µs, of 32 508."""
+WHOLE_COLUMNS = 256
+"""The longest row of such a tile that may be whole."""
 TRANSPOSED_ROWS = 64
 """A row of 192 columns in tiles of 64, not 256, with 32 rows: 211 µs, 383."""
 FEWEST_READERS = 3
@@ -202,20 +205,23 @@ def _in_tiles(nest: Nest, processors: int, tile: int) -> Blocking:
     """Elementwise over rows × columns."""
     rows, columns, warps = nest.row_count, nest.col_count, 4
     if nest.transposes and tile == TILE and rows * columns >= processors * PER_PROCESSOR * TRANSPOSED_TILE:
-        tile, block_cols, warps = _transposed_tile(columns)
+        tile, block_cols, warps = _transposed_tile(nest)
     else:
         tile = _windowed_tile(nest) if tile == TILE and not nest.transposes else tile
-        tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
         block_cols = block_width(columns, 64 if nest.transposes else tile)
+        tile *= _rows_that_share(nest, processors * PER_PROCESSOR * tile)
     block_rows = min(power_of_two(rows), max(tile // block_cols, 1))
     programs = -(-rows // block_rows) * -(-columns // block_cols)
     return Blocking(programs, {"BLOCK_ROWS": block_rows, "BLOCK_COLS": block_cols}, warps)
 
 
-def _transposed_tile(columns: int) -> tuple[int, int, int]:
+def _transposed_tile(nest: Nest) -> tuple[int, int, int]:
     """Elements, columns and warps of a tile that transposes a large nest."""
-    if columns > 2 * TRANSPOSED_COLUMNS:
-        return TRANSPOSED_TILE, TRANSPOSED_COLUMNS, 4
+    columns = nest.col_count
+    if columns > WHOLE_COLUMNS:
+        widest = max(getattr(torch, nest.buffers[store.access.buffer].dtype).itemsize for store in nest.stores)
+        width = min(TRANSPOSED_BYTES // widest, WHOLE_COLUMNS)
+        return TRANSPOSED_ROWS // 2 * width, width, width // WARP
     whole = power_of_two(columns)
     if columns % (TRANSPOSED_ROWS // 2) or whole <= columns + columns // 8:
         return TRANSPOSED_TILE, whole, 8
