@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -240,17 +241,21 @@ def test_collections_of_garbage_have_ranges(tmp_path: Path) -> None:
     assert found["garbage collection"] >= 2
 
 
-def test_phases_and_layers_have_ranges(tmp_path: Path) -> None:
-    found = names(record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN), tmp_path, training(), steps=2))
+@pytest.mark.parametrize("detail", [LEAN, Detail()], ids=["by hooks", "by the profiler's own events"])
+def test_phases_and_layers_have_ranges(tmp_path: Path, detail: Detail) -> None:
+    found = names(record(RecordingPlan(wait=0, warmup=0, active=2, detail=detail), tmp_path, training(), steps=2))
     ours = {name: count for name, count in found.items() if name.startswith(("phase", "layer"))}
     assert ours == {
         "phase forward": 2, "layer 0": 2, "layer 1": 2, "layer 2": 2, "phase backward": 2, "phase optimizer": 2
     }  # fmt: skip
-    quiet = record(RecordingPlan(wait=0, warmup=0, active=2, detail=LEAN, layers=False), tmp_path, training(), steps=2)
+    quiet = record(
+        RecordingPlan(wait=0, warmup=0, active=2, detail=detail, layers=False), tmp_path, training(), steps=2
+    )
     assert not [name for name in names(quiet) if name.startswith("layer")]
 
 
-def test_ranges_close_when_a_layer_raises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("detail", [LEAN, Detail()], ids=["by hooks", "by the profiler's own events"])
+def test_ranges_close_when_a_layer_raises(tmp_path: Path, detail: Detail) -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise KeyError(x)
@@ -263,9 +268,34 @@ def test_ranges_close_when_a_layer_raises(tmp_path: Path) -> None:
             model(torch.ones(1))
         healthy(torch.ones(1))
 
-    found = names(record(RecordingPlan(wait=0, warmup=0, active=1, detail=LEAN), tmp_path, step, steps=1))
+    found = names(record(RecordingPlan(wait=0, warmup=0, active=1, detail=detail), tmp_path, step, steps=1))
     # The second model is a model again, not a layer of the first.
     assert found["phase forward"] == 2 and found["layer 1.0"] == 1
+
+
+def test_with_stacks_modules_run_without_hooks(tmp_path: Path) -> None:
+    """Each layer's range is where its forward ran, by a clock of the test's; hooks would cost each call three more."""
+    ran: list[tuple[int, int]] = []
+
+    class Timed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            began, hooks = time.time_ns(), len(module._global_forward_hooks) + len(module._global_forward_pre_hooks)
+            assert hooks == 0
+            x = x + 1
+            ran.append((began, time.time_ns()))
+            return x
+
+    model = nn.Sequential(Timed(), nn.Sequential(Timed()))
+    done = record(RecordingPlan(wait=0, warmup=0, active=2), tmp_path, lambda: model(torch.ones(1)), steps=2)
+    trace = json.loads((done.trace or tmp_path).read_text())
+    found = sorted(
+        (trace["baseTimeNanoseconds"] + round(event["ts"] * 1000), round(event["dur"] * 1000))
+        for event in trace["traceEvents"]
+        if event["name"] in ("layer 0", "layer 1.0")
+    )
+    assert len(found) == len(ran) == 4
+    for (begin, dur), (began, ended) in zip(found, ran, strict=True):
+        assert begin - 1000 <= began < ended <= begin + dur + 1000
 
 
 def test_compiled_models_compile_as_they_do_without(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ class Replacements:
                 self._change(self._inside.add)
                 return set_bare(callback)
             result = set_bare(callback)
-            self._change(self._inside.discard)
+            # An optimizer comes here in each step, in programs that compile nothing too.
+            if self._inside:
+                self._change(self._inside.discard)
             return result
 
         @wraps(convert_bare)

@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tilewright.measure.recording.line_tracer import LINES, LineTracer
@@ -53,6 +53,10 @@ class HostRanges:
                 elif began:
                     began.pop()
         self._logs.clear()
+
+    def add(self, ranges: Iterable[tuple[str, int, int, int]]) -> None:
+        """Add ranges that have ended: name, begin, end, number of the thread."""
+        self._kept += ranges
 
     def drop(self, prefix: str) -> None:
         """Leave out the ranges that have ended and whose names begin so."""

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
 from tilewright.measure.recording.compilation import Replacements
+from tilewright.measure.recording.modules import FORWARD, LayerNames, layer_names
 from tilewright.records.errors import warn_once
 
 if TYPE_CHECKING:
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
 
 STEP = "ProfilerStep#"
 PHASE = "phase "
-LAYER = "layer "
-
-
-# By identity, since a module that defines equality has no hash; weakly, since the program may drop a model.
-LayerNames: TypeAlias = "dict[int, tuple[ref[nn.Module], str]]"
 
 
 class Marker(Protocol):
@@ -56,7 +52,7 @@ class _Marked:
     def __iadd__(self, entry: tuple[int, str | None], /) -> Self:
         if (name := entry[1]) is not None:
             self._open.append(self._mark(name) if name else None)
-        elif close := self._open.pop():
+        elif self._open and (close := self._open.pop()):
             close()
         return self
 
@@ -112,8 +108,9 @@ class Ranges:
     def on(self) -> bool:
         return self._mark is not None
 
-    def start(self, mark: Marker, new_log: Callable[[], Log] | None = None) -> None:
-        """Make ranges by `mark` from here on, those of modules in a log for each thread if `new_log` makes one."""
+    def start(self, mark: Marker, new_log: Callable[[], Log] | None = None, *, modules: bool = True) -> None:
+        """Make ranges by `mark` from here on, those of phases and of `modules` in logs of each thread if `new_log`
+        makes them."""
         from torch.nn.modules import module
 
         self._mark, self._thread = mark, _OpenRanges(new_log or partial(_Marked, mark))
@@ -123,7 +120,8 @@ class Ranges:
             (module._global_forward_hooks_always_called, True),
             (module._global_forward_hooks, self._leave_module),
         ):
-            self._started.enter_context(entry(hooks, hook, value))
+            if modules:
+                self._started.enter_context(entry(hooks, hook, value))
         self._started.enter_context(self._around_backward())
 
     def stop(self) -> None:
@@ -156,7 +154,7 @@ class Ranges:
             name = ""
             if not thread.modules:
                 thread.names = self._names_in(module)
-                name = PHASE + "forward"
+                name = FORWARD
             else:
                 try:
                     layer, name = thread.names[id(module)]
@@ -191,12 +189,7 @@ class Ranges:
         known = self._names.get(id(model))
         if known and known[0]() is model:
             return known[1]
-        wrappers = ("_orig_mod.", "module.")
-        named: LayerNames = {}
-        for name, layer in model.named_modules():
-            for wrapper in wrappers:
-                name = name.removeprefix(wrapper)
-            named[id(layer)] = ref(layer), LAYER + name if name else ""
+        named = layer_names(model)
         self._names[id(model)] = ref(model), named
         return named
 
@@ -206,11 +199,13 @@ class Ranges:
 
     def _enter_optimizer(self, *_: Any) -> None:
         if self._mark:
-            self._thread.optimizers.append(self._mark(PHASE + "optimizer"))
+            self._thread.updates += 1
+            self._thread.phases += (time_ns(), PHASE + "optimizer")
 
     def _leave_optimizer(self, *_: Any) -> None:
-        if self._thread.optimizers:
-            self._thread.optimizers.pop()()
+        if self._thread.updates:
+            self._thread.updates -= 1
+            self._thread.phases += (time_ns(), None)
         # PyTorch iterates over the hooks here, which may not be taken back meanwhile.
         with self._replacements.held:
             self._after_step()
@@ -223,12 +218,14 @@ class Ranges:
         def ranged(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def call(*arguments: Any, **options: Any) -> Any:
-                close = self._mark(PHASE + "backward") if self._mark else None
+                if self._mark is None:
+                    return function(*arguments, **options)
+                phases = self._thread.phases
+                phases += (time_ns(), PHASE + "backward")
                 try:
                     return function(*arguments, **options)
                 finally:
-                    if close:
-                        close()
+                    phases += (time_ns(), None)
 
             return call
 
@@ -246,4 +243,5 @@ class _OpenRanges(threading.local):
         self.names: LayerNames = {}
         self.modules: list[torch.nn.Module] = []
         self.log = new_log()
-        self.optimizers: list[Callable[[], None]] = []
+        self.phases = new_log()
+        self.updates = 0

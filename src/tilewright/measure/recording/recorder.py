@@ -245,7 +245,11 @@ class Recorder:
 
     def _warm_up(self) -> Iterator[None]:
         began, steps = time.perf_counter(), self._plan.warmup
-        self._open(lambda: KinetoWindow(self._plan.detail, self._described, {DESCRIPTION: self._label}))
+        self._open(
+            lambda: KinetoWindow(
+                self._plan.detail, self._described, {DESCRIPTION: self._label}, layers=self._plan.layers
+            )
+        )
         self._guard.watch(nbytes=self._most_bytes)
         self._begin_step_range()
         for _ in range(steps - 1):
@@ -278,7 +282,7 @@ class Recorder:
         if isinstance(self._window, DeviceWindow):
             self._window.settled()
         else:
-            self._open(lambda: KinetoWindow(self._plan.detail, self._path))
+            self._open(lambda: KinetoWindow(self._plan.detail, self._path, layers=self._plan.layers))
         if not each:
             self._guard.watch(nbytes=self._most_bytes)
         elif each > most:
@@ -333,7 +337,7 @@ class Recorder:
         self._marked.enter_context(marked_synchronisations(self._window.mark, self._replacements))
         self._marked.enter_context(marked_collections(self._window.mark, self._replacements))
         self._marked.enter_context(marked_reasons(self._window.mark))
-        self.ranges.start(self._window.mark, self._window.new_log)
+        self.ranges.start(self._window.mark, self._window.new_log, modules=not self._window.finds_modules)
 
     def _close(self) -> None:
         self._guard.rest()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tilewright.measure.recording.compilation import Replacements, forget_this_thread, unrecorded_thread
 from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.line_tracer import LineTracer
+from tilewright.measure.recording.modules import module_ranges
 from tilewright.measure.recording.other_profilers import starting_our_own
 from tilewright.measure.recording.plan import Detail
 from tilewright.measure.recording.ranges import Log, nvtx
@@ -46,7 +47,11 @@ class Window(Protocol):
 
     @property
     def new_log(self) -> Callable[[], Log] | None:
-        """Makes the log of a thread's modules, if there is a faster way than `mark`."""
+        """Makes the log of a thread's modules or phases, if there is a faster way than `mark`."""
+
+    @property
+    def finds_modules(self) -> bool:
+        """Whether it records the calls of modules without a mark."""
 
     def paused(self) -> AbstractContextManager[None]:
         """While inside, what the calling thread runs is not recorded."""
@@ -75,8 +80,12 @@ class _TraceWindow:
         detail: Detail,
         path: Path,
         labels: Mapping[str, str],
+        *,
+        layers: bool = True,
     ) -> None:
         self._path = path
+        self._layers = layers
+        self.finds_modules = detail.stacks
         self._labels = labels
         self._profiler: Any = _profiler(activities, detail)
         self._host_ranges = HostRanges()
@@ -114,6 +123,8 @@ class _TraceWindow:
         profiler.stop()
         bare = self._path.with_suffix(".bare")
         profiler.export_chrome_trace(str(bare))
+        if self.finds_modules:
+            self._host_ranges.add(module_ranges(profiler.profiler.kineto_results, layers=self._layers))
         try:
             self._host_ranges.join(bare, self._path, lines)
         except (OSError, ValueError) as error:
@@ -126,13 +137,15 @@ class _TraceWindow:
 class KinetoWindow(_TraceWindow):
     """The host's operators, in the detail given, and the devices."""
 
-    def __init__(self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None, *, layers: bool = True
+    ) -> None:
         from torch.profiler import ProfilerActivity
 
         activities = [ProfilerActivity.CPU]
         if has_gpu():
             activities.append(ProfilerActivity.CUDA)
-        super().__init__(activities, detail, path, labels or {})
+        super().__init__(activities, detail, path, labels or {}, layers=layers)
         self._lines = LineTracer() if detail.stacks else None
 
     def start(self) -> None:
@@ -193,7 +206,7 @@ def _settings() -> dict[str, str]:
 class NsightWindow:
     """A window that Nsight Systems records, run as `nsys profile -c cudaProfilerApi`."""
 
-    new_log = None
+    new_log, finds_modules = None, False
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -292,7 +305,10 @@ class RangesWithinWindows:
 
         @wraps(end)
         def leave(span: Any, *error: Any) -> None:
-            began_in = getattr(span, "tilewright_window", None)
+            try:
+                began_in = span.tilewright_window
+            except AttributeError:
+                began_in = None
             if began_in is None or self._open in (None, began_in):
                 end(span, *error)
             else:
