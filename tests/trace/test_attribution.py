@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trace.kineto import AUTOGRAD, HOST, STREAM, Trace, analysed, region, rows
-from tilewright.measure.recording.plan import Detail
+from tilewright.measure.recording.plan import Detail, RecordingPlan
 from tilewright.measure.recording.windows import KinetoWindow
 from tilewright.trace import analyse
 
@@ -209,7 +209,7 @@ def depth(x: torch.Tensor, n: int) -> torch.Tensor:
 
 def test_operators_have_their_very_line(tmp_path: Path) -> None:
     net, x = Net(), torch.ones(64, 64)
-    window = KinetoWindow(Detail(), tmp_path / "trace.json")
+    window = KinetoWindow(RecordingPlan(), tmp_path / "trace.json")
     window.start()
     for _ in range(3):
         y = net(x)
@@ -236,7 +236,7 @@ def test_operators_have_their_very_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stacks", [True, False])
 def test_without_stacks_nothing_is_followed(tmp_path: Path, stacks: bool) -> None:
-    window = KinetoWindow(Detail(stacks=stacks), tmp_path / "trace.json")
+    window = KinetoWindow(RecordingPlan(detail=Detail(stacks=stacks)), tmp_path / "trace.json")
     window.start()
     torch.ones(1)
     window.stop()

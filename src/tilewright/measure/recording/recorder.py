@@ -245,11 +245,7 @@ class Recorder:
 
     def _warm_up(self) -> Iterator[None]:
         began, steps = time.perf_counter(), self._plan.warmup
-        self._open(
-            lambda: KinetoWindow(
-                self._plan.detail, self._described, {DESCRIPTION: self._label}, layers=self._plan.layers
-            )
-        )
+        self._open(lambda: KinetoWindow(self._plan, self._described, {DESCRIPTION: self._label}))
         self._guard.watch(nbytes=self._most_bytes)
         self._begin_step_range()
         for _ in range(steps - 1):
@@ -282,7 +278,7 @@ class Recorder:
         if isinstance(self._window, DeviceWindow):
             self._window.settled()
         else:
-            self._open(lambda: KinetoWindow(self._plan.detail, self._path, layers=self._plan.layers))
+            self._open(lambda: KinetoWindow(self._plan, self._path))
         if not each:
             self._guard.watch(nbytes=self._most_bytes)
         elif each > most:

@@ -17,7 +17,7 @@ from tilewright.measure.recording.host_ranges import HostRanges
 from tilewright.measure.recording.line_tracer import LineTracer
 from tilewright.measure.recording.modules import module_ranges
 from tilewright.measure.recording.other_profilers import starting_our_own
-from tilewright.measure.recording.plan import Detail
+from tilewright.measure.recording.plan import Detail, RecordingPlan
 from tilewright.measure.recording.ranges import Log, nvtx
 from tilewright.records.errors import warn_once
 
@@ -135,18 +135,16 @@ class _TraceWindow:
 
 
 class KinetoWindow(_TraceWindow):
-    """The host's operators, in the detail given, and the devices."""
+    """The host's operators, in the plan's detail, and the devices."""
 
-    def __init__(
-        self, detail: Detail, path: Path, labels: Mapping[str, str] | None = None, *, layers: bool = True
-    ) -> None:
+    def __init__(self, plan: RecordingPlan, path: Path, labels: Mapping[str, str] | None = None) -> None:
         from torch.profiler import ProfilerActivity
 
         activities = [ProfilerActivity.CPU]
         if has_gpu():
             activities.append(ProfilerActivity.CUDA)
-        super().__init__(activities, detail, path, labels or {}, layers=layers)
-        self._lines = LineTracer() if detail.stacks else None
+        super().__init__(activities, plan.detail, path, labels or {}, layers=plan.layers)
+        self._lines = LineTracer() if plan.detail.stacks else None
 
     def start(self) -> None:
         super().start()
