@@ -96,8 +96,7 @@ def _runnable(raced: Raced) -> dict[str, _Kernels]:
     q, k, v = _operands(r)
     bias = _bias(r) if raced.biased else None
     own: dict[str, Any] = {"left": r.left, "right": r.right, "softcap": r.softcap, "deterministic": r.deterministic}
-    own |= {"mask": _mask(r), "prefix": None, "more": 0, "else_all": False}
-    own["zeros"] = torch.zeros(r.batch * r.kv_heads, dtype=torch.int32, device=r.device)
+    own |= {"mask": _mask(r), "zeros": torch.zeros(r.batch * r.kv_heads, dtype=torch.int32, device=r.device)}
     form: dict[str, Any] = {"training": raced.training, "causal": raced.causal, "scale": r.scale}
     found = {}
     for name, peer in raced.peers.items():

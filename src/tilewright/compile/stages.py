@@ -17,7 +17,7 @@ from tilewright.choose.sums import sum_by_index
 from tilewright.loops.exact import mark_exact
 from tilewright.passes import products
 from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
-from tilewright.passes.attention.flex import lower_flex_attention
+from tilewright.passes.attention.flex import find_shown_keys, lower_flex_attention
 from tilewright.passes.attention.library import name_attention
 from tilewright.passes.attention.pinned import mark_pinned
 from tilewright.passes.attention.recognise import recognise_attention
@@ -109,6 +109,7 @@ EACH_GRAPH = Stage(
         Pass("drop_undefined", drop_undefined),
         Pass("write_padded", write_padded),
         name_attention,
+        find_shown_keys,
         split_norms,
         split_group_norms,
         split_strided_rows,

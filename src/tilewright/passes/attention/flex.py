@@ -20,14 +20,15 @@ from torch.fx import GraphModule, Node
 from tilewright.graph.canonical import argument, canonical_name, static
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
+from tilewright.kernels.attention.shown_keys import attend_to_shown_keys
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.flex_blocks import function_of, in_blocks, shown_by
+from tilewright.passes.attention.flex_blocks import MARK, function_of, in_blocks, shown_by
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import band_of
 from tilewright.passes.attention.own import WIDEST, call_attention
 from tilewright.passes.attention.spelling import scaled_by, tensor_of
 from tilewright.passes.attention.writer import Writer
-from tilewright.passes.rule import Refusal, call, rule
+from tilewright.passes.rule import Refusal, call, cpu, rule
 from tilewright.records.errors import warn_once
 
 
@@ -51,6 +52,13 @@ def lower_flex_attention(node: Node, compute: Callable[[Node], Node]) -> Node:
     except Refusal as refusal:
         warn_once(f"{source_line(node) or node.name}: flex_attention computes every score: {refusal}")
         raise
+
+
+@rule(call("flex_attention", ...), on=cpu, where=lambda node: MARK in node.meta.get("custom", {}))
+def find_shown_keys(node: Node) -> Node:
+    """Let each call find the keys: the operator stands for functions that AOTAutograd has traced."""
+    node.target = attend_to_shown_keys
+    return node
 
 
 def _in_a_band(node: Node) -> Node:

@@ -5,7 +5,8 @@
                                              y[run] = softmax(where(mask_mod(b, h, i, j), s, -inf)) @ v[keys]
 
 Consecutive blocks whose keys move on with them, as those of a window do, are one run: one product of many windows.
-Where a mask reads tensors, its blocks see all keys. Only for inference: PyTorch has no gradient of such calls on a CPU.
+Where a mask reads tensors, or sizes differ from call to call, each call finds the keys (`find_shown_keys`). Only for
+inference: PyTorch has no gradient of such calls on a CPU.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.attention.writer import Writer
 from tilewright.pytorch.state import in_real_tensors
 
+MARK = "tilewright_shown_keys"
 BLOCK = 128
 """The fewest queries of a block."""
 MOST_RUNS = 8
@@ -51,10 +53,11 @@ class Run:
 
 
 def function_of(function: object) -> GraphModule:
-    """The graph of a score or mask function."""
+    """The graph of a score or mask function, which computes each element from elements."""
     body = getattr(function.graph.owning_module, str(function.target), None) if isinstance(function, Node) else None
     if not isinstance(body, GraphModule):
         raise Refusal("a function that cannot be traced as a graph")
+    _check_elementwise(body)
     return body
 
 
@@ -83,24 +86,24 @@ def shown_by(mask: GraphModule, lead: Sequence[int], queries: int, keys: int) ->
 def in_blocks(node: Node) -> Node:
     """Writes the blocks before the results of the call `node` on a CPU, and puts them in their place."""
     q, k, v = (x for x in node.args[:3] if isinstance(x, Node))
-    score, blocks, scale = node.args[3:6]
-    others: Any = (*node.args[7:9], (), ())
+    given: Any = (*node.args[3:9], (), ())
+    score, blocks, scale, _, of_score, of_mask = given[:6]
     shapes = [size for x in (q, k, v) for size in tensor_of(x).shape]
-    if not static(shapes) or not isinstance(scale, (int, float)) or not isinstance(blocks, (tuple, list)):
-        raise Refusal("sizes that differ from call to call")
     if 0 in shapes:
         raise Refusal("operands without elements")
-    functions = [(function_of(score), list(others[0])), (function_of(blocks[-1]), list(others[1]))]
-    for function, _ in functions:
-        _check_elementwise(function)
+    functions = [(function_of(score), list(of_score)), (function_of(blocks[-1]), list(of_mask))]
     results: dict[Any, Node] = {x.args[1]: x for x in node.users if x.target is operator.getitem and x.users}
     if not set(results) <= {0, 1} or not results:
         raise Refusal("its largest scores are read")
-    lead, queries, keys = tensor_of(q).shape[:2], int(tensor_of(q).shape[2]), int(tensor_of(k).shape[2])
     try:
-        shown = shown_by(functions[1][0], [int(x) for x in lead], queries, keys).any(0).any(0)
+        if not static(shapes) or not isinstance(scale, (int, float)):
+            raise Refusal("sizes that differ from call to call")
+        batch, heads, queries, _ = map(int, tensor_of(q).shape)
+        shown = shown_by(functions[1][0], [batch, heads], queries, int(tensor_of(k).shape[2])).any(0).any(0)
     except Refusal:
-        shown = torch.ones((), dtype=torch.bool).expand(queries, keys)
+        # AOTAutograd copies only this key of a node's metadata.
+        node.meta["custom"] = {**node.meta.get("custom", {}), MARK: True}
+        return node
     write = Writer(node.graph, min(node.users))
     parts = [_written(write, run, (q, k, v), functions, float(scale)) for run in runs_of(shown)]
     for index, old in results.items():

@@ -187,11 +187,9 @@ class FusedAttention:
         if OWN in kernels:
             own = {"mask": self._written_mask(), "left": self.band.left, "right": self.band.right}
         elif PREFIX in kernels:
-            request = self.request
-            own = {"prefix": None, "more": 0, "else_all": False}
-            own["zeros"] = shared_zeros(self.q, request.batch * request.kv_heads)
+            own["zeros"] = shared_zeros(self.q, self.request.batch * self.request.kv_heads)
             if self.prefix is not None:
-                own["prefix"] = self.prefix.write(self.node, request.batch, request.queries)
+                own["prefix"] = self.prefix.write(self.node, self.request.batch, self.request.queries)
                 own |= {"more": self.prefix.more, "else_all": self.prefix.else_all}
         mask, causal = self.of_library
         operands, training = (self.q, self.k, self.v, mask), bool(self.backwards)

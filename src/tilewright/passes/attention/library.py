@@ -133,7 +133,8 @@ def options_of(
     return {
         "q": q, "k": k, "v": v, "mask": None, "want_dmask": False, "dlse": None, "slopes": None, "starts_q": None,
         "starts_k": None, "left": None, "right": None, "softcap": 0.0, "dropout": 0.0, "longest_q": 0, "longest_k": 0,
-        "deterministic": torch.are_deterministic_algorithms_enabled(), "impl": "auto",
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "impl": "auto", "prefix": None, "more": 0,
+        "else_all": False, "zeros": None,
         "query": q, "key": k, "value": v, "attn_bias": bias, "attn_mask": bias, "compute_log_sumexp": training,
         "dropout_p": 0.0, "is_causal": causal, "scale": scale, "cum_seq_q": None, "cum_seq_k": None,
         "max_q": lengths[0], "max_k": lengths[1], "grad_input_mask": [True, True, True, False],

@@ -78,14 +78,9 @@ def prefix_of(mask: MaskParts, constants: Constants, keys: int | torch.SymInt) -
 
 def _from_first(node: Node) -> bool:
     """Whether a call cuts off the last keys, if anything."""
-    if (
-        canonical_name(node) != "slice"
-        or argument(node, 4, "step", 1) != 1
-        or argument(node, 2, "start") not in (None, 0)
-    ):
+    if canonical_name(node) != "slice" or argument(node, 4, "step", 1) != 1 or argument(node, 2, "start"):
         return False
-    whole, part = shape_of(tensor_of(node.args[0])), shape_of(tensor_of(node))
-    return whole[:-1] == part[:-1]
+    return shape_of(tensor_of(node.args[0]))[:-1] == shape_of(tensor_of(node))[:-1]
 
 
 @in_real_tensors()
