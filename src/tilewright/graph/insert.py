@@ -20,13 +20,13 @@ stride", of which eager makes a RuntimeError."""
 def insert_call(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """Insert a call in front of `before`, with that node's source line and module.
 
-    At least one operand is a node with a fake tensor (`meta["val"]`), from which the result's is computed.
+    An operand, or else another node of the graph, has a fake tensor (`meta["val"]`), whose mode computes the result's.
     """
     import torch
     from torch import fx
 
     node = insert_known(before, target, None, *args, **kwargs)
-    values = [value for operand in node.all_input_nodes for value in calls.outputs(operand) if value is not None]
+    values = (value for known in node.all_input_nodes or before.graph.nodes for value in calls.outputs(known))
     mode = next(mode for value in values if (mode := getattr(value, "fake_mode", None)) is not None)
     fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda operand: operand.meta["val"])
     with mode, torch.no_grad():

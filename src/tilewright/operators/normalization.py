@@ -236,11 +236,11 @@ def rms_norm_backward(
 # Weight norm: each slice of v along `dim` scaled to the length g.
 
 
-def _behind_first(v: Value, dim: int) -> list[int]:
+def _of_slice(c: Call, v: Value, dim: int) -> list[int]:
     """The dimensions of a slice. One kernel that sums columns, then scales them, reads the weight far apart twice."""
-    if dim % len(v.dims) != 0:
+    if dim % len(v.dims) != 0 and not c.apart:
         raise Unfusable("norms of a weight's columns")
-    return list(range(1, len(v.dims)))
+    return [d for d in range(len(v.dims)) if d != dim % len(v.dims)]
 
 
 @body(
@@ -252,7 +252,7 @@ def _behind_first(v: Value, dim: int) -> list[int]:
     dtypes=("v", "g"),
 )
 def weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
-    norms = call("sqrt", (v * v).sum(_behind_first(v, dim)))
+    norms = call("sqrt", (v * v).sum(_of_slice(c, v, dim)))
     return v * (g / norms), norms
 
 
@@ -266,7 +266,7 @@ def weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value
 )
 def weight_norm_backward(c: Call, dw: Value, v: Value, g: Value, norms: Value, dim: int) -> tuple[Value, Value]:
     """Towards v, what of dw is along v does not count: w's length is g whatever v's is."""
-    dg = (dw * v).sum(_behind_first(v, dim)) / norms
+    dg = (dw * v).sum(_of_slice(c, v, dim)) / norms
     scale = g / norms
     return scale * dw - (scale * dg / norms) * v, dg
 

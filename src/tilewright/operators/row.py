@@ -45,6 +45,8 @@ class Call:
     """Whether the kernel will be one in C++."""
     exact: bool = False
     """Whether something discontinuous depends on the result, which then has eager's bits."""
+    apart: bool = False
+    """Whether each reduction is a call by itself, and not part of one kernel."""
 
     def quotient(self, x: Value, y: Value | Scalar) -> Value:
         """x / y; PyTorch's kernels for GPUs multiply by the reciprocal of a number, rounded to the dtype, instead.

@@ -74,7 +74,7 @@ def write_body(node: fx.Node) -> Any:
         def loaded(x: Any) -> Any:
             return trace.load(x, dtype_name(x.dtype), x.shape, x.stride()) if isinstance(x, Tensor) else x
 
-        call = Call(trace, dtype, tuple(made[0].shape), dtype)
+        call = Call(trace, dtype, tuple(made[0].shape), dtype, apart=True)
         found = row.body(call, *tree_map(loaded, args), **node.kwargs)  # type: ignore[misc]
         if isinstance(found, Value):
             return trace.result(found).to(made[0].dtype)

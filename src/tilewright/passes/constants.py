@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import closure, is_view, tensor
-from tilewright.graph.insert import insert_known
+from tilewright.graph.insert import insert_call
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.views import written
 from tilewright.hardware.target import Target
@@ -64,10 +64,8 @@ def fold_constants(graph: fx.Graph, target: Target) -> None:
 
 def _insert_scalar_tensor(number: Any, node: fx.Node, user: fx.Node) -> fx.Node:
     """A tensor of `number` in front of `user` and on its device, with the dtype of `node`."""
-    value, device = node.meta["val"], user.meta["val"].device
-    with value.fake_mode:
-        fake = torch.empty((), dtype=value.dtype, device=device)
-    return insert_known(user, aten.scalar_tensor.default, fake, number, dtype=value.dtype, device=device)
+    dtype, device = node.meta["val"].dtype, user.meta["val"].device
+    return insert_call(user, aten.scalar_tensor.default, number, dtype=dtype, device=device)
 
 
 def _reads_in_kernel(user: fx.Node) -> bool:

@@ -43,7 +43,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import replace_results
+from tilewright.graph.insert import insert_known, replace_results
 from tilewright.graph.layouts import layout
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
@@ -56,6 +56,7 @@ from tilewright.operators.random import threshold
 from tilewright.passes.simplify import is_pure
 from tilewright.pytorch.state import in_real_tensors
 
+aten = torch.ops.aten
 BLOCK = 624
 """Words of the generator's state."""
 SHAPE = (8, BLOCK + 2)
@@ -174,12 +175,9 @@ def _by_stream(node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
     mask = node.meta["val"][1]
     if prod(calls.shape_of(mask)) < FEWEST or not generator_is_known():
         return None
-    graph = node.graph
-    size = [_extent(graph, x, dim) for dim in range(mask.dim())]
-    order = _memory_order(mask)
-    stream = graph.call_function(draw_stream, (size,))
-    stream.meta = {**node.meta, "val": mask.new_empty(SHAPE, dtype=torch.int32)}
-    return graph.call_function(keep, (stream, size, order, 1 - p))
+    size = [_extent(node, x, dim) for dim in range(mask.dim())]
+    stream = insert_known(node, draw_stream, mask.new_empty(SHAPE, dtype=torch.int32), size)
+    return insert_known(node, keep, mask, stream, size, _memory_order(mask), 1 - p)
 
 
 def _memory_order(tensor: torch.Tensor) -> list[int]:
@@ -213,13 +211,13 @@ class _PhiloxDraws:
         geometry = generator.geometry(mask.numel(), value.element_size(), alignment, self._most_blocks)
         order = _memory_order(value) if is_dense and geometry.vector > 1 else list(range(mask.dim()))
         if self._state is None:
-            self._state = node.graph.call_function(draw_philox, (self._on_device_of(node), 0))
-            self._state.meta = {**node.meta, "val": mask.new_empty(2, dtype=torch.int64)}
+            state = mask.new_empty(2, dtype=torch.int64)
+            self._state = insert_known(node, draw_philox, state, self._on_device_of(node), 0)
         like, skip = self._state.args
         assert isinstance(skip, int)
         self._state.args = (like, skip + geometry.advance)
         numbering = geometry.vector, geometry.threads, skip
-        return node.graph.call_function(keep_philox, (self._state, list(mask.shape), order, 1 - p, *numbering))
+        return insert_known(node, keep_philox, mask, self._state, list(mask.shape), order, 1 - p, *numbering)
 
     @staticmethod
     def _on_device_of(dropout: fx.Node) -> fx.Node:
@@ -233,14 +231,10 @@ class _PhiloxDraws:
         return dropout.all_input_nodes[0]
 
 
-def _extent(graph: fx.Graph, x: fx.Node, dim: int) -> int | fx.Node:
+def _extent(before: fx.Node, x: fx.Node, dim: int) -> int | fx.Node:
     """The size of a dimension: a number, or a new `sym_size` node."""
     extent: int | torch.SymInt = x.meta["val"].shape[dim]
-    if isinstance(extent, int):
-        return extent
-    asked = graph.call_function(torch.ops.aten.sym_size.int, (x, dim))
-    asked.meta["val"] = extent
-    return asked
+    return extent if isinstance(extent, int) else insert_known(before, aten.sym_size.int, extent, x, dim)
 
 
 def _drawn_in_the_kernel(
@@ -275,19 +269,16 @@ def _scale(kept: torch.Tensor, p: float) -> float:
 
 def _nothing_kept(node: fx.Node, x: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Result and mask of dropout `node` with p = 1, which eager computes by multiplying with zero."""
-    aten, (value, mask_meta) = torch.ops.aten, node.meta["val"]
-    with node.graph.inserting_before(node):
-        zero = node.graph.call_function(aten.mul.Tensor, (x, 0))
-        mask = node.graph.call_function(aten.full_like.default, (x, False), {"dtype": torch.bool})
-    zero.meta, mask.meta = {**node.meta, "val": value}, {**node.meta, "val": mask_meta}
-    return zero, mask
+    value, mask = node.meta["val"]
+    zero = insert_known(node, aten.mul.Tensor, value, x, 0)
+    return zero, insert_known(node, aten.full_like.default, mask, x, False, dtype=torch.bool)
 
 
 def split_dropout(graph: fx.Graph, target: Target) -> None:
     """Rewrite every `native_dropout` of `graph`, which is planned for `target`, in place."""
     philox = _philox_draws(graph, target)
     for node in list(graph.nodes):
-        if node.target is not torch.ops.aten.native_dropout.default:
+        if node.target is not aten.native_dropout.default:
             # An impure call may draw from the generator.
             if philox is not None and node.op == "call_function" and not is_pure(node):
                 philox.interrupt()
@@ -300,13 +291,10 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
         if p == 1.0:
             replace_results(node, _nothing_kept(node, x))
             continue
-        with graph.inserting_before(node):
-            mask = _drawn_in_the_kernel(node, x, p, target, philox)
-            if mask is None:
-                mask = graph.call_function(keep_mask, (_operand_laid_alike(x), p))
-                if philox is not None:
-                    philox.interrupt()
-            mask.meta = {**node.meta, "val": mask_meta}
-            kept = graph.call_function(torch.ops.aten.native_dropout_backward.default, (x, mask, _scale(value, p)))
-            kept.meta = {**node.meta, "val": value}
+        mask = _drawn_in_the_kernel(node, x, p, target, philox)
+        if mask is None:
+            mask = insert_known(node, keep_mask, mask_meta, _operand_laid_alike(x), p)
+            if philox is not None:
+                philox.interrupt()
+        kept = insert_known(node, aten.native_dropout_backward.default, value, x, mask, _scale(value, p))
         replace_results(node, (kept, mask))

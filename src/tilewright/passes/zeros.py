@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_known
+from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.layouts import layout
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import UNDEFINED, is_tangent
@@ -53,13 +53,9 @@ def shared_zeros(like: fx.Node, count: int) -> fx.Node:
     for node in graph.nodes:
         if node.meta.get(MARK, 0) >= count:
             return node  # type: ignore[no-any-return]
-    value: Any = calls.outputs(like)[0]
-    size = max(LEAST, 1 << (count - 1).bit_length())
-    options: dict[str, Any] = {"dtype": torch.int32, "device": value.device, "pin_memory": False}
-    with value.fake_mode:
-        zeros = torch.full([size], 0, **options)
+    size, device = max(LEAST, 1 << (count - 1).bit_length()), calls.results(like)[0].device
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    made = insert_known(first, aten.full.default, zeros, [size], 0, **options)
+    made = insert_call(first, aten.full.default, [size], 0, dtype=torch.int32, device=device, pin_memory=False)
     made.meta[MARK] = size
     return made
 

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_known, insert_results
+from tilewright.graph.insert import insert_call, insert_results
 from tilewright.graph.specialise import has_symbols
 from tilewright.passes.rule import Match, Value, call, gpu, matches, rule
 from tilewright.passes.units import behind_views, stored
@@ -149,9 +149,7 @@ def _inverted(node: fx.Node) -> fx.Node | None:
 
 
 def _insert_inverse(order: fx.Node) -> fx.Node:
-    value: Any = calls.output(order)
+    value = calls.tensor(order)
     options: dict[str, Any] = {"dtype": torch.int64, "device": value.device, "pin_memory": False}
-    with value.fake_mode:
-        counted = aten.arange.default(value.shape[0], **options)
-    numbers = insert_known(order.next, aten.arange.default, counted, value.shape[0], **options)
+    numbers = insert_call(order.next, aten.arange.default, value.shape[0], **options)
     return insert_call(numbers.next, aten.index_put.default, order, [order], numbers)

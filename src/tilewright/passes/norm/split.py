@@ -54,7 +54,6 @@ from tilewright.graph.calls import arguments, class_of, nbytes, through
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.layouts import laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
-from tilewright.kernels.device import at_least_fp32
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.bodies import write_body
 from tilewright.passes.norm.group import normalised as group_normalised
@@ -81,7 +80,7 @@ def split_norms(node: fx.Node, target: Target) -> Any:
     if node.target is GROUP and _is_long(args[0], args[3] * args[6], target):
         return insert_formula(node, _group_norm, *args[:3], *args[6:])
     if node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
-        return insert_formula(node, _weight_norm if node.target is WEIGHT else _weight_norm_backward, *args[:-1])
+        return write_body(node)
     if node.target is LAYER and _is_long(args[0], _rows_of(*args[:2]), target):
         return insert_formula(node, _layer_norm, *args)
     if node.target is LAYER_BACKWARD and _starves(args[1], _rows_of(*args[1:3]), target):
@@ -106,21 +105,6 @@ def _is_of_columns(node: fx.Node, target: Target) -> bool:
     *operands, dim = node.args
     rank = calls.tensor(operands[0]).dim()
     return target.language == "triton" and isinstance(dim, int) and rank > 1 and dim in (-1, rank - 1)
-
-
-def _weight_norm(v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Each column of v scaled to the length g; the lengths before."""
-    wide = at_least_fp32(v)
-    norms = wide.square().sum(list(range(v.dim() - 1)), keepdim=True).sqrt()
-    return wide * (at_least_fp32(g) / norms), norms
-
-
-def _weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """As `weight_norm_backward` in `operators/normalization.py`."""
-    wide, along = at_least_fp32(dw), at_least_fp32(v)
-    dg = (wide * along).sum(list(range(v.dim() - 1)), keepdim=True) / norms
-    scale = at_least_fp32(g) / norms
-    return scale * wide - (scale * dg / norms) * along, dg
 
 
 def _is_split(operand: Any, target: Target) -> bool:
