@@ -23,7 +23,7 @@ from tilewright.hardware.target import target_named
 from tilewright.measure.racing.results import read_results
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
-from tilewright.passes.attention.library import CUDNN, ON_CPU, PEERS, Peer, name_attention
+from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, PEERS, Peer, name_attention
 from tilewright.passes.attention.mask_parts import Band
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -206,6 +206,20 @@ def test_the_pair_that_is_planned_is_the_fastest_that_was_measured(steps: Callab
         chosen = [next(NAMES[name] for name in NAMES if name in operator) for operator in operators]
         us = sum(times[impl] for impl, times in zip(chosen, step.times, strict=True))
         assert us <= 1.02 * sum(min(times[impl] for impl in NAMES.values()) for times in step.times), (step, chosen)
+
+
+@pytest.mark.parametrize("backward", [OWN, CUDNN, FLASH], ids=lambda peer: peer.name)
+@pytest.mark.parametrize("forward", [OWN, CUDNN, FLASH], ids=lambda peer: peer.name)
+def test_any_forward_goes_with_any_backward(forward: Peer, backward: Peer) -> None:
+    """In 16 bits: the graph gives results of the same shapes, and has no other attention."""
+    graph = documented()[0].graph
+    (node,) = graph.find_nodes(op="call_function", target=ON_CPU.forward)
+    before = [value.meta["val"].shape for value in graph.output_node().args[0]]
+    FusedAttention(node, ON_CPU, Constants(graph), target_named("h200")).rewrite(forward, backward)
+    graph.lint()
+    assert [value.meta["val"].shape for value in graph.output_node().args[0]] == before
+    found = [node.target for node in graph.nodes if "attention" in str(node.target)]
+    assert found == [forward.forward, backward.backward]
 
 
 def test_flash_attention_2_is_predicted_as_it_was_measured() -> None:

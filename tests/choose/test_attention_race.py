@@ -11,7 +11,7 @@ from tilewright.choose.attention_race import Raced
 from tilewright.kernels.attention import reference
 from tilewright.kernels.attention.request import Mask, Request
 from tilewright.kernels.offer import THEIRS
-from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, options_of
+from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, PREFIX, WINDOWS, options_of
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 
@@ -73,6 +73,21 @@ def test_all_alternatives_of_a_race_compute_one_formula(mask: Mask, left: int | 
     assert name == THEIRS
     torch.testing.assert_close(saved.out.double(), expected, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(saved.lse.double(), lse, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_our_kernels_of_a_race_compute_the_formula_too(groups: int) -> None:
+    """Where nothing hides keys, few queries go through the kernel that splits the keys, windows through theirs."""
+    request = REQUEST._replace(device=torch.device("cpu"), dtype=torch.float32, kv_heads=groups, right=None)
+    q, k, v = attention_race._operands(request)
+    repeated = (x.double().repeat_interleave(3 // groups, 1) for x in (k, v))
+    expected, _ = reference.attention(q.double(), *repeated, scale=request.scale, window=(None, None), mask=None)
+    others = (PREFIX, WINDOWS)[: 1 + (groups == 3)]
+    raced = Raced(request, ON_CPU, causal=False, biased=False, training=False, others=others)
+    kernels = attention_race._runnable(raced)
+    assert list(kernels) == [THEIRS, *(peer.name for peer in others)]
+    for one in kernels.values():
+        torch.testing.assert_close(one.attend().out.double(), expected, rtol=0.0, atol=1e-6)
 
 
 def test_what_inference_does_not_give_is_not_read() -> None:

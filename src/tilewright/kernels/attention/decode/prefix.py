@@ -26,7 +26,7 @@ def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prefix: torch.Tensor | None, more: int, else_all: bool,
     zeros: torch.Tensor, scale: float,
 ) -> torch.Tensor:  # fmt: skip
-    seen = torch.tensor(k.shape[2], device=q.device) if prefix is None else prefix + more
+    seen = torch.tensor([[k.shape[2]]], device=q.device) if prefix is None else prefix + more
     seen = torch.where(seen > 0, seen, k.shape[2]) if else_all else seen
     mask = torch.arange(k.shape[2], device=q.device) < seen
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
