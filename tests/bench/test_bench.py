@@ -57,7 +57,12 @@ def test_a_row_says_what_was_measured() -> None:
     # 3x is rounded: half an ulp at most.
     assert row.error == row.eager_error and row.error is not None and 0 < row.error < 2**-24
     assert row.p20_us <= row.median_us <= row.p80_us and row.repeats >= 10
-    assert re.fullmatch(r"ramp 64x32 float32 fwd · copy [\d,]+ GB/s", result.title)
+    assert re.fullmatch(r"ramp 64x32 float32 fwd · copy [\d.,]+ GB/s", result.title)
+    assert [replace(result, limit=limit).title.split("· ")[1] for limit in (4255.4, 99.96, 0.01682)] == [
+        "copy 4,255 GB/s",
+        "copy 100 GB/s",
+        "copy 0.0168 GB/s",
+    ]
 
 
 def test_only_those_that_go_a_direction_are_raced_in_it() -> None:
@@ -76,7 +81,10 @@ def test_ways_of_another_device_are_raced_only_when_asked_for() -> None:
     (result,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"]), kernel)
     assert [outcome.impl for outcome in result.outcomes] == ["suspect", "eager"]
     (result,) = run(SuiteFilter(shapes=[(4, 8)], directions=["fwd"], impls=["tilewright-triton"]), kernel)
-    assert [outcome.impl for outcome in result.outcomes] == ["tilewright-triton"]
+    assert [(outcome.impl, outcome.refusal) for outcome in result.outcomes] == [
+        ("tilewright-triton", "its kernel is for GPUs")
+    ]
+    assert result.rows == [] and faults(result) == []
 
 
 def test_who_is_refused_has_no_row_and_a_reason(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_row_read_twice_says_so() -> None:
     (_, line, *rest) = drawn([ProgramAccesses((0, 0, 0), (*tiles, *tiles))], launch((1, 1, 1), operand("x", 1, 128)))
     assert line == "  reads x[0, 0–127] in 2 tiles of 64, 2 times"
     assert rest[1:] == [
-        "x[1, 128]: the tiles of these programs, numbered as each walks them",
+        "x[1, 128]: which program owns which tile, numbered in the order of its walk",
         "     program  0–63  64–127",
         "  0        0     1       2",
     ]

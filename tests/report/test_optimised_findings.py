@@ -117,11 +117,12 @@ def write_lost(path: Path) -> Path:
     lost = Decision("forward", "tanh", "mul", "tried and lost", "one kernel took 90 µs, one each 80 µs", measured_us=90)
     refused = Decision("forward", "mul", "mm", "refused", FITS_NOT, bytes_saved=10**9)
     taken = Decision("forward", "softmax", "odd", "taken", "both are rows")
+    kept = Decision("forward", "softmax", "mm", "refused", "its kernels are for GPUs", passed_by="attention")
     impossible = Decision("forward", "softmax", "odd", "impossible", "a library call")
     program = Program(
         [operator(0, "tanh"), mm, replace(mm, index=1, name="mm_1"), gelu, softmax, odd, quick, turned],
         [region],
-        [refused, lost, taken, impossible],
+        [refused, lost, taken, kept, impossible],
     )
     with Run.create(path, command="c", target="t", case="k") as made:
         made.add_program(program)

@@ -200,7 +200,9 @@ def _alternative(
         tiles = tiles_of(changed[0])
         covered = _covered(launched[0], captured.grid, changed[0], grid)
         if not _ENOUGH < covered < 1 / _ENOUGH:
-            return Alternative(change, None, refused=f"its programs would do {covered:.0%} of the work")
+            return Alternative(
+                change, None, refused=f"a grid of as many programs would cover {covered:.0%} of the work"
+            )
     try:
         compiled = captured.compile(**change)
         options = {**captured.options, **{k: v for k, v in change.items() if k not in captured.arguments}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tilewright.records.errors import UsageError
@@ -71,7 +71,8 @@ class RaceResult:
     def title(self) -> str:
         """Suite, workload, direction and limit."""
         kind = self.workload.work[self.direction].limit
-        return f"{self.suite.name} {self.workload.name} {self.direction} · {kind} {self.limit:,.0f} {self.unit}"
+        limit = f"{self.limit:,.0f}" if self.limit >= 100 else f"{self.limit:.3g}"
+        return f"{self.suite.name} {self.workload.name} {self.direction} · {kind} {limit} {self.unit}"
 
 
 def remarks(result: RaceResult) -> list[str]:
@@ -219,16 +220,21 @@ def benchmark(
 def _selected_variants(suite: Suite, wanted: SuiteFilter, direction: Direction, device: str) -> list[Variant]:
     """The named variants that have this direction; if none is named, all but those of ours for other devices."""
 
+    def of_gpus(variant: Variant) -> bool:
+        return variant.name.startswith("tilewright-") and variant.language in _GPU_LANGUAGES
+
     def takes(variant: Variant) -> bool:
-        if wanted.impls:
-            chosen = variant.name in wanted.impls
-        else:
-            ours_on_gpu = variant.name.startswith("tilewright-") and variant.language in _GPU_LANGUAGES
-            chosen = device != "cpu" or not ours_on_gpu
+        chosen = variant.name in wanted.impls if wanted.impls else device != "cpu" or not of_gpus(variant)
         parts = [direction] if direction in variant.directions else direction.split("+")
         return chosen and all(part in variant.directions for part in parts)
 
-    return [variant for variant in suite.variants if takes(variant)]
+    return [
+        replace(variant, refuses=lambda _: "its kernel is for GPUs")
+        if device == "cpu" and of_gpus(variant)
+        else variant
+        for variant in suite.variants
+        if takes(variant)
+    ]
 
 
 def _run_race(

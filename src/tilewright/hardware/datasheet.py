@@ -50,7 +50,8 @@ DATASHEETS = {
     "NVIDIA H200": _sheet(4800.0, 67.0, 132, 1.98, narrow=989.5, tf32=494.5, float64=67.0),
     "NVIDIA H100 80GB HBM3": _sheet(3350.0, 67.0, 132, 1.98, narrow=989.5, tf32=494.5, float64=67.0),
     "NVIDIA A100-SXM4-80GB": _sheet(2039.0, 19.5, 108, 1.41, narrow=312.0, tf32=156.0, float64=19.5),
-    # NVIDIA HGX B200 datasheet, an eighth.
+    # NVIDIA HGX B200 datasheet, an eighth. Its copies disagree on the memory: 7.7 TB/s a GPU in some, 8 TB/s in others;
+    # here 8, as DGX B200's datasheet has it (64 TB/s of eight).
     "NVIDIA B200": _sheet(8000.0, 75.0, 148, 1.98, narrow=2250.0, tf32=1125.0, float64=37.0),
     # "NVIDIA Ada GPU Architecture", table of the GeForce RTX 4090; NVIDIA L40S datasheet.
     "NVIDIA GeForce RTX 4090": _sheet(1008.0, 82.6, 128, 2.52, narrow=165.2, tf32=82.6, float64=1.29),

@@ -318,7 +318,7 @@ class _Fuser:
         verdict: Verdict
         if producer in self.region and self.region[producer] is self.region.get(consumer):
             saved, stays = self._saved(producer, consumer)
-            verdict, reason = "taken", "is written, but not read back" if stays else "stays in registers"
+            verdict, reason = "taken", f"stays in registers{', and is stored for others' if stays else ''}"
         elif (blocked := self.impossible.get(producer) or self.impossible.get(consumer)) is not None:
             verdict, reason = "impossible", blocked
         else:

@@ -61,7 +61,7 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
     for device, us, call in connection.execute(_STARTS).fetchall():
         yield f"before its first work {device} waited {duration(us)} for {call} on the host"
     for device, lag_us, mean, most in connection.execute(_QUEUES).fetchall():
-        ahead = f"the host was {duration(lag_us)} ahead of a launch (median)"
+        ahead = f"kernels began {duration(lag_us)} after their launch (median)"
         yield f"{device}: {ahead}; {mean:.1f} launches queued on average, {most} at most"
     for (bare,) in connection.execute(_BARE).fetchall():
         yield f"what you would win is part of a step of {duration(bare)} without the profiler"
@@ -79,6 +79,6 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
     known = ", ".join(f"{what} {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall())
     if known:
         whose = "the device's time" if on_device else "the operators' own time"
-        yield f"known of {whose}: {known}"
+        yield f"of {whose} tilewright knows: {known}"
     if without_shapes:
         yield "no operator has shapes, and so no cost: record_shapes=True of PyTorch's profiler adds them"

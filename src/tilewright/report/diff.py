@@ -49,7 +49,7 @@ def _line(what: str, before_us: float, after_us: float, change: Change) -> Text:
     text.append(": ").append(change.verdict, _STYLE[change.verdict])
     text.append(f"\n  {change.method}", "dim")
     if change.verdict == "cannot tell" and math.isfinite(change.high):
-        text.append(f"; less than {change.resolution:.1%} is lost in their noise", "dim")
+        text.append(f"; a change below {change.resolution:.1%} cannot be told from their noise", "dim")
     return text
 
 

@@ -154,7 +154,7 @@ def _map(walks: Sequence[ProgramAccesses], launch: LaunchRecord, operand: Operan
             table.append([row, owner, *cells])
     if launch.programs > len(walks):
         table.insert(len(table) // 2 + 1, ["⋮", "⋮", *([""] * len(shown))])
-    heading = f"{operand.name}{list(operand.shape)}: the tiles of these programs, numbered as each walks them"
+    heading = f"{operand.name}{list(operand.shape)}: which program owns which tile, numbered in the order of its walk"
     return [heading, *_aligned(table)]
 
 
@@ -192,7 +192,7 @@ def _residence(view: KernelView, found: Occupancy) -> Text:
         f"{launch.registers} registers a thread, {launch.stack_bytes} B of stack, "
         f"{nbytes(launch.shared_bytes)} of shared memory a program",
         f"a multiprocessor holds {found.blocks} program{'' if found.blocks == 1 else 's'} "
-        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; allowed by {limits}",
+        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; each alone: {limits}",
     ]
     if view.waves is not None:
         lines += _wave_lines(view.waves)
@@ -216,8 +216,8 @@ def _wave_lines(waves: Waves) -> list[str]:
     alone, shared = waves.tail(waves.alone_waves), waves.tail(waves.shared_waves)
     return [
         line,
-        f"the tail costs {shared:.1%} if the programs of a multiprocessor share a saturated unit, "
-        f"{alone:.1%} if each is latency-bound",
+        f"the last wave's idle part costs {shared:.1%} of the time if programs share a saturated unit (memory, tensor "
+        f"cores), {alone:.1%} if each waits for its own latency",
     ]
 
 

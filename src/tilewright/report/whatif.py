@@ -15,7 +15,7 @@ _ROWS = 12
 
 def show_whatif(answer: Answer, *, path: bool = True) -> RenderableType:
     """The predictions, the largest gain first, then what the critical path consists of."""
-    table = open_table("if", "step>", "predicted>", "gain>", "that is")
+    table = open_table("if", "step>", "predicted>", "gain>", "which means")
     for each in answer.predictions:
         table.add_row(
             Text(plain(each.change)),
@@ -26,7 +26,7 @@ def show_whatif(answer: Answer, *, path: bool = True) -> RenderableType:
         )
     if not path:
         return table
-    parts = open_table("critical path", "of", "a step>", "share>")
+    parts = open_table("critical path", "what", "in a step>", "share>")
     for part in answer.path[:_ROWS]:
         parts.add_row(part.kind, Text(plain(part.name)), duration(part.us_per_step), f"{part.share:.1%}")
     return Group(table, Text(), parts)

@@ -34,7 +34,9 @@ WITH timed AS (
            arg_max(d.verdict || ', ' || d.producer || ' → ' || d.consumer || ': ' || d.reason,
                    (d.measured_us IS NOT NULL, d.bytes_saved)) AS why
     FROM timed t JOIN decision d ON d.graph = t.graph AND d.verdict IN ('refused', 'tried and lost')
-         AND list_has_any([d.producer, d.consumer], list_append(coalesce(t.members, []), t.name))
+         -- What is to be replaced is the consumer; its producer is another launch.
+         AND list_has_any(if(d.passed_by = 'fusion', [d.producer, d.consumer], [d.consumer]),
+                          list_append(coalesce(t.members, []), t.name))
     GROUP BY t.graph, t.name
 ), grouped AS (
     SELECT arg_min(t.name, t.index) AS name, t.target, t.graph, t.shape, count(*) AS launches,
@@ -53,7 +55,7 @@ SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, sha
             WHEN floor_us IS NULL THEN 'no floor: the operator table does not know its work'
             WHEN bound = 'launch-bound' THEN 'only its launch takes time'
             WHEN off > 2 THEN 'the model of times is not fitted to such a kernel on this device'
-            WHEN measured_us <= 1.3 * predicted_us THEN 'as kernels of its kind take on this device'
+            WHEN measured_us <= 1.3 * predicted_us THEN 'as expected: kernels of its kind take as long on this device'
        END AS why,
        source
 FROM grouped

@@ -41,7 +41,7 @@ FORMS = {
     "graph": "a CUDA graph: no time of the host for operators and launches",
     "class:CLASS": "without that class of the host's time",
     "workers:N": "a DataLoader with so many workers",
-    "batch:TIMES": "so many times the batch",
+    "batch:TIMES": "a batch as many times as large",
     "optimizer": "a fused optimizer",
     "overlap": "communication that is hidden entirely",
     "rank:R": "that rank no later than the others",
