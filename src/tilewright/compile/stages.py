@@ -24,6 +24,7 @@ from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.passes.attention.sdpa import prepare_calls
 from tilewright.passes.attention.shift import zero_shift_gradients
 from tilewright.passes.attention.unread_weights import leave_weights_out
+from tilewright.passes.changing_numbers import compute_with_tensors
 from tilewright.passes.constants import copy_constants_once, fold_constants
 from tilewright.passes.convolution import other_forms
 from tilewright.passes.convolution.channels_last import lay_operands
@@ -38,7 +39,7 @@ from tilewright.passes.loss import compute_across, compute_from_rows, compute_wh
 from tilewright.passes.norm.group import split_group_norms
 from tilewright.passes.norm.rms import as_aten, norm_as_one
 from tilewright.passes.norm.split import compute_from_moments, split_norms, sum_samples_last, widen_moments
-from tilewright.passes.pointwise import drop_identities, leaky_gradient_from_result, scale_numbers
+from tilewright.passes.pointwise import drop_identities, leaky_gradient_from_result
 from tilewright.passes.rule import Rule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
@@ -58,7 +59,7 @@ TORCH_LEVEL = Stage(
         Pass("prepare_calls", prepare_calls),
         Pass("zero_shift_gradients", zero_shift_gradients),
         drop_identities,
-        scale_numbers,
+        compute_with_tensors,
         gather_gradients,
         other_forms.convolve_as_images,
         other_forms.multiply_patches,

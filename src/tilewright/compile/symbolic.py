@@ -229,7 +229,8 @@ class SymbolicProgram:
         with suppress(NotAlike):
             plan = self.graph.plan_like(self.plan, sizes, self.inputs)
             planned = self._assembled(plan, arguments)
-            for region in plan.fusion.regions:
+            # A region that nothing reads has no kernel.
+            for region in (region for region in plan.fusion.regions if region.name in arguments):
                 nest = self.nests[self.kernel_of[region.name]]
                 region.share(named_as(region.lowered.nest, nest))
                 there = of_all_sizes([region.lowered.nest, region.lowered.nest], region.name)[0]
