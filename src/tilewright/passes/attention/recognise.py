@@ -13,7 +13,7 @@ too, with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -197,20 +197,12 @@ def _replace(graph: Graph, attention: Attention, unread: set[Node], write: Calla
     try:
         new = write()
     except Refusal:
-        _erase(graph, (node for node in graph.nodes if node not in before))
+        for node in reversed([node for node in graph.nodes if node not in before]):
+            graph.erase_node(node)
         raise
-    # Erase nodes that only the old form read: constants of masks, transposes of k.
-    pending, upstream = [*attention.replaced, *attention.folded, result], set[Node]()
-    while pending:
-        node = pending.pop()
-        if node not in upstream:
-            upstream.add(node)
-            pending += [x for x in node.all_input_nodes if canonical_name(x) in PURE]
     result.replace_all_uses_with(new)
-    _erase(graph, (node for node in graph.nodes if node in upstream or node in unread))
-
-
-def _erase(graph: Graph, nodes: Iterable[Node]) -> None:
-    for node in reversed(list(nodes)):
-        if not node.users:
+    # Erase what only the old form read, too: constants of masks, transposes of k.
+    old = {*attention.replaced, *attention.folded, *unread, result}
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (node in old or canonical_name(node) in PURE):
             graph.erase_node(node)

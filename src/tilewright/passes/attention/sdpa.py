@@ -11,7 +11,7 @@ PyTorch chooses its kernel where AOTAutograd traces the call, and takes products
 what none of its fused kernels accepts: a mask whose last stride is not 1 (an expanded one, a permuted bias) or that
 needs a gradient, operands of three axes, rows that do not begin at multiples of 16 bytes. Here such operands become
 ones that are accepted; those of five axes, and head sizes that are no multiples of 16 bytes, stay PyTorch's. A mask
-that is a band beside something else stays as it is: `kernel` reads it again.
+that is a band beside something else stays as it is: `fused` reads it in the joint graph.
 """
 
 from __future__ import annotations
