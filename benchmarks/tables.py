@@ -528,13 +528,13 @@ def rewritten(text: str, results: Results) -> str:
     return TABLE.sub(lambda found: found[1] + with_footnote(TABLES[found["name"]](results)) + found["end"], text)
 
 
-def in_chinese(text: str, readme: str) -> str:
-    """`text` with the tables of the English `readme`, in the words of chinese.json."""
+def in_chinese(text: str, original: str) -> str:
+    """`text` with the tables of the English `original`, in the words of chinese.json."""
     words = json.loads((REPOSITORY / "benchmarks/chinese.json").read_text(encoding="utf-8"))
     longest_first = sorted(words, key=len, reverse=True)
     english = re.compile("|".join(rf"(?<!\w){re.escape(each)}(?!\w)" for each in longest_first))
     tables = {
-        found["name"]: english.sub(lambda word: words[word[0]], found["body"]) for found in TABLE.finditer(readme)
+        found["name"]: english.sub(lambda word: words[word[0]], found["body"]) for found in TABLE.finditer(original)
     }
     return TABLE.sub(lambda found: found[1] + tables[found["name"]] + found["end"], text)
 
@@ -543,8 +543,10 @@ def main(folder: Path) -> None:
     results = read_all(folder)
     for document in DOCUMENTS:
         document.write_text(rewritten(document.read_text(encoding="utf-8"), results), encoding="utf-8")
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    CHINESE.write_text(in_chinese(CHINESE.read_text(encoding="utf-8"), readme), encoding="utf-8")
+    pages = ((REPOSITORY / "docs" / page.name, page) for page in (REPOSITORY / "docs/zh").glob("*.md"))
+    for english, chinese in ((REPOSITORY / "README.md", CHINESE), *pages):
+        text = in_chinese(chinese.read_text(encoding="utf-8"), english.read_text(encoding="utf-8"))
+        chinese.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
