@@ -221,6 +221,29 @@ def test_one_program_serves_all_places_of_a_cache() -> None:
     assert len(record.graphs) == 1 and record.graphs[0].executable.kernels
 
 
+def test_a_norm_of_a_length_that_changes_beside_a_write() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        scaled = torch.expm1(F.layer_norm(x, x.shape[-1:]).clamp(-2, 1)).clone()
+        scaled = scaled.add_(1) * scaled
+        return [scaled.double(), torch.ceil(scaled)]
+
+    def step(run: Callable[..., Any], *leaves: torch.Tensor) -> list[Any]:
+        return [differentiate(run(x)[0]) for x in leaves]
+
+    agrees(function, [with_grad(n) for n in (16, 32, 3, 13)], step, dynamic=True)
+
+
+def test_what_nothing_reads_has_no_arguments_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_VERIFY", "1")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        part = torch.floor(torch.reciprocal(x * x + 1)).clone()
+        part[..., ::2].tanh_()
+        return torch.sigmoid(part.flatten())
+
+    run_at(function, [(2, 33, 1, 5), (5, 7, 1, 11), (10, 99, 1, 35)], dynamic=True)
+
+
 def picking(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)[x > 0] * 2
 

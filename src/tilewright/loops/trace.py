@@ -207,7 +207,8 @@ def _refuse_overflow(node: fx.Node, dtype: torch.dtype) -> None:
 
 def _refuse_dtypes(node: fx.Node, row: Row) -> None:
     """Dtypes that PyTorch's kernels refuse and its fake tensors accept, such as integers of `lerp`."""
-    is_float = all(operand.meta["val"].is_floating_point() for operand in node.all_input_nodes) and not row.integral
+    values = [operand.meta["val"] for operand in node.all_input_nodes]
+    is_float = not row.integral and all(x.is_floating_point() for x in values if isinstance(x, torch.Tensor))
     if row.operator_class == "reduction":
         takes_one_element = row.shapes in (reduction, same)
     else:
@@ -223,9 +224,10 @@ def _refuse_dtypes(node: fx.Node, row: Row) -> None:
             raise Unfusable(f"PyTorch refuses it: {error}") from error
 
 
-def _one_element(operand: fx.Node) -> torch.Tensor:
-    value: torch.Tensor = operand.meta["val"]
-    return torch.ones([1] * value.dim(), dtype=value.dtype)
+def _one_element(operand: fx.Node) -> torch.Tensor | int:
+    """A tensor of one element, or one as a size."""
+    value = operand.meta["val"]
+    return torch.ones([1] * value.dim(), dtype=value.dtype) if isinstance(value, torch.Tensor) else 1
 
 
 def _converted(node: fx.Node, row: Row, given: Any, value: Any, wanted: str) -> Any:
