@@ -307,6 +307,5 @@ class AxisNames:
 
     def finished(self, axis: Axis, size: int) -> Axis:
         """The axis in names and numbers only; the number `size` if the names do not give it."""
-        numbers = {symbol: value for symbol, value in self._sizes.items() if isinstance(symbol, sympy.Dummy)}
-        factors = tuple(factor.xreplace(numbers) for factor in self.resolved(axis))
+        factors = tuple(f.xreplace({u: self._sizes[u] for u in f.atoms(sympy.Dummy)}) for f in self.resolved(axis))
         return factors if self.size_of(factors) == size else (sympy.Integer(size),)
