@@ -2,9 +2,9 @@
 
     python benchmarks/discontinuous.py --device cuda
 
-Each program gives activations to one reader: an extreme, an argument reduction, a pooling, a comparison, a sort or a
-quantiser. Backward compares the activation with the extreme, so it must have forward's bits. fp32, bf16 and fp16;
-prints what breaks the numbers contract. Exit code 8 if something does.
+Each program gives activations to one reader: an extreme, an argument reduction, a pooling, a comparison, a sort, a
+quantiser or a draw. Backward compares the activation with the extreme, so it must have forward's bits. fp32, bf16 and
+fp16; prints what breaks the numbers contract. Exit code 8 if something does.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ READERS: dict[str, Function] = {
     "fake_quantize": lambda v: torch.fake_quantize_per_tensor_affine(v, 0.01, 0, -50, 50),
     "distance": lambda v: torch.cdist(v[:3], v[3:] * 0.7, p=inf),
     "integers": lambda v: v * (v * 10).to(torch.int64),
+    "bernoulli": lambda v: torch.bernoulli(v.sigmoid()) * v,
 }
 ONLY_FLOAT32 = {"distance", "fake_quantize"}
 """Readers that PyTorch has only for fp32."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tilewright.emit.cpp_text import from_storage, prelude, to_storage
+from tilewright.emit.cpp import translation_unit
+from tilewright.emit.cpp_text import LANES, from_storage, to_storage
 from tilewright.runtime.compiler import load
 
 LARGEST_ULPS = {
@@ -56,15 +57,15 @@ PAIRS: dict[str, tuple[float, Callable[[torch.Tensor, torch.Tensor], torch.Tenso
 @pytest.fixture(scope="module")
 def functions() -> ctypes.CDLL:
     """One vectorised loop for every function, in one source."""
-    texts = {name: f"tw_{name}(x[i])" for name in (*LARGEST_ULPS, *EXACT, "erf_absolute")}
-    texts |= {name: f"tw_{name}(x[i], y[i])" for name in PAIRS}
+    operands = dict.fromkeys((*LARGEST_ULPS, *EXACT, "erf_absolute"), "x[i]") | dict.fromkeys(PAIRS, "x[i], y[i]")
+    texts = {n: f"tw_{'lanes_' if n in LANES else ''}{n}({given})" for n, given in operands.items()}
     texts |= {f"round_{dtype}": from_storage(to_storage("x[i]", dtype), dtype) for dtype in ("bfloat16", "float16")}
     loops = [
         f'extern "C" void all_{name}(const float* x, const float* y, float* out, int64_t n) {{\n'
         f"#pragma omp simd\nfor (int64_t i = 0; i < n; ++i) out[i] = {text}; }}"
         for name, text in texts.items()
     ]
-    return load("\n".join([prelude(), *loops]))
+    return load(translation_unit(loops))
 
 
 @pytest.fixture(scope="module")

@@ -266,3 +266,18 @@ def test_draws_are_by_eagers_probabilities(dtype: torch.dtype) -> None:
     expected = draws(x)
     torch.manual_seed(0)
     assert torch.equal(torch.compile(draws, backend="tilewright", fullgraph=True)(x), expected)
+
+
+def test_equal_elements_of_a_row_are_equally_large() -> None:
+    """libmvec's vectors round otherwise than its scalar functions, here of the last 5 elements."""
+    functions = [torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.sinh, torch.cosh]
+    functions += [torch.erfc, torch.tanh, lambda x: x.abs() ** 1.7, lambda x: torch.atan2(x, x + 2)]
+
+    def ties(*inputs: Tensor) -> list[Tensor]:
+        found = [f(x) for f, x in zip(functions, inputs, strict=True)]
+        return [y == y.amax(-1, keepdim=True) for y in found]
+
+    # One input for each function, so that each has its own kernel.
+    inputs = [torch.linspace(-0.9, 0.9, 501)[:, None].expand(501, 37).contiguous() for _ in functions]
+    found = torch.compile(ties, backend="tilewright", fullgraph=True)(*inputs)
+    assert [n for n, tie in enumerate(found) if not tie.all()] == []

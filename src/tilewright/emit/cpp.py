@@ -10,6 +10,7 @@ loop. A kernel that checks indices reads element 0 in place of one that is out o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tilewright.emit.cpp_printer import Printer
@@ -34,12 +35,18 @@ TILE_ROWS, TILE_COLUMNS = 64, 16
 """An elementwise nest reads a transposed tensor in tiles of this size, so that it uses whole cache lines."""
 FLAT_BLOCK = 8192
 """Elements of an elementwise nest per unit of work of a thread."""
+CALLED = re.compile(r"\btw_lanes_(\w+)\(")
+OF_TWO = frozenset({"pow", "atan2"})
+"""Those of `LANES` with two operands."""
 
 
 def translation_unit(kernels: list[str]) -> str:
-    """One source for all kernels of a model, with the random-number functions if a kernel draws."""
+    """One source for all kernels of a model, with the random-number and vector functions that they call."""
     draws = any("tw_stream" in kernel for kernel in kernels)
-    return "\n".join([prelude(), *([prelude("random.h")] if draws else []), *kernels])
+    called = sorted({name for kernel in kernels for name in CALLED.findall(kernel)})
+    lanes = [f"TW_LANES{'2' * (name in OF_TWO)}({name})" for name in called]
+    headers = ["prelude.h", *["random.h"] * draws, *["libmvec.h"] * bool(called)]
+    return "\n".join([*map(prelude, headers), *lanes, *kernels])
 
 
 def emit_cpp(nest: Nest) -> str:

@@ -28,10 +28,13 @@ CHEAP = frozenset(INFIX) | {"load", "const", "index", "check", "cast", "round", 
 WIDE = {"float32": "double", "float64": "double"}
 """Accumulator types of long sums; integers accumulate in their own type."""
 
+LANES = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "erfc", "tanh", "pow", "atan2"})
+"""Functions of `libmvec.h`."""
+
 
 @cache
 def prelude(name: str = "prelude.h") -> str:
-    """The text of a header of generated C++: `prelude.h`, or `random.h` for kernels that draw."""
+    """The text of a header of generated C++."""
     return (files("tilewright.emit") / name).read_text()
 
 
@@ -114,6 +117,7 @@ def scalar(step: Step, args: list[str]) -> str:
     if step.name == "isnan":
         return f"{args[0]} != {args[0]}"
     name = "rint" if step.name == "round_even" else step.name
+    name = f"lanes_{name}" if name in LANES and step.dtype == "float32" else name
     return f"({kind})tw_{name}({', '.join(args)})"
 
 

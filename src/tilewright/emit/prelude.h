@@ -148,15 +148,6 @@ TW float tw_exp2(float x) {
 }
 TW float tw_log2(float x) { return tw_log(x) * 1.44269504f; }
 TW float tw_log10(float x) { return tw_log(x) * 0.434294482f; }
-// glibc has vector forms of these (libmvec), to 4 ulp, which g++ calls where it knows of them.
-#ifdef TW_LIBMVEC
-#define TW_VECTOR(name) extern "C" __attribute__((simd("notinbranch"))) float name##f(float) noexcept;
-TW_VECTOR(sin) TW_VECTOR(cos) TW_VECTOR(tan) TW_VECTOR(asin) TW_VECTOR(acos) TW_VECTOR(atan)
-TW_VECTOR(sinh) TW_VECTOR(cosh) TW_VECTOR(erfc) TW_VECTOR(tanh)
-extern "C" __attribute__((simd("notinbranch"))) float powf(float, float) noexcept;
-extern "C" __attribute__((simd("notinbranch"))) float atan2f(float, float) noexcept;
-TW float tw_tanh(float x) { return tanhf(x); }
-#else
 TW float tw_tanh(float x) {
   float a = __builtin_fabsf(x), u = x * x;
   float p = -5.934677129e-3f;
@@ -170,7 +161,6 @@ TW float tw_tanh(float x) {
   float result = a < 0.65f ? small : large;
   return x != x ? x : result;
 }
-#endif
 // Below 1 an odd polynomial; above, 1 - exp(-p(x)) with p fitted to -log(erfc).
 TW float tw_erf(float x) {
   float a = __builtin_fabsf(x), u = x * x;

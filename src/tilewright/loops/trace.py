@@ -35,8 +35,8 @@ ROUNDED_ALIKE = frozenset(
     | {"floor", "ceil", "trunc", "round_even", "lt", "le", "gt", "ge", "eq", "ne", "add", "sub", "mul"}
 )
 """Operations on floats that round nothing or are rounded correctly, so that all kernels compute the same. A quotient is
-not among them: that of a sum takes the sum before it is rounded. Functions are not: vectors and their remainders, and
-functions of different accuracy, round differently."""
+not among them: that of a sum takes the sum before it is rounded. Functions are not: those of different accuracy round
+differently."""
 
 
 @dataclass(frozen=True)

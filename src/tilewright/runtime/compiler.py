@@ -15,7 +15,7 @@ from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 
 def has_libmvec(libc: str, version: str) -> bool:
-    """Whether this C library has vector versions of all functions that `prelude.h` declares.
+    """Whether this C library has vector versions of all functions that `libmvec.h` declares.
 
     >>> has_libmvec("glibc", "2.36"), has_libmvec("glibc", "2.31"), has_libmvec("", "")
     (True, False, False)
