@@ -106,6 +106,22 @@ for i in range(14):
     loss = F.cross_entropy(model(x), y){_PLANTED}
     loss.backward(retain_graph=True); optimizer.step(); optimizer.zero_grad(); losses.append(loss)
 """
+_ANOMALIES = f"""
+torch.autograd.set_detect_anomaly(True)
+model = nn.Sequential(*[part for _ in range(60) for part in (nn.Linear(64, 64), nn.Tanh())]); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(14):
+    loss = model(x[:8, :64]).square().mean(){_PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_LOCKED = """
+import threading
+lock = threading.Lock()
+def hold():
+    while True:
+        with lock: time.sleep(0.01)
+        time.sleep(0.0005)
+threading.Thread(target=hold, daemon=True).start()
+"""
 _TOKENS = "pieces = re.findall(r'\\w+|[^\\w\\s]', 'a word, and more! ' * 300)"
 _LSTM = """
 model, head = nn.LSTM(256, 512, batch_first=True), nn.Linear(512, 10); optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
@@ -171,6 +187,11 @@ PROGRAMS = {
     "torch.save": Program(_loop("torch.save(z, path)", _FILE.partition("\n")[0] + "\nz = torch.randn(4_000_000)"), "Writing"),
     "sort": Program(_loop("z.sort().values[:10]", "z = torch.randn(300_000)"), "Sorting"),
     "memory filled anew": Program(_loop("z = torch.zeros(4, 1024, 1024)"), "Making a tensor (torch.zeros())"),
+    "a product that is summed away": Program(_loop("(z[:, :, None] * z[None]).sum(1)", "z = torch.randn(256, 256)"), "Combining tensors by broadcasting"),
+    "anomalies that are looked for": Program(_ANOMALIES, "Looking for anomalies"),
+    "lines of a file": Program(_loop("open(path, 'w').writelines(f'{k}\\n' for k in range(100_000))", _FILE.partition("\n")[0]), "Writing"),
+    "log": Program(_loop("for k in range(2000): log.info('step %d loss %f', i, k * 0.1)", "log = logging.getLogger('train'); log.setLevel(20); log.addHandler(logging.FileHandler(os.devnull))"), "info()"),
+    "a lock": Program(_loop("with lock: pass", _LOCKED), "Entering a with block"),
     "healthy: an LSTM": Program(_LSTM, "Nothing stands out"),
     "healthy: data as fast as needed": Program(_LOADED, "Nothing stands out"),
     "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),

@@ -291,6 +291,53 @@ def test_a_loop_that_asks_for_the_time() -> None:
     assert slow.startswith("A loop that waits takes ") and "asks for the time 200 times" in why
 
 
+def test_a_loop_without_an_operator_is_not_to_become_one() -> None:
+    trace = stepped(1)
+    for at in range(100, 900, 4):
+        trace.frame("logging/__init__.py(1479): info", at, at + 3)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    slow, _, action = verdict(trace)
+    assert slow.startswith("A loop of small calls takes ") and action.startswith(
+        "Call it once for all elements, or every"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "said"), [("writelines of _io.TextIOWrapper", "Writing"), ("readlines of _io.TextIOWrapper", "Reading")]
+)
+def test_a_file_that_is_written_is_not_read(written: str, said: str) -> None:
+    trace = stepped(1)
+    trace.frame(f"<built-in method {written} object at 0x7f>", 100, 900)
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    assert verdict(trace)[0] == f"{said} takes 80 % of the step, 0.8 ms of 1 ms at train.py:5."
+
+
+@pytest.mark.parametrize(
+    ("dims", "reduced", "times"),
+    [
+        ([[96, 96, 1], [1, 96, 96]], True, 96),
+        ([[512, 1, 64], [512, 64]], True, 512),
+        ([[96, 96, 1], [1, 96, 96]], False, 0),  # Its result is what was asked for.
+        ([[64, 512], [512]], True, 0),  # A bias makes no larger tensor.
+        ([[64, 512], []], True, 0),
+    ],
+)
+def test_a_product_that_is_summed_away(dims: list[list[int]], reduced: bool, times: int) -> None:
+    trace = stepped(1)
+    trace.operator("aten::mul", 100, 700, dims=dims)
+    if reduced:
+        trace.operator("aten::sum", 701, 900, dims=[[96, 96, 96]])
+    lines(trace, (0, 2), (99, 5), (901, 6))
+    said = verdict(trace)
+    if times:
+        assert said[0].startswith("Combining tensors by broadcasting takes 80 %") and said[0].endswith(
+            " at train.py:5."
+        )
+        assert f"{times} times the elements" in said[1] and "torch.einsum" in said[2]
+    else:
+        assert not any("broadcasting" in sentence for sentence in said)
+
+
 def test_operators_that_format_their_stacks() -> None:
     trace = stepped(1)
     trace.header["tilewright anomalies"] = "true"
@@ -298,6 +345,16 @@ def test_operators_that_format_their_stacks() -> None:
     lines(trace, (0, 2), (99, 5), (901, 6))
     slow, _, action = verdict(trace)
     assert slow.startswith("Looking for anomalies takes 80 % of the step") and "set_detect_anomaly(False)" in action
+
+
+def test_small_operators_where_anomalies_are_looked_for_are_those_that_look() -> None:
+    trace = stepped(1)
+    trace.header["tilewright anomalies"] = "true"
+    trace.frame("torch/nn/modules/module.py(9): __call__", 10, 990)
+    for at in range(10, 980, 4):
+        trace.operator("aten::isnan", at, at + 2)
+    lines(trace, (0, 2), (9, 5), (991, 6))
+    assert verdict(trace)[0].startswith("Looking for anomalies takes ")
 
 
 def test_another_thread_that_holds_the_interpreter() -> None:

@@ -31,7 +31,7 @@ SELECT row_number() OVER () - 1 AS number, category, name,
               OR regexp_matches(name, '^<built-in method (acquire|__enter__) of (_thread|_multiprocessing)\.')
               OR regexp_matches(name, '^<built-in method (poll|select|control|get) of (select|_queue)\.') THEN 306
             WHEN regexp_matches(name, '^<built-in function (open|print|input|fsync|stat|listdir|scandir|rename|unlink|mkdir|fromfile)>$')
-              OR regexp_matches(name, '^<built-in method \w+ of (_io\.|_socket\.|_ssl\.|sqlite3\.|mmap\.)')
+              OR regexp_matches(name, '^<built-in method \w+ of (_io\.|_csv\.|_socket\.|_ssl\.|sqlite3\.|mmap\.)')
               OR regexp_matches(name, '^<built-in method (fromfile|tofile|from_file|_write_file) of ')
               OR regexp_matches(name, '(torch/serialization|numpy/lib/(_npyio_impl|npyio))\.py\(\d+\): (load|save|loadtxt|savetxt)$')
             THEN 305

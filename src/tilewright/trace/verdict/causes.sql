@@ -36,9 +36,9 @@ FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
-SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, runs FROM calling_line WHERE is_busy
+SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, runs, operators FROM calling_line WHERE is_busy
 UNION ALL
-SELECT file_id, source, operators, ms, what, runs FROM calling_line
+SELECT file_id, source, operators, ms, what, runs, operators FROM calling_line
 WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
 
 -- The optimizer's step, if it calls an operator for each parameter; `kinds` is how many.
@@ -117,7 +117,8 @@ waits AS (
 ),
 -- Lines one after the other are a loop or a block, and one cause.
 loops AS (
-    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(calls) AS calls, arg_max(what, ms) AS what, max(runs) AS runs
+    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(calls) AS calls, arg_max(what, ms) AS what, max(runs) AS runs,
+           CASE WHEN sum(operators) < 0.5 * sum(calls) THEN 'Python' END AS inner_what
     FROM (SELECT *, line_of(source) - row_number() OVER (PARTITION BY file_id, file_of(source) ORDER BY line_of(source)) AS block FROM busy_line)
     GROUP BY file_id, file_of(source), coalesce(block, 0)
 ),
@@ -232,6 +233,27 @@ anomalies AS (
     WHERE class IN ('operators', 'I/O', 'untraced')
       AND file_id IN (SELECT metadata.file_id FROM metadata WHERE name = 'tilewright anomalies') GROUP BY file_id
 ),
+-- Lines that combine tensors over axes that only one of them has, and sum over axes: of `times` as many elements.
+broadcasts AS (
+    WITH shaped AS (
+        SELECT DISTINCT host_event.file_id, place AS source, plain, TRY_CAST(args->'$."Input Dims"' AS BIGINT[][]) AS dims
+        FROM host_event JOIN plain ON plain.number = named JOIN named_place ON named_place.number = sourced
+        JOIN slice USING (id) JOIN arg_set USING (arg_set_id)
+        WHERE host_event.dur > 100_000 AND plain.name IN ('aten::mul', 'aten::sub', 'aten::add', 'aten::div')
+    ),
+    combined AS (
+        SELECT file_id, source, plain, list_product([greatest(CASE WHEN axis < len(a) THEN a[len(a) - axis] ELSE 1 END, CASE WHEN axis < len(b) THEN b[len(b) - axis] ELSE 1 END)
+                             FOR axis IN range(greatest(len(a), len(b)))])
+               / greatest(list_product(a), list_product(b), 1) AS times
+        FROM (SELECT *, dims[1] AS a, dims[2] AS b FROM shaped WHERE len(dims) >= 2 AND len(dims[1]) > 0 AND len(dims[2]) > 0)
+    )
+    SELECT combined.file_id, combined.source, any_value(plain) AS what, any_value(line.ms) AS ms, any_value(line.calls) AS calls, max(times) AS times
+    FROM combined JOIN (
+        SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls FROM host_cause WHERE class = 'operators'
+        GROUP BY file_id, source HAVING bool_or(regexp_matches(what, '^aten::(sum|mean|amax|amin|max|min|prod|norm|linalg_vector_norm)$'))
+    ) AS line ON line.file_id = combined.file_id AND line.source = combined.source
+    WHERE times >= 8 GROUP BY combined.file_id, combined.source
+),
 logits AS (
     SELECT file_id, arg_max(source, host_distance.ms) AS source, 'log_softmax' AS what,
            sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
@@ -240,8 +262,9 @@ logits AS (
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
 UNION ALL SELECT file_id, 'communication', source, 'collectives', waited_ms, calls, 'rank ' || last_rank, NULL, NULL FROM exchange
 UNION ALL SELECT file_id, 'exchange', source, 'collectives', moved_ms, calls, NULL, NULL, megabytes FROM exchange
-UNION ALL SELECT file_id, 'loop', source, what, ms, calls, NULL, NULL, runs FROM loops
-UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FROM small
+UNION ALL SELECT file_id, 'loop', source, what, ms, calls, inner_what, NULL, runs FROM loops
+-- Most of the calls are PyTorch's own where it looks for anomalies.
+UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FROM small ANTI JOIN anomalies USING (file_id)
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM converting
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
@@ -252,8 +275,10 @@ UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL,
 UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing
 UNION ALL SELECT file_id, 'replaceable', source, what, ms, calls, NULL, NULL, NULL FROM replaceable
 UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NULL,
-                 (SELECT sum(greatest(least(coalesce(win, host_distance.ms), host_distance.ms - 0.01 * host_distance.calls / steps), 0))
-                  FROM host_distance JOIN host_step_time USING (file_id) WHERE host_distance.file_id = anomalies.file_id)
+                 greatest((SELECT sum(greatest(least(coalesce(win, host_distance.ms), host_distance.ms - 0.01 * host_distance.calls / steps), 0))
+                           FROM host_distance JOIN host_step_time USING (file_id) WHERE host_distance.file_id = anomalies.file_id),
+                          (SELECT sum(ms) / 2 FROM small WHERE small.file_id = anomalies.file_id))
 FROM anomalies
+UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, NULL, NULL, times FROM broadcasts
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

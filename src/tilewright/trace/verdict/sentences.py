@@ -31,7 +31,9 @@ def _loop(cause: Candidate, step: Step) -> Advice:
     why = f"It makes {many}, as {cause.what}: the work is to call, not to compute."
     reads = any(name in cause.what for name in ("item", "select", "_local_scalar", "tolist", "__getitem__"))
     action = (
-        "Read all elements at once with .tolist(), or compute on the whole tensor"
+        "Call it once for all elements, or every 100th step: no operator is in it"
+        if cause.inner_what == "Python"
+        else "Read all elements at once with .tolist(), or compute on the whole tensor"
         if reads
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
@@ -94,6 +96,13 @@ def _constant(cause: Candidate, step: Step) -> Advice:
     why = f"{cause.what} fills memory that was allocated anew, in every step."
     action = "Make it once before the loop (register_buffer in a module), and write only what changes"
     return Advice(f"Making a tensor (torch.{cause.what.removeprefix('new_')}())", why, action, 0.99 * cause.ms)
+
+
+def _broadcast(cause: Candidate, step: Step) -> Advice:
+    times = cause.inner_ms or 1.0
+    why = f"{cause.what} makes a tensor of {times:,.0f} times the elements of its operands, and sums most of it away."
+    action = "torch.einsum, a matrix product or torch.cdist computes the sums without that tensor"
+    return Advice("Combining tensors by broadcasting", why, action, cause.ms * (1 - 1 / times))
 
 
 def _double(cause: Candidate, step: Step) -> Advice:
@@ -203,4 +212,5 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "interpreter": waits.advise_interpreter,
     "replaceable": _replaceable,
     "anomalies": _anomalies,
+    "broadcast": _broadcast,
 }

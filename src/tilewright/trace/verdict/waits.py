@@ -106,7 +106,20 @@ def advise_io(cause: Candidate, step: Step) -> Advice:
         case "print":
             why = "A printed tensor is computed, copied to the host and formatted element by element."
             return Advice("print", why, "Print every 100th step, and a number instead of a tensor", 0.99 * cause.ms)
-        case "write" | "save" | "flush" | "fsync" | "savetxt" | "tofile" | "_write_file" | "send" | "sendall":
+        case (
+            "write"
+            | "writelines"
+            | "writerow"
+            | "writerows"
+            | "save"
+            | "flush"
+            | "fsync"
+            | "savetxt"
+            | "tofile"
+            | "_write_file"
+            | "send"
+            | "sendall"
+        ):
             why = f"The program writes within the step and waits for it ({cause.what})."
             return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
     why = f"The program reads within the step and waits for it ({cause.what})."
