@@ -11,8 +11,7 @@ import torch
 
 from tests.kernels.devices import limits
 from tests.kernels.nvcc import spilled
-from tilewright.anatomy.capture import TritonLaunch, capturing, launch_record
-from tilewright.anatomy.cuda import capturing_cuda
+from tilewright.anatomy.capture import TritonLaunch, capturing, capturing_cuda, launch_record
 from tilewright.anatomy.launch_targets import of_operator
 from tilewright.anatomy.simulated import CUDA, simulated
 from tilewright.bench.catalogue import suite

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewright.anatomy.capture import NothingCaptured, TritonLaunch, capturing, launch_record
-from tilewright.anatomy.cuda import capturing_cuda
+from tilewright.anatomy.capture import NothingCaptured, TritonLaunch, capturing, capturing_cuda, launch_record
 from tilewright.anatomy.cuda_file import cuda_file_launch
 from tilewright.anatomy.launch_targets import LaunchTarget, grid_of, of_case, of_kernel, of_operator, of_product
 from tilewright.anatomy.library import profiled, with_generated_code
