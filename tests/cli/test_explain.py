@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ import pytest
 from tests.cli.commands import MODELS, OWN_PATH, WITHOUT_MEASURED_CEILINGS, Tilewright, between, documented_keys
 from tests.waiting import HANG_S, until
 from tilewright.records.measurement import Ceiling, Measurement, Verified
+from tilewright.records.program import Fallback
 from tilewright.store import query, read_program, read_rows
+from tilewright.verbs.bisection import Bisected
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GOLDEN = Path(__file__).parent / "golden"
@@ -132,7 +135,27 @@ def test_json_is_json_and_all_of_it(tilewright: Tilewright, models: str) -> None
     document = json.loads(ended.out)
     assert document.keys() == documented_keys("explain, optimize")
     assert {op["graph"] for op in document["operators"]} == {"forward", "backward"}
-    assert document["decisions"] and document["regions"] and document["memory"] and document["ceilings"]
+    headings = {"operators": "a row of `operators`, before or after fusion"}
+    for name in ("operators", "regions", "decisions", "memory", "ceilings"):
+        rows, heading = document[name], headings.get(name, f"a row of `{name}`")
+        assert rows and all(row.keys() == documented_keys(heading) for row in rows), name
+    assert all(row["cost"].keys() == documented_keys("a row of `cost`") for row in document["operators"])
+
+
+@pytest.mark.parametrize(("row", "heading"), [(Verified, "verified"), (Fallback, "fallbacks")])
+def test_rows_that_a_plan_has_none_of_are_documented_too(row: type, heading: str) -> None:
+    assert {field.name for field in fields(row)} == documented_keys(f"a row of `{heading}`")
+
+
+def test_what_bisect_finds_as_json(tilewright: Tilewright, models: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests/test_bisection.py` has the search itself."""
+    found = Bisected(
+        [Verified("fwd", "out", "fp32", 1.0, 0.0, 1.0, 0.0, 1e-6, 1e-5, False)], "simplify", "exp", "m.py:3"
+    )
+    monkeypatch.setattr("tilewright.verbs.bisection.bisect_case", lambda *_: found)
+    document = json.loads(tilewright("bisect", f"{models}:small", "--json").out)
+    assert document.keys() == documented_keys("bisect") and document["broken"] == ["out"]
+    assert "the rewrite simplify breaks the numbers contract at exp (m.py:3): out" in document["outcome"]
 
 
 def test_quiet_prints_results_only(tilewright: Tilewright, models: str) -> None:

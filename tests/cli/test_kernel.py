@@ -46,6 +46,7 @@ def test_one_text_alone_is_printed_and_json_has_the_whole_view(tilewright: Tilew
     document = json.loads(ended.out)
     ((kernel,),) = [subject["kernels"] for subject in document]
     assert document[0].keys() == documented_keys("kernel")
+    assert kernel.keys() == documented_keys("a row of `kernels`")
     assert kernel["launch"]["grid"] == [63, 1, 1] and kernel["launch"]["ptx"] and kernel["launch"]["sass"]
     assert (kernel["waves"]["sms"], kernel["waves"]["programs"]) == (108, 63) and kernel["occupancy"]["limited_by"]
 

@@ -103,6 +103,8 @@ def test_two_runs(tilewright: Tilewright, tmp_path: Path) -> None:
     assert found.keys() == documented_keys("diff")
     assert found["operators"][0]["operator"] in ("aten::exp", "cudaDeviceSynchronize")
     assert found["step"]["verdict"] == "cannot tell"
+    assert found["step"].keys() == documented_keys("a row of `step`, `device` and `change`")
+    assert all(row.keys() == documented_keys("a row of the `operators` of two runs") for row in found["operators"])
 
 
 def test_two_traces_leave_no_run_behind(tilewright: Tilewright, tmp_path: Path) -> None:
