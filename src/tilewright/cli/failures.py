@@ -41,6 +41,8 @@ def message_of(error: BaseException) -> tuple[str, int]:
         verb = getattr(getattr(getattr(error, "ctx", None), "command", None), "name", None)
         where = f"tilewright {verb} --help" if verb and verb != "tilewright" else "tilewright --help"
         said = error.format_message().rstrip(".")
+        if verb == "bench" and re.search(r"extra argument.*\(\d+(x\d+)+\)", said):
+            said = f"{said}: give sizes as --shapes"
         return f"{said}; `{where}` has an example" if said else "", UsageError.exit_code
     first = str(error).strip().partition("\n")[0]
     if isinstance(error, MemoryError) or _NO_MEMORY.search(first):
