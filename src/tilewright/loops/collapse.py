@@ -71,6 +71,8 @@ class AxisCollapser:
                 access=changed(s.access) if s.access else None,
                 strides=None if s.strides is None else change(s.strides),
             )
+            if s.access or s.strides is not None
+            else s
             for s in self.steps
         ]
         self.stores[:] = [Store(s.value, changed(s.access)) for s in self.stores]

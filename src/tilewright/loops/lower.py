@@ -250,7 +250,7 @@ class _Lowering:
             stage = max((steps[a].stage + (steps[a].name == "reduce_cols") for a in args), default=0)
             after: Where = "after" if any(steps[a].is_late for a in args) else "body"
             level = _level(self.deps[position], rows, cols)
-            step = Step(op.name, args, op.dtype, level, after, stage, exact=op.exact)
+            more: dict[str, Any] = {}
             if op.name in ("load", "draw") and op.detail.key not in keys:
                 keys.append(op.detail.key)
             if op.name == "load":
@@ -258,14 +258,13 @@ class _Lowering:
                 axes = rows + cols
                 strides = tuple(maps[-1].get(a, 0) for a in axes)
                 access = Access(keys.index(op.detail.key), strides, op.detail.offset, op.detail.by)
-                step = replace(step, access=access)
+                more["access"] = access
             elif op.name == "draw":
                 drawn: Drawn = op.detail
                 places = strides_of([drawn.axes], [1])
                 if drawn.philox is not None and drawn.skip not in numbers:
                     numbers.append(drawn.skip)
-                step = replace(
-                    step,
+                more = dict(
                     access=Access(keys.index(drawn.key), (0,) * len(rows + cols)),
                     strides=tuple(places.get(a, 0) for a in rows + cols),
                     constant=drawn.below,
@@ -273,17 +272,17 @@ class _Lowering:
                     number=None if drawn.philox is None else numbers.index(drawn.skip),
                 )
             elif op.name in ("const", "check"):
-                step = replace(step, constant=op.detail)
+                more["constant"] = op.detail
             elif op.name == "index":
                 index = strides_of([op.detail], [1])
-                step = replace(step, strides=tuple(index.get(a, 0) for a in rows + cols))
+                more["strides"] = tuple(index.get(a, 0) for a in rows + cols)
             elif op.name == "scan":
-                step = replace(step, kind=op.detail[0])
+                more["kind"] = op.detail[0]
             elif op.name in ("cast", "round"):
-                step = replace(step, to=op.detail or op.dtype)
+                more["to"] = op.detail or op.dtype
             elif op.name in APPROXIMABLE:
-                step = replace(step, approximate=op.approximate)
-            steps.append(step)
+                more["approximate"] = op.approximate
+            steps.append(Step(op.name, args, op.dtype, level, after, stage, exact=op.exact, **more))
             place[position] = len(steps) - 1
         refuse_mixed_sums(steps)
         stores = [

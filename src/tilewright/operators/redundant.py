@@ -21,7 +21,8 @@ def eliminate_redundant(ops: list[Op], wanted: list[int]) -> tuple[list[Op], dic
     for position, op in enumerate(ops):
         if position not in live:
             continue
-        op = replace(op, args=tuple(where[a] for a in op.args))
+        args = tuple(where[a] for a in op.args)
+        op = op if args == op.args else replace(op, args=args)
         key = (op.name, op.args, op.dtype, _identity(op))
         if key not in known:
             known[key] = len(kept)
