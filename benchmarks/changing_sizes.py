@@ -134,13 +134,12 @@ def _interleaved(
     runs: dict[int, dict[str, Callable[..., torch.Tensor]]], xs: dict[int, torch.Tensor], rounds: int, trains: bool
 ) -> dict[int, dict[str, list[float]]]:
     """Microseconds by size and implementation, one for each round. The implementations of a size run one after the
-    other, in another order each round."""
+    other in a random order: what ran before leaves caches and the memory of the process in another state."""
     times: dict[int, dict[str, list[float]]] = {n: {impl: [] for impl in impls} for n, impls in runs.items()}
-    for number in range(rounds):
+    order = random.Random(0)
+    for _ in range(rounds):
         for n, impls in runs.items():
-            names = list(impls)
-            for place in range(len(names)):
-                impl = names[(place + number) % len(names)]
+            for impl in order.sample(list(impls), len(impls)):
                 times[n][impl].append(_call(impls[impl], xs[n], trains=trains))
     return times
 
