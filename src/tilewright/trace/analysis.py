@@ -21,7 +21,7 @@ from tilewright.trace.verdict.verdict import add_verdict
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_LEAST_BYTES, _EVENT_BYTES = 520_000_000, 600
+_LEAST_BYTES, _EVENT_BYTES = 430_000_000, 500
 """Of memory: with less for each event DuckDB writes much to its temporary folder, with more nothing gets faster."""
 
 

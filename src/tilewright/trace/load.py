@@ -27,7 +27,7 @@ from tilewright.trace.whatif.answer import add_predictions
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_MEMORY = "520MB"
+_MEMORY = "480MB"
 _THREADS = 4
 
 
