@@ -15,6 +15,8 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from tilewright.pytorch.state import unwrapped
+
 NAMES = {
     "div": ("truediv", "true_divide", "divide"),
     "mul": ("multiply", "rmul"),
@@ -100,7 +102,7 @@ def static(shape: Sequence[int | torch.SymInt]) -> bool:
 def memory_of(node: object) -> int | None:
     """The identity of the storage of a node's result; None if that is no tensor."""
     value = example(node)
-    return None if value is None else value.untyped_storage()._cdata
+    return None if value is None else unwrapped(value).untyped_storage()._cdata
 
 
 def mutates(node: Node) -> bool:

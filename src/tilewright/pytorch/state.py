@@ -70,6 +70,13 @@ def lies_in_memory(x: torch.Tensor) -> bool:
     return not isinstance(x, FakeTensor) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
+def unwrapped(x: torch.Tensor) -> torch.Tensor:
+    """What functorch's transforms, as `vmap`, wrap in `x`; it has the storage."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
+
+
 def has_values(x: torch.Tensor) -> bool:
     """Whether the elements of a tensor are in memory: it is neither fake nor on the meta device."""
     from torch._subclasses.fake_tensor import FakeTensor

@@ -19,6 +19,7 @@ from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
 from tilewright.hardware.target import Target, target_named
+from tilewright.measure.truth.contract import compare
 from tilewright.passes.attention.acceptable import EFFICIENT, _CalledAttention
 from tilewright.passes.attention.library import CUDNN, ON_CPU
 from tilewright.passes.attention.pinned import mark_pinned
@@ -660,3 +661,26 @@ def test_the_bias_of_two_layers_is_written_once_and_contiguous() -> None:
     (mask,) = masks
     assert mask.meta["val"].is_contiguous()
     assert len(graph.plan.fusion.regions) == 1 and mask in graph.plan.fusion.regions[0].lowered.outputs
+
+
+def test_a_mask_that_vmap_makes_is_a_window() -> None:
+    """As packages of language models make masks: from a function of four indices, whose parts may change the device."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (j <= i).to(q.device) & (j > i - 3)
+
+        made: Callable[..., Tensor] = mask
+        for axis in (3, 2, 1, 0):
+            made = torch.vmap(made, in_dims=tuple(0 if i == axis else None for i in range(4)))
+        places = torch.arange(q.shape[2])
+        return sdpa(q, k, v, made(torch.arange(q.shape[0]), torch.arange(1), places, places))
+
+    q, k, v = (torch.randn(B, H, S, D) for _ in range(3))
+    settled = Settled(function, q, k, v)
+    truth = function(*(x.double() for x in (q, k, v)))
+    assert compare(settled.run(q, k, v), function(q, k, v), truth).ok
+    specs = [InputSpec.of(torch.empty(B, H, 32, 64, dtype=torch.bfloat16))] * 3
+    plan = capture(Case("mask", lambda: function, specs, training=False), Planner(TARGET)).plan
+    assert plan is not None
+    assert [work.kind for graph in plan.graphs for _, work in works(graph) if work] == ["tilewright.attention"]
