@@ -106,4 +106,4 @@ def test_positions_are_computed_in_32_bits_where_they_fit(count: int, narrow: bo
     with torch.no_grad(), recording() as record:
         assert torch.equal(compiled(program)(x), program(x))
     (source,) = (source for graph in record.graphs for source in graph.plan.sources.values())
-    assert bool(re.search(r"\(uint32_t\)v\d+ \* \(uint32_t\)v", source)) == narrow
+    assert bool(re.search(r"\(uint32_t\)(v\d+) \* \(uint32_t\)\1\b", source)) == narrow

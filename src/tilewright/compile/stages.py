@@ -80,7 +80,6 @@ JOINT = Stage(
         Pass("simplify", simplify),
         leaky_gradient_from_result,
         products.add_biases_in_products,
-        products.add_biases_in_kernels,
         products.sum_few_terms,
         gather_back,
         narrow_sorts,
@@ -91,6 +90,8 @@ JOINT = Stage(
         Pass("compute_across", compute_across),
         compute_where_read,
         Pass("choose_candidates", choose_candidates, hand_written=True),
+        # Behind the choice: a hand-written norm adds a residual to what a product gives, but no bias.
+        products.add_biases_in_kernels,
         Pass("compute_from_rows", compute_from_rows),
         lay_operands,
         Pass("pad_groups", pad_groups),
