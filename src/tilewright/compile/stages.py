@@ -27,7 +27,7 @@ from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.changing_numbers import compute_with_tensors
 from tilewright.passes.constants import copy_constants_once, fold_constants
 from tilewright.passes.convolution import other_forms
-from tilewright.passes.convolution.channels_last import lay_operands
+from tilewright.passes.convolution.channels_last import drop_kept_copies, lay_operands
 from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.encoder_layers import write_layers_out
@@ -93,6 +93,7 @@ JOINT = Stage(
         # Behind the choice: a hand-written norm adds a residual to what a product gives, but no bias.
         products.add_biases_in_kernels,
         Pass("compute_from_rows", compute_from_rows),
+        drop_kept_copies,
         lay_operands,
         Pass("pad_groups", pad_groups),
         make_masks_contiguous,

@@ -18,7 +18,12 @@ On a GPU, a generated kernel converts operands of a channels-last convolution th
     dx, dw = convolution_backward(g, x, w)   →   dx, dw = convolution_backward(g.clone(channels_last), x, w)
 
 PyTorch would copy the gradient before the convolution: 191 µs for 67 MB on an H200, three times what the traffic takes.
-The copy is written by the kernel that computes the gradient, and all other readers use it too.
+The kernel that computes the gradient writes the copy; other readers use it too.
+
+On a CPU, backward of a dense convolution reads the graph's operands, so that forward's copies are not kept
+(`drop_kept_copies`); oneDNN converts them to its own layout in any case. With w' = w.clone(channels_last):
+
+    dx, dw, db = convolution_backward(g, x, w', …)   →   dx, dw, db = convolution_backward(g, x, w, …)
 """
 
 from __future__ import annotations
@@ -30,14 +35,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from tilewright.graph.calls import closure
+from tilewright.graph import calls
 from tilewright.graph.canonical import argument, canonical_name, example, mutates, static
 from tilewright.graph.insert import insert_call
 from tilewright.graph.layouts import FORMATS, laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.norm.group import group_norm
-from tilewright.passes.rule import call, gpu, rule
+from tilewright.passes.rule import call, cpu, gpu, rule
 
 CONVOLUTIONS = {
     **{f"conv{places}d": ("stride", "padding", "dilation", "groups") for places in (2, 3)},
@@ -153,7 +158,7 @@ def _is_copy(node: fx.Node) -> bool:
     operand = node.args[0]
     if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shares_storage(node, operand):
         return False
-    shown = closure([node], lambda view: (u for u in view.users if example(u) is not None and _shares_storage(u, view)))
+    shown = calls.closure([node], lambda x: (u for u in x.users if example(u) is not None and _shares_storage(u, x)))
     return not any(mutates(user) for view in shown for user in view.users)
 
 
@@ -206,7 +211,7 @@ def is_trained(node: fx.Node) -> bool:
 
 def changed_by(convolutions: list[fx.Node]) -> set[fx.Node]:
     """Nodes whose layout may change: `convolutions` and their transitive readers, none through views."""
-    return closure(convolutions, lambda node: (user for user in node.users if canonical_name(user) not in VIEWS))
+    return calls.closure(convolutions, lambda node: (user for user in node.users if canonical_name(user) not in VIEWS))
 
 
 def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
@@ -223,7 +228,7 @@ def _images(convolutions: list[fx.Node]) -> set[fx.Node]:
         others = MOVES if _rank(node) > 3 else (*MOVES, *VIEWS)
         return (user for user in node.users if _rank(user) == _rank(node) and canonical_name(user) not in others)
 
-    return closure([*convolutions, *rows], readers)
+    return calls.closure([*convolutions, *rows], readers)
 
 
 def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
@@ -358,6 +363,17 @@ OPERANDS: dict[Any, int] = {aten.convolution.default: 2, aten.convolution_backwa
 """How many arguments are tensors: the result's gradient, then the input and the weight, which determine the format."""
 
 
+@rule(call(aten.convolution_backward.default, ...), on=cpu)
+def drop_kept_copies(node: fx.Node) -> fx.Node:
+    operands: Any = node.args[1:3]
+    channels, width = calls.shape_of(calls.tensor(operands[1]))[:2]
+    is_depthwise = width == 1 and channels == calls.number(node.args[9]) > 1
+    for copy in () if is_depthwise else operands:
+        if copy.target is aten.clone.default and copy.args[0].op == "placeholder":
+            node.replace_input_with(copy, copy.args[0])
+    return node
+
+
 @rule(call(tuple(OPERANDS), ...), on=gpu)
 def lay_operands(node: fx.Node) -> fx.Node | None:
     operands = node.all_input_nodes[: OPERANDS[node.target]]
@@ -380,6 +396,5 @@ def _copy(operand: fx.Node) -> None:
     readers = list(operand.users)
     form = FORMATS[operand.meta["val"].dim()]
     copy = insert_call(operand.next, aten.clone.default, operand, memory_format=form)
-    for reader in readers:
-        if reader.op != "output":
-            reader.replace_input_with(operand, copy)
+    for reader in (one for one in readers if one.op != "output"):
+        reader.replace_input_with(operand, copy)
