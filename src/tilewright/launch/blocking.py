@@ -44,7 +44,7 @@ has 64 bytes or more in a row of each. H200, bf16: 16 x 64 x 262,144 to channels
 (fp32: 566, 652)."""
 TRANSPOSED_BYTES = 512
 """Of such a tile's row if it is not whole; 32 elements a thread. To contiguous on an H200: a copy of 8 x 64 x 1,052,676
-in bf16 takes 620 µs, with 256 bytes 685; bias, minimum and factors of 128 x 126 x 126 x 128 270, 297; with 16 elements
+in bf16 takes 620 µs, with 256 bytes 685; bias, minimum and factors of 128 x 126 x 126 x 128 270, 303; with 16 elements
 a thread 285. 512 x 14 x 14 x 1024: rows of 256 columns 171 µs, of 32 508."""
 WHOLE_COLUMNS = 256
 """The longest row of such a tile that may be whole."""
