@@ -28,7 +28,7 @@ CHEAP = frozenset(INFIX) | {"load", "const", "index", "check", "cast", "round", 
 WIDE = {"float32": "double", "float64": "double"}
 """Accumulator types of long sums; integers accumulate in their own type."""
 
-LANES = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "erfc", "tanh", "pow", "atan2"})
+LANES = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "erfc", "pow", "atan2"})
 """Functions of `libmvec.h`."""
 
 

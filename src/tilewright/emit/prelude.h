@@ -78,15 +78,23 @@ TW bool tw_isinf(float a) { return __builtin_fabsf(a) == TW_INF; }
 TW bool tw_isinf(double a) { return __builtin_fabs(a) == __builtin_inf(); }
 template <class T> TW bool tw_isinf(T) { return false; }
 
-// exp(x) = 2^n · exp(r), |r| ≤ ln2 / 2; the scale goes on in two factors so that subnormals come out right.
-TW float tw_exp_parts(float n, float r) {
+// exp(r) - 1, |r| ≤ ln2 / 2.
+TW float tw_expm1_reduced(float r) {
   float p = 1.990048486e-4f;
   p = __builtin_fmaf(p, r, 1.393364800e-3f);
   p = __builtin_fmaf(p, r, 8.333296668e-3f);
   p = __builtin_fmaf(p, r, 4.166646495e-2f);
   p = __builtin_fmaf(p, r, 1.666666672e-1f);
   p = __builtin_fmaf(p, r, 5.000000013e-1f);
-  p = __builtin_fmaf(p, r * r, r) + 1.0f;
+  return __builtin_fmaf(p, r * r, r);
+}
+// x - n · ln2.
+TW float tw_reduced(float x, float n) {
+  return __builtin_fmaf(n, 2.12194440e-4f, __builtin_fmaf(n, -0.693359375f, x));
+}
+// exp(x) = 2^n · exp(r); the scale goes on in two factors so that subnormals come out right.
+TW float tw_exp_parts(float n, float r) {
+  float p = tw_expm1_reduced(r) + 1.0f;
   int32_t k = (int32_t)n, half = k >> 1;
   return p * tw_float_of((uint32_t)(half + 127) << 23) * tw_float_of((uint32_t)(k - half + 127) << 23);
 }
@@ -94,9 +102,7 @@ TW float tw_exp(float x) {
   float c = x < -104.0f ? -104.0f : x;
   c = c > 89.0f ? 89.0f : c;
   float n = __builtin_rintf(c * 1.44269504f);
-  float r = __builtin_fmaf(n, -0.693359375f, c);
-  r = __builtin_fmaf(n, 2.12194440e-4f, r);
-  return x != x ? x : tw_exp_parts(n, r);
+  return x != x ? x : tw_exp_parts(n, tw_reduced(c, n));
 }
 TW float tw_expm1(float x) {
   float p = 2.494284504e-5f;
@@ -148,6 +154,8 @@ TW float tw_exp2(float x) {
 }
 TW float tw_log2(float x) { return tw_log(x) * 1.44269504f; }
 TW float tw_log10(float x) { return tw_log(x) * 0.434294482f; }
+// Above 0.65: 1 - 2 / (exp(2·|x|) + 1), whose error before rounding falls with 1 - tanh(x)². Backward computes that
+// factor of the gradient from the result, and multiplies the result's error by 2 / (1 - tanh(x)²).
 TW float tw_tanh(float x) {
   float a = __builtin_fabsf(x), u = x * x;
   float p = -5.934677129e-3f;
@@ -156,10 +164,10 @@ TW float tw_tanh(float x) {
   p = __builtin_fmaf(p, u, 1.333260479e-1f);
   p = __builtin_fmaf(p, u, -3.333332730e-1f);
   float small = __builtin_fmaf(p * u, x, x);
-  float large = __builtin_copysignf(1.0f - 2.0f / (tw_exp(2.0f * a) + 1.0f), x);
-  large = a > 10.0f ? __builtin_copysignf(1.0f, x) : large;
-  float result = a < 0.65f ? small : large;
-  return x != x ? x : result;
+  float c = a > 10.0f ? 20.0f : a + a, n = __builtin_rintf(c * 1.44269504f);
+  float scale = tw_float_of((uint32_t)((int32_t)n + 127) << 23);
+  float sum = __builtin_fmaf(tw_expm1_reduced(tw_reduced(c, n)), scale, scale + 1.0f);
+  return a < 0.65f ? small : __builtin_copysignf(1.0f - 2.0f / sum, x);
 }
 // Below 1 an odd polynomial; above, 1 - exp(-p(x)) with p fitted to -log(erfc).
 TW float tw_erf(float x) {
