@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask
 
 from tilewright.measure.truth.contract import compare, ulp
 from tilewright.measure.truth.reference import JUMPS, Pair, reference_run
@@ -311,3 +312,24 @@ def test_a_recurrent_layer_of_onednn_is_compared_with_float64(training: bool) ->
     rows = verify(model, model, [torch.randn(2, 5, 4)], training=training)
     assert len([row for row in rows if row.direction == "fwd"]) == 3 and all(row.ok for row in rows)
     assert torch.backends.mkldnn.enabled == enabled
+
+
+def test_functions_that_an_operator_traces_itself() -> None:
+    """FlexAttention's gradient, which PyTorch has no other way to call on a CPU."""
+    blocks: Any = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+
+    def cap(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.tanh(score / 2)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.higher_order.flex_attention(q, k, v, cap, blocks.as_tuple(), 0.3, {}, (), ())[0]
+        return out
+
+    def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = 2 * torch.tanh(q @ k.mT * 0.15)
+        return scores.masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf).softmax(-1) @ v
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 16, 8, generator=generator, requires_grad=True) for _ in range(3))
+    rows = verify(attend, written_out, [q, k, v])
+    assert len(rows) == 4 and all(row.ok and row.eager_error for row in rows)

@@ -80,6 +80,8 @@ class _Lockstep:
         eager = map_arg((node.args, node.kwargs), lambda n: self.values[n].eager)
         truth = map_arg((node.args, node.kwargs), lambda n: self.values[n].truth)
         target: Any = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return _pairs(target(*eager[0], **eager[1]), target(*truth[0], **truth[1]))
         if not isinstance(target, torch._ops.OpOverload):
             result = target(*eager[0], **eager[1])
             return _pairs(result, result)
