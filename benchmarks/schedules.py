@@ -32,13 +32,13 @@ from tilewright.compile.planner import Planner
 from tilewright.cost.work import predicted_us
 from tilewright.emit.source import source_of
 from tilewright.hardware.target import Target, target_of
-from tilewright.launch.blocking import Blocking
 from tilewright.launch.generated import TritonKernel, kernel_of
 from tilewright.launch.race import run
 from tilewright.passes.fusion import Region
 from tilewright.records.case import Case
 from tilewright.records.errors import TilewrightError
 from tilewright.runtime.executable import layout_of
+from tilewright.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ alone: AbstractContextManager[object] = nullcontext()
 
 
 def race(region: Region, kind: str, predicted: float, device: torch.device) -> Raced:
-    """Of all candidates of a region's kernel on random operands; those that do not compile are left out."""
+    """Of a kernel's schedule and its neighbours on random operands; those that do not compile are left out."""
     kernel = kernel_of(region.lowered.nest, source_of(region.lowered))
     operands = operands_of(region)
     inputs = [operands[node] for node in region.lowered.inputs]
-    launches = kernel.candidates(device).items()
+    launches = kernel.neighbours(device).items()
     calls = {text: partial(_launch, region, kernel, inputs, one, device) for text, one in launches}
     right = {text: call for text, call in calls.items() if _runs(call)}
     with alone:
@@ -87,7 +87,7 @@ def race(region: Region, kind: str, predicted: float, device: torch.device) -> R
 
 
 def _launch(
-    region: Region, kernel: TritonKernel, inputs: list[torch.Tensor], chosen: Blocking, device: torch.device
+    region: Region, kernel: TritonKernel, inputs: list[torch.Tensor], chosen: Schedule, device: torch.device
 ) -> list[torch.Tensor]:
     layouts = [layout_of(node.meta["val"]) for node in region.lowered.outputs]
     results = [torch.empty_strided(one.shape, one.strides, dtype=one.dtype, device=device) for one in layouts]
@@ -96,7 +96,7 @@ def _launch(
 
 
 def _runs(call: Callable[[], object]) -> bool:
-    """Whether a launch compiles and fits: a candidate may ask for more shared memory than there is."""
+    """Whether a launch compiles and fits: one may ask for more shared memory than there is."""
     try:
         call()
     except Exception as error:  # Triton, LLVM and ptxas each raise their own

@@ -29,7 +29,6 @@ from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
 from tilewright.launch import generated
-from tilewright.launch.blocking import Blocking, candidates, plan
 from tilewright.launch.generated import TritonKernel
 from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Nest
@@ -42,6 +41,9 @@ from tilewright.records.measurement import Verified
 from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import layout_of
 from tilewright.runtime.gpu import TritonStep
+from tilewright.schedule.choose import neighbours, schedule_of
+from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.tiles import Limits
 
 CPU = torch.device("cpu")
 OTHER_VECTORS = ("vectors of two", "vectors of four", "halves of vectors of eight")
@@ -50,11 +52,11 @@ FUSED = {"addcmul.default specials torch.float32", "tanh_backward.default one to
 """Calls that depend on eager's fused multiply-add, which the interpreter rounds in between."""
 
 
-def in_small_blocks(lowered: Lowered) -> Blocking:
+def in_small_blocks(lowered: Lowered) -> Schedule:
     """Many programs and many blocks, so that every edge falls inside the tensors; of a long row four to eight."""
     rows, columns = lowered.nest.row_count, lowered.nest.col_count
     least = 256 if rows * columns < 100_000 else 4096
-    return plan(lowered.nest, processors=3, tile=max(least, 2 ** (columns.bit_length() - 3)))
+    return schedule_of(lowered.nest, Limits(3, max(least, 2 ** (columns.bit_length() - 3))))
 
 
 DRAWS_HERE = [name for name in DRAWS if name.removeprefix("rows that draw, ") not in OTHER_VECTORS]
@@ -76,10 +78,10 @@ def test_every_candidate_of_a_schedule_keeps_the_numbers_contract(name: str) -> 
     """Warps apart, which the interpreter does not have; in blocks so small that all of them differ."""
     tried: set[str] = set()
 
-    def untried(lowered: Lowered) -> Blocking:
+    def untried(lowered: Lowered) -> Schedule:
         chosen = in_small_blocks(lowered)
         tile = max(256, 2 ** (lowered.nest.col_count.bit_length() - 3))
-        found = {f"{lowered.nest.name} {one.sizes}": one for one in candidates(lowered.nest, 3, tile).values()}
+        found = {f"{lowered.nest.name} {one.sizes}": one for one in neighbours(lowered.nest, Limits(3, tile)).values()}
         text = next((text for text in found if text not in tried), "")
         tried.add(text)
         return found.get(text, chosen)
@@ -166,7 +168,7 @@ def test_column_sums_are_the_same_at_every_run() -> None:
     (lowered,) = nests_of(lambda x: x.sum(0), torch.randn(1000, 33))
     x, results = torch.randn(1000, 33), [torch.empty(33), torch.empty(33)]
     for result in results:
-        by_triton(lambda lowered: plan(lowered.nest, processors=8, tile=1024))(lowered, [x, result])
+        by_triton(lambda lowered: schedule_of(lowered.nest, Limits(8)))(lowered, [x, result])
     assert torch.equal(*results)
 
 

@@ -26,10 +26,11 @@ from tilewright.emit.triton import emit_triton
 from tilewright.emit.triton_step import in_memory
 from tilewright.hardware.assembly import resources
 from tilewright.hardware.target import target_named
-from tilewright.launch.blocking import plan
 from tilewright.launch.generated import TritonKernel
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import fuse
+from tilewright.schedule.choose import schedule_of
+from tilewright.schedule.tiles import Limits
 
 POINTERS = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1",
             "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8", "uint8": "*u8"}  # fmt: skip
@@ -48,13 +49,16 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 def sources(nest: Nest) -> Iterator[tuple[ASTSource, int]]:
     """Each of the nest's kernels and its number of warps, as launched on an H200."""
-    kernel, chosen = TritonKernel(nest, emit_triton(nest)), plan(nest, MULTIPROCESSORS)
+    kernel, chosen = TritonKernel(nest, emit_triton(nest)), schedule_of(nest, Limits(MULTIPROCESSORS))
     dtypes = [b.dtype for b in nest.buffers] + [dtype for _, dtype in chosen.scratch]
-    for function, sizes, warps in ((kernel.main, chosen.sizes, chosen.warps), (kernel.after, chosen.after_sizes, 4)):
+    for function, sizes, warps in (
+        (kernel.main, chosen.sizes, chosen.warps),
+        (kernel.after, chosen.combining_sizes, 4),
+    ):
         if function is None:
             continue
         names = function.arg_names
-        constants = {name: size for name, size in (sizes or {}).items() if name in names}
+        constants = {name: size for name, size in sizes.items() if name in names}
         numbers = ["count", *(f"skip{number}" for number in range(nest.numbers))]
         pointers = [name for name in names if name not in constants and name not in numbers]
         signature = {name: POINTERS[in_memory(d)] for name, d in zip(pointers, dtypes, strict=True)}

@@ -17,9 +17,10 @@ from tests.passes.graphs import aten
 from tilewright.emit.narrow_integers import ranges_of
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
-from tilewright.launch.blocking import plan
 from tilewright.loops.nest import Nest
 from tilewright.passes.fusion import fuse
+from tilewright.schedule.choose import schedule_of
+from tilewright.schedule.tiles import Limits
 
 HERE = Path(__file__).parent
 
@@ -52,7 +53,7 @@ def test_as_many_tiles_are_on_their_way_as_shared_memory_holds() -> None:
     # Two operands of bf16, in tiles of two rows.
     tile_bytes = 2 * 2 * 2 * 2048
     for budget in (0, tile_bytes - 1, tile_bytes, 2 * tile_bytes - 1, 2 * tile_bytes, 100 * tile_bytes):
-        ahead = plan(lowered.nest, 132, shared_bytes=budget).sizes["AHEAD"]
+        ahead = schedule_of(lowered.nest, Limits(shared_bytes=budget)).stages
         assert ahead >= 1 and (ahead - 1) * tile_bytes <= budget
         assert ahead > 1 or budget < tile_bytes
 
@@ -207,16 +208,16 @@ def test_tiles_with_repeated_elements_are_not_copied_ahead() -> None:
     x = torch.randn(64, 4096, 8, 16)
     for given, ahead in ((torch.randn(64, 1, 8, 1), 1), (torch.randn(64, 1, 8, 16), 3)):
         (lowered,) = nests_of(program, x, given)
-        assert plan(lowered.nest, 132).sizes["AHEAD"] == ahead
+        assert schedule_of(lowered.nest).stages == ahead
 
 
 @pytest.mark.parametrize(("rows", "kernels"), [(2, 1), (129, 1), (256, 1), (257, 2), (4096, 2)])
 def test_sums_of_few_rows_are_one_kernel(rows: int, kernels: int) -> None:
     """A program takes all rows of some columns; of more rows programs take strips, whose sums a second kernel adds."""
     (lowered,) = nests_of(lambda x: x.sum(0), torch.randn(rows, 1000))
-    chosen = plan(lowered.nest, 132)
-    assert 1 + (chosen.after_sizes is not None) == kernels == emit_triton(lowered.nest).count("@triton.jit")
-    across, taken = -(-1000 // chosen.sizes["BLOCK_COLS"]), chosen.sizes["BLOCK_ROWS"] * chosen.sizes["TILES"]
+    chosen = schedule_of(lowered.nest)
+    assert 1 + (chosen.combination is not None) == kernels == emit_triton(lowered.nest).count("@triton.jit")
+    across, taken = -(-1000 // chosen.cols.tile), chosen.rows.owned
     assert taken >= rows and chosen.programs == across if kernels == 1 else chosen.programs > across
 
 
@@ -236,7 +237,7 @@ def test_channels_of_a_long_row_are_numbers_of_its_loop() -> None:
 @pytest.mark.parametrize(("rows", "masked"), [(4096, 0), (4097, 1)])
 def test_rows_are_masked_only_if_a_tile_has_more(rows: int, masked: int) -> None:
     (lowered,) = nests_of(lambda x: x.softmax(-1), torch.empty(rows, 512, device="meta"))
-    assert plan(lowered.nest, 132).sizes["MASKED_ROWS"] == masked
+    assert schedule_of(lowered.nest).masks_rows == bool(masked)
 
 
 MOMENTS = """

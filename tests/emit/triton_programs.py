@@ -20,7 +20,6 @@ from tests.operators.test_table import Program as Table
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
 from tilewright.kernels.dropout_add.philox import keep_philox
-from tilewright.launch.blocking import Blocking
 from tilewright.launch.generated import TritonKernel, compile_together
 from tilewright.loops.lower import Lowered
 from tilewright.measure.truth.contract import compare
@@ -28,6 +27,7 @@ from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
+from tilewright.schedule.schedule import Schedule
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -357,7 +357,7 @@ def nests_of(function: Function, *inputs: torch.Tensor) -> list[Lowered]:
 
 Runner = Callable[[Lowered, list[torch.Tensor]], None]
 """Runs one nest over a tensor for each of its buffers."""
-Choice = Callable[[Lowered], Blocking | None]
+Choice = Callable[[Lowered], Schedule | None]
 
 
 def by_triton(choose: Choice = lambda _: None) -> Runner:

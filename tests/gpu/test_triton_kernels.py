@@ -9,9 +9,10 @@ from tests.emit import stored_values
 from tests.emit.triton_programs import DRAWS, PROGRAMS, by_triton, check_program, nests_of, operators
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.emit.triton import emit_triton
-from tilewright.launch.blocking import plan
 from tilewright.launch.generated import TritonKernel
 from tilewright.records.measurement import Verified
+from tilewright.schedule.choose import schedule_of
+from tilewright.schedule.tiles import Limits
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
@@ -21,7 +22,7 @@ PAST_32_BITS = 2**31 + 12345
 @pytest.mark.parametrize("blocks", ["default", "small"])
 @pytest.mark.parametrize("name", [*PROGRAMS, *DRAWS])
 def test_kernels_keep_the_numbers_contract(name: str, blocks: str) -> None:
-    small = by_triton(lambda lowered: plan(lowered.nest, processors=3, tile=64))
+    small = by_triton(lambda lowered: schedule_of(lowered.nest, Limits(3, 64)))
     check_program(name, GPU, small if blocks == "small" else by_triton())
 
 

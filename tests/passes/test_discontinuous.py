@@ -13,13 +13,14 @@ from tests.passes.graphs import aten
 from tests.passes.test_recompute import Partition, calls, draw, partitions
 from tests.passes.test_schedule import second_is_a_gradient
 from tilewright.emit.accuracy import feeds_discontinuous
-from tilewright.emit.triton_schedule import TritonSchedule
+from tilewright.emit.scheduled_nest import ScheduledNest
 from tilewright.graph.calls import class_of
 from tilewright.hardware.target import target_named
 from tilewright.loops.exact import EXACT, feeding_discontinuous, mark_exact
 from tilewright.loops.trace import is_repeatable
 from tilewright.passes.fusion import fuse
 from tilewright.passes.rematerialise import compute_in_each_reader
+from tilewright.schedule.choose import schedule_of
 
 FEW = ("gelu", "tanh", "softmax", "polynomial")
 CPU = target_named("cpu")
@@ -182,7 +183,7 @@ def test_marks_forbid_contraction_in_the_kernels_of_forward(program: Program, al
     mark_exact(graph)
     (region,) = fuse(graph, "forward", CPU).regions
     nest = region.lowered.nest
-    assert TritonSchedule(nest).allows_fma is allowed
+    assert ScheduledNest(nest, schedule_of(nest)).allows_fma is allowed
     assert bool(feeds_discontinuous(nest)) is not allowed
 
 
@@ -204,7 +205,7 @@ def test_a_product_that_is_rounded_before_it_is_added_is_not_contracted(program:
     mark_exact(graph)
     nests = [region.lowered.nest for region in fuse(graph, "forward", target_named("h200")).regions]
     assert any(step.name == "mul" for nest in nests for step in nest.steps)
-    assert all(TritonSchedule(nest).allows_fma for nest in nests) is allowed
+    assert all(ScheduledNest(nest, schedule_of(nest)).allows_fma for nest in nests) is allowed
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ from tilewright.cost.products import alignment_of, convolution_kind, is_attentio
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.loops.blocks import block_width, power_of_two
 from tilewright.loops.nest import Level, Nest, Step
 from tilewright.operators.counting import cost_of
 from tilewright.operators.language import Op
 from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
+from tilewright.schedule.blocks import block_width, power_of_two
+from tilewright.schedule.places import WHOLE_ROW
+from tilewright.schedule.tiles import SHORT_ROW
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +41,6 @@ SHIFTED_LOAD = 48
 """Operations that a conditional load costs in a kernel with reductions, whose threads then load single elements."""
 ANGLES = frozenset({"sin", "cos"})
 """Functions that first reduce their argument to a range, which takes a microsecond at any size."""
-SHORT_ROW = 1024
-"""Columns of a row that a warp may hold alone."""
-WHOLE_ROW = 16384
-"""The most columns of a row that a program of a generated kernel holds; each pass reads a longer row again."""
 
 
 def nest_kind(nest: Nest) -> str:

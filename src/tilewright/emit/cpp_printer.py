@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilewright.emit.cpp_schedule import CppSchedule
 from tilewright.emit.cpp_text import COMPUTED, STORED, from_storage, identifiers, scalar, to_storage
 from tilewright.emit.narrow_integers import far_loads, narrow_steps
-from tilewright.loops.nest import Access, Level, Nest, Step
+from tilewright.emit.scheduled_loops import ScheduledLoops
+from tilewright.loops.nest import Access, Level, Step
 from tilewright.operators.language import COMPUTE_DTYPE
 
 
 class Printer:
     """Base of the kernel's printer: the lines so far, and the text of a step."""
 
-    def __init__(self, nest: Nest) -> None:
-        self.nest = nest
-        self.schedule = CppSchedule(nest)
+    def __init__(self, scheduled: ScheduledLoops) -> None:
+        self.scheduled = scheduled
+        self.nest = nest = scheduled.nest
         self.lines: list[str] = []
         self.depth = 1
         self.pointers = identifiers(nest)
@@ -94,7 +94,7 @@ class Printer:
 
     def _expression(self, i: int, step: Step) -> str:
         args = [self._operand(i, a) for a in step.args]
-        if i in self.schedule.absolute:
+        if i in self.scheduled.absolute:
             return f"tw_{step.name}_absolute({args[0]})"
         if step.access:
             element = self._element(step.access, args)
@@ -107,7 +107,11 @@ class Printer:
             return f"({'int32_t' if i in self.narrow else 'int64_t'})({self.index(step.strides)})"
         if step.name == "check":
             return f"tw_inside({args[0]}, {step.constant})"
-        if step.name == "div" and step.level in (Level.ROW, Level.SCALAR) and self.schedule.is_double_sum(step.args[0]):
+        if (
+            step.name == "div"
+            and step.level in (Level.ROW, Level.SCALAR)
+            and self.scheduled.is_double_sum(step.args[0])
+        ):
             # Divide the double before rounding, so that the mean of equal values is that value; keep overflow.
             total = step.args[0]
             return f"tw_isinf(v{total}) ? v{total} : ({COMPUTED[step.dtype]})(total{total} / {args[1]})"
@@ -129,7 +133,7 @@ class Printer:
     def _copied(self, i: int, dtype: str) -> str | None:
         """The text of an element that is stored as it was loaded, not by way of fp32; None for other values."""
         step = self.nest.steps[i]
-        if step.name != "load" or i in self.schedule.kept or dtype not in COMPUTE_DTYPE:
+        if step.name != "load" or i in self.scheduled.kept or dtype not in COMPUTE_DTYPE:
             return None
         assert step.access
         if self.nest.buffers[step.access.buffer].dtype != dtype:

@@ -25,8 +25,6 @@ WRAPPING = {"int32": "uint32_t", "int64": "uint64_t"}
 C++ computes narrower ones as `int`, which holds their sums and products."""
 CHEAP = frozenset(INFIX) | {"load", "const", "index", "check", "cast", "round", "neg", "abs", "where", "maximum",
                             "minimum", "isnan", "isinf", "bitnot", "floor", "ceil", "trunc", "sign"}  # fmt: skip
-WIDE = {"float32": "double", "float64": "double"}
-"""Accumulator types of long sums; integers accumulate in their own type."""
 
 LANES = frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "erfc", "pow", "atan2"})
 """Functions of `libmvec.h`."""

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from tilewright.emit.triton_printer import Printer
-from tilewright.emit.triton_schedule import accumulator_dtype
 from tilewright.emit.triton_step import combine, identity, reduce, type_name
 from tilewright.loops.nest import Level
+from tilewright.schedule.facts import accumulator_dtype
 
 
 class Combine(Printer):
     """The kernel that combines the programs' column sums and computes the steps that depend on them."""
 
     def text(self) -> str:
-        late = [s for s in self.nest.stores if self.schedule.is_late(s.value)]
+        late = self.nest.late_stores
         sizes = ["PARTS", "BLOCK_PARTS"]
-        if self.schedule.late_columns:
+        if self.scheduled.late_columns:
             sizes.append("BLOCK_COLS")
             self.put(f"col = {self.program()} * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]")
             self.put(f"col_ok = col < {self.nest.col_count}")
             self.unravel("col", self.col_axes, self.nest.cols)
             self.put_groups(f"{self.program()} * BLOCK_COLS", "BLOCK_COLS", "[None, :]")
-        needed = self.nest.behind((s.value for s in late), passes=lambda i: i not in self.schedule.scratch)
+        needed = self.nest.behind((s.value for s in late), passes=lambda i: i not in self.scheduled.scratch)
         loads = [i for i in needed if self.nest.steps[i].name == "load" and not self.nest.steps[i].args]
         others = [i for i in needed if i not in loads]
         at_once = all(self.nest.steps[i].name != "load" for i in others)
         for i in loads + others:
-            if i in self.schedule.sums:
+            if i in self.scheduled.sums:
                 self._combine(i)
-            elif i in self.schedule.late_scalars:
+            elif i in self.scheduled.late_scalars:
                 self.put(f"{self.values[i]} = tl.load(part{i}_ptr + origin)")
             else:
                 self.declare(i)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewright.emit.triton_rows import Rows
-from tilewright.emit.triton_schedule import accumulator_dtype
 from tilewright.emit.triton_step import combine, expression, identity, reduce, type_name
 from tilewright.loops.nest import Level, Step, Store
+from tilewright.schedule.facts import accumulator_dtype
 
 
 class LongRows(Rows):
@@ -37,28 +37,25 @@ class LongRows(Rows):
         for i in self.needed:
             step = steps[i]
             if step.stage == stage and step.level in (Level.ROW, Level.SCALAR):
-                if i in self.schedule.sums:
+                if i in self.scheduled.sums:
                     self._add_to_sum(i, step)
                 elif step.name != "reduce_cols":
                     self.declare(i)
         for store, known in self.timed:
-            if known == stage and not self._covers_columns(store):
+            if known == stage and not self.nest.covers_columns(store.access):
                 self.store(store)
         self.stage = stage
         self._loop_over_columns(stage)
         self.stage = None
 
-    def _covers_columns(self, store: Store) -> bool:
-        return any(self.nest.split(store.access.strides)[1])
-
     def _loop_over_columns(self, stage: int) -> None:
         steps = self.nest.steps
-        online = self.schedule.online_sums
+        online = self.scheduled.online_sums
         ends = [i for i in self.needed if steps[i].name == "reduce_cols" and steps[i].stage == stage]
         ends = [i for i in ends if i not in online]
         beside = {peak: i for i, peak in online.items() if i in self.needed and peak in ends}
-        sums = [i for i in self.schedule.sums if steps[i].level is Level.COL and steps[i].stage == stage]
-        stores = [s for s, known in self.timed if known == stage and self._covers_columns(s)]
+        sums = [i for i in self.scheduled.sums if steps[i].level is Level.COL and steps[i].stage == stage]
+        stores = [s for s, known in self.timed if known == stage and self.nest.covers_columns(s.access)]
         roots = [steps[i].args[0] for i in ends + sums] + [s.value for s in stores]
         if not roots:
             return
@@ -66,7 +63,7 @@ class LongRows(Rows):
             self.put(f"acc{i} = {self._blank_lanes(i)}")
         # Row values are declared already.
         inside = self.nest.behind(roots, includes=lambda i: steps[i].level in (Level.FULL, Level.COL))
-        scans = [i for i in self.schedule.scans if i in inside]
+        scans = [i for i in self.scheduled.scans if i in inside]
         for i in scans:
             start = identity(steps[i].kind or "", steps[i].dtype)
             self.put(f"carry{i} = tl.full(({self._rows_of(i)}, 1), {start}, {type_name(steps[i].dtype)})")
@@ -100,12 +97,12 @@ class LongRows(Rows):
 
     def _open_loop(self, *, backward: bool) -> None:
         """Begin a loop over the blocks of columns, from the last one on if `backward`."""
-        if self.schedule.cuts_columns:
+        if self.scheduled.cuts_columns:
             *_, inner = self.nest.cols
-            blocks, across = self.schedule.column_blocks_text, f"tl.cdiv({inner}, BLOCK_COLS)"
+            blocks, across = self.scheduled.column_blocks_text, f"tl.cdiv({inner}, BLOCK_COLS)"
             self.open(f"for step in range({blocks}):")
             self.put(f"block = {blocks} - 1 - step" if backward else "block = step")
-            self.put(f"outer = block // {across}" + (" + tl.zeros((1, 1), tl.int64)" * self.schedule.wide_index))
+            self.put(f"outer = block // {across}" + (" + tl.zeros((1, 1), tl.int64)" * self.scheduled.wide_index))
             self._place_columns(f"(block % {across}) * BLOCK_COLS")
             return
         columns = self.nest.col_count
@@ -121,7 +118,7 @@ class LongRows(Rows):
 
     def _is_of_lanes(self, i: int) -> bool:
         """Whether a reduction has an accumulator for each vector of a block, not for each column."""
-        of_maximum = i in self.schedule.online_sums or i in self.schedule.online_sums.values()
+        of_maximum = i in self.scheduled.online_sums or i in self.scheduled.online_sums.values()
         step = self.nest.steps[i]
         return of_maximum or (step.kind == "sum" and self.accumulator(step) == "float64")
 
@@ -133,22 +130,22 @@ class LongRows(Rows):
         return f"tl.full({self._lane_shape(i)}, {identity(step.kind or '', step.dtype)}, {dtype})"
 
     def _lane_shape(self, i: int) -> str:
-        return f"({self._rows_of(i)}, BLOCK_COLS // {self.schedule.vector})"
+        return f"({self._rows_of(i)}, BLOCK_COLS // {self.scheduled.vector})"
 
     def _by_lane(self, i: int, text: str) -> str:
         """A block's values [rows, lanes, elements of a lane], or with the last two exchanged (`_lane_axis`)."""
-        rows, lanes, elements = self._rows_of(i), f"BLOCK_COLS // {self.schedule.vector}", str(self.schedule.vector)
-        sizes = (lanes, elements) if self.schedule.lanes_of_vectors else (elements, lanes)
+        rows, lanes, elements = self._rows_of(i), f"BLOCK_COLS // {self.scheduled.vector}", str(self.scheduled.vector)
+        sizes = (lanes, elements) if self.scheduled.lanes_of_vectors else (elements, lanes)
         return f"tl.reshape({text}, ({', '.join((rows, *sizes))}))"
 
     @property
     def _lane_axis(self) -> int:
         """The axis of the elements of a lane."""
-        return 2 if self.schedule.lanes_of_vectors else 1
+        return 2 if self.scheduled.lanes_of_vectors else 1
 
     def _beside_lanes(self, text: str) -> str:
         """A value of each lane, for all of its elements."""
-        return f"{text}[:, :, None]" if self.schedule.lanes_of_vectors else f"{text}[:, None, :]"
+        return f"{text}[:, :, None]" if self.scheduled.lanes_of_vectors else f"{text}[:, None, :]"
 
     def _lanes(self, i: int) -> str:
         """The operand of a reduction in the shape of its accumulator."""

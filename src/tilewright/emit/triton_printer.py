@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from tilewright.emit.narrow_integers import far_loads, narrow_steps
-from tilewright.emit.triton_schedule import TritonSchedule, accumulator_dtype
+from tilewright.emit.scheduled_nest import ScheduledNest
 from tilewright.emit.triton_step import expression, from_storage, identity, literal, to_storage, type_name
 from tilewright.loops.nest import Level, Nest, Step, Store
+from tilewright.schedule.facts import accumulator_dtype
 
 RESERVED = frozenset(
     ["row", "col", "outer", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part",
@@ -41,25 +42,25 @@ class Printer:
     divides_rows = False
     """Whether `row` is the first of a tile, `begin`, and the number in the tile, `lane`."""
 
-    def __init__(self, schedule: TritonSchedule) -> None:
-        self.schedule = schedule
-        self.nest = schedule.nest
+    def __init__(self, scheduled: ScheduledNest) -> None:
+        self.scheduled = scheduled
+        self.nest = scheduled.nest
         self.lines: list[str] = []
         self.depth = 1
         self.names = _names(self.nest)
         taken = set(self.names) | RESERVED
         loads = [s.access.buffer for s in self.nest.steps if s.access]
         self.values = [_value_name(i, s, self.names, loads, taken) for i, s in enumerate(self.nest.steps)]
-        self.narrow = frozenset() if schedule.wide_index else narrow_steps(self.nest)
+        self.narrow = frozenset() if scheduled.wide_index else narrow_steps(self.nest)
         self.far = far_loads(self.nest)
         self.row_axes = _axes("row", len(self.nest.rows))
-        self.col_axes = _axes("i" if schedule.kind == "flat" else "col", len(self.nest.cols))
+        self.col_axes = _axes("i" if scheduled.kind == "flat" else "col", len(self.nest.cols))
         self.in_pieces: frozenset[str] = frozenset()
         """Names that stand for one value of each piece of a row."""
 
     def names_in_pieces(self) -> frozenset[str]:
         """The names of indices, bounds, values and accumulators of columns, if a row is in several pieces."""
-        if self.schedule.pieces == 1:
+        if self.scheduled.pieces == 1:
             return frozenset()
         of_columns = [i for i, step in enumerate(self.nest.steps) if step.level in (Level.FULL, Level.COL)]
         drawn = [name for group in GROUPS for name in (f"first{group}", *_axes(f"first{group}", len(self.nest.cols)))]
@@ -69,7 +70,7 @@ class Printer:
 
     def put(self, line: str = "") -> None:
         """Add a line; one that names values in pieces is written for each piece."""
-        pieces = self.schedule.pieces if self.in_pieces.intersection(WORD.findall(line)) else 1
+        pieces = self.scheduled.pieces if self.in_pieces.intersection(WORD.findall(line)) else 1
         lines = [self.of_piece(line, piece) for piece in range(pieces)] if pieces > 1 else [line]
         self.lines += ["    " * self.depth + line if line else "" for line in lines]
 
@@ -77,7 +78,7 @@ class Printer:
         """`text` about one piece of a row: its names in pieces end as `PIECE` says, and `piece` is its number."""
 
         def renamed(word: re.Match[str]) -> str:
-            name = f"{word[0]}_{piece}of{self.schedule.pieces}" if word[0] in self.in_pieces else word[0]
+            name = f"{word[0]}_{piece}of{self.scheduled.pieces}" if word[0] in self.in_pieces else word[0]
             return str(piece) if name == "piece" else name
 
         return WORD.sub(renamed, text)
@@ -90,11 +91,11 @@ class Printer:
         self.depth -= 1
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
-        pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.schedule.scratch]
-        numbers = {"count": f"int{64 if self.schedule.wide_in_block else 32}"}
+        pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.scheduled.scratch]
+        numbers = {"count": f"int{64 if self.scheduled.wide_in_block else 32}"}
         numbers |= {f"skip{number}": "int64" for number in range(self.nest.numbers)}
         numbers |= {f"size{n}": kind for n, kind in enumerate(self.nest.argument_dtypes)}
-        numbers |= dict.fromkeys(self.schedule.passed, "int32")
+        numbers |= dict.fromkeys(self.scheduled.passed, "int32")
         pointers += [f"{name}: tl.{dtype}" for name, dtype in numbers.items()]
         constants = [f"{size}: tl.constexpr" for size in sizes if size not in numbers]
         signature = f"def {name}({', '.join(pointers + constants)}):"
@@ -117,11 +118,11 @@ class Printer:
         if not any("origin" in line for line in lines):
             return lines
         first = next(k for k, line in enumerate(lines) if not line.strip().startswith('"""'))
-        shape = "(1,)" if self.schedule.kind == "flat" else "(1, 1)"
+        shape = "(1,)" if self.scheduled.kind == "flat" else "(1, 1)"
         return [*lines[:first], f"    origin = tl.full({shape}, 0, tl.int32)", *lines[first:]]
 
     def program(self) -> str:
-        return "tl.program_id(0).to(tl.int64)" if self.schedule.wide_index else "tl.program_id(0)"
+        return "tl.program_id(0).to(tl.int64)" if self.scheduled.wide_index else "tl.program_id(0)"
 
     def unravel(self, name: str, axes: list[str], extents: tuple[int, ...]) -> None:
         """Declare the index of each axis from the linear index `name`."""
@@ -140,7 +141,7 @@ class Printer:
             places = [*self._places("row", self.row_axes, self.nest.rows, rows)]
             across = [*self._places(self.col_axes[0].removesuffix("0"), self.col_axes, self.nest.cols, cols)]
             # Numbers of the program and of its loop first: they are added to the pointer once.
-            if self.schedule.cuts_columns:
+            if self.scheduled.cuts_columns:
                 places = [*across[:-1], *places, *across[-1:]]
             else:
                 places += across
@@ -189,7 +190,7 @@ class Printer:
         return f", mask={self.bounds(rows, cols)}"
 
     def bounds(self, rows: bool, cols: bool) -> str:
-        if self.schedule.kind == "flat" or (rows and cols):
+        if self.scheduled.kind == "flat" or (rows and cols):
             return "ok"
         return "row_ok" if rows else "col_ok"
 
@@ -220,17 +221,17 @@ class Printer:
             return self.operand(step.args[0], wide=True)
         if step.name == "draw":
             return self._draw(step)
-        if self.schedule.is_mean(step):
+        if self.scheduled.is_mean(step):
             return f"tw.mean(total{step.args[0]}, {self.operand(step.args[1], as_literal=True)})"
         operands = [a for a in step.args if self.nest.steps[a].dtype == self.nest.steps[step.args[-1]].dtype]
-        if i in self.schedule.absolute_accuracy:
+        if i in self.scheduled.absolute_accuracy:
             return f"tw.{step.name}_absolute({self.operand(step.args[0])})"
         varying = any(self.nest.steps[a].name != "const" for a in operands)
         last = self.nest.steps[step.args[-1]].dtype
         wide = step.dtype == "int64" and i not in self.narrow
         if step.name == "cast" and i in self.narrow:
             return f"{self.operand(step.args[0])}.to(tl.int32)"
-        exact = i in self.schedule.feeds_discontinuous
+        exact = i in self.scheduled.feeds_discontinuous
         return expression(step, lambda a, literals: self.operand(a, literals and varying, wide), last, exact)
 
     def _load(self, i: int, step: Step) -> str:
@@ -238,7 +239,7 @@ class Printer:
         buffer = self.nest.buffers[step.access.buffer]
         strides = step.access.strides
         place = self.index(strides)
-        if self.schedule.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
+        if self.scheduled.sums and self.nest.split(strides)[1] == (1,) and buffer.dtype in BYTES:
             # By default Triton gives a thread 16 neighbouring bytes, which spreads a tile's rows over warps.
             place = f"tl.max_contiguous({place}, (1, 8))"
         if step.access.offset:
@@ -250,8 +251,8 @@ class Printer:
             inside = self.values[condition]
             mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
         place = f"{self.names[step.access.buffer]}_ptr + {place}"
-        along_rows = step.level is Level.ROW and self.schedule.repeats_rows and strides[len(self.nest.rows) - 1] == 1
-        if along_rows or (step.level is Level.COL and self.schedule.repeats_columns):
+        along_rows = step.level is Level.ROW and self.scheduled.repeats_rows and strides[len(self.nest.rows) - 1] == 1
+        if along_rows or (step.level is Level.COL and self.scheduled.repeats_columns):
             # Load it in the layout of the tiles that it is combined with.
             place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
         return from_storage(buffer.dtype, step.dtype, f"tl.load({place}{mask}{self.eviction(i)})")
@@ -288,7 +289,7 @@ class Printer:
             return self.values[i] + (".to(tl.int64)" if wide and i in self.narrow else "")
         assert step.constant is not None
         number = literal(step.constant, step.dtype)
-        shape = "(1,)" if self.schedule.kind == "flat" else "(1, 1)"
+        shape = "(1,)" if self.scheduled.kind == "flat" else "(1, 1)"
         dtype = "int32" if i in self.narrow and not wide else step.dtype
         return number if as_literal else f"tl.full({shape}, {number}, {type_name(dtype)})"
 

@@ -78,7 +78,7 @@ class Formula:
         given = into or [call.empty(x.shape, x.dtype, x.stride()) for x in (result.meta["val"] for result in results)]
         made = dict(zip(results, given, strict=True))
         kernel = TritonKernel(lowered.nest, source_of(lowered))
-        chosen = kernel.plan(call.device)
+        chosen = kernel.schedule(call.device)
         scratch = [call.empty((size,), getattr(torch, dtype)) for size, dtype in chosen.scratch]
         held = {node: x for x, node in self._nodes.items()} | made
         tensors = [held[node] for node in (*lowered.inputs, *lowered.outputs)]

@@ -18,29 +18,28 @@ from typing import Any
 
 import torch
 
-from tilewright.emit.triton_schedule import TritonSchedule
+from tilewright.emit.scheduled_nest import ScheduledNest
 from tilewright.emit.triton_step import in_memory
-from tilewright.launch.blocking import (
-    INTERPRETED_TILE,
-    LEAST_SHARED_BYTES,
-    REDUCTION_BYTES,
-    SHARED_BYTES,
-    TILE,
-    Blocking,
-    candidates,
-    plan,
-)
 from tilewright.launch.triton import POINTERS_LAST, is_interpreted, loaded
 from tilewright.loops.nest import Nest
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.progress import tell
 from tilewright.records.recipe import Argument, Launch, Layout, Number, Pointer, Recipe
+from tilewright.schedule.choose import neighbours, schedule_of
+from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.tiles import SHARED_BYTES, Limits
 
 ALIGNED = 16
 """Bytes. Triton compiles a kernel again for pointers that are not multiples of this."""
 COMPILING = min(16, os.cpu_count() or 1)
 """How many kernels are compiled at a time."""
+INTERPRETED_TILE = 16384
+"""The interpreter's time depends on the number of programs and operations, hardly on elements."""
+LEAST_SHARED_BYTES = 48 * 1024
+"""Shared memory available to every program; PyTorch does not report the limit of AMD GPUs."""
+REDUCTION_BYTES = 32 * 1024
+"""The part of a program's shared memory for reductions and layout conversions."""
 
 
 class TritonKernel:
@@ -57,28 +56,25 @@ class TritonKernel:
         module = _module(source)
         self.main = getattr(module, nest.name)
         self.after = getattr(module, f"{nest.name}_after", None)
-        self.allows_fma = TritonSchedule(nest).allows_fma
-        self.count = TritonSchedule(nest).count
-        self.passed = TritonSchedule(nest).passed
-        self._plans: dict[torch.device, Blocking] = {}
+        self._schedules: dict[torch.device, Schedule] = {}
         self._compiled: dict[torch.device, list[tuple[Any, int]]] = {}
         """By device: the compiled main kernel and the one after it, if any, each with its number of programs."""
         self._submitted: dict[torch.device, list[tuple[Any, int]]] = {}
 
-    def plan(self, device: torch.device) -> Blocking:
-        """Programs, blocks, warps and scratch of a launch on `device`."""
-        if device not in self._plans:
-            self._plans[device] = plan(self.nest, *_limits(device))
-        return self._plans[device]
+    def schedule(self, device: torch.device) -> Schedule:
+        """The schedule of a launch on `device`."""
+        if device not in self._schedules:
+            self._schedules[device] = schedule_of(self.nest, _limits(device))
+        return self._schedules[device]
 
-    def candidates(self, device: torch.device) -> dict[str, Blocking]:
-        """Other launches on `device` by their text, after that of `plan`."""
-        return candidates(self.nest, *_limits(device))
+    def neighbours(self, device: torch.device) -> dict[str, Schedule]:
+        """The schedule on `device` and others of the same source, by their text."""
+        return neighbours(self.nest, _limits(device))
 
-    def numbers(self, chosen: Blocking, skips: Sequence[int] = ()) -> list[float]:
+    def numbers(self, chosen: Schedule, skips: Sequence[int] = ()) -> list[float]:
         """The numbers of a launch, which follow its buffers; `skips` are the nest's (`Lowered.numbers`)."""
-        sizes = chosen.sizes | (chosen.after_sizes or {})
-        return [self.count, *skips, *self.sizes, *(sizes.get(name, 1) for name in self.passed)]
+        scheduled, sizes = ScheduledNest(self.nest, chosen), chosen.sizes | chosen.combining_sizes
+        return [scheduled.count, *skips, *self.sizes, *(sizes.get(name, 1) for name in scheduled.passed)]
 
     def compile(self, device: torch.device) -> None:
         """Compile for `device` now, not at the first launch. Raises KernelError."""
@@ -88,7 +84,7 @@ class TritonKernel:
 
     def submit(self, device: torch.device) -> None:
         """Compile for `device`; in Triton's `AsyncCompileMode` only start to. `finish` waits for the result."""
-        chosen = self.plan(device)
+        chosen = self.schedule(device)
         stored = [in_memory(b.dtype) for b in self.nest.buffers]
         dtypes = [getattr(torch, d) for d in (*stored, *(d for _, d in chosen.scratch))]
         given = [*dtypes, *self.numbers(chosen, [0] * self.nest.numbers)]
@@ -112,13 +108,13 @@ class TritonKernel:
             raise KernelError(self.nest.name, f"Triton failed on {self.nest.name}: {error}") from error
 
     def launch(
-        self, tensors: Sequence[torch.Tensor], chosen: Blocking | None = None, numbers: Sequence[int] = ()
+        self, tensors: Sequence[torch.Tensor], chosen: Schedule | None = None, numbers: Sequence[int] = ()
     ) -> None:
         """Run for these tensors (one for each buffer of the nest, in order, all on one device) and numbers."""
         device = tensors[-1].device
         if device.type != "cuda" and not is_interpreted():
             raise CompilerError("CPU tensors need TRITON_INTERPRET=1 set before Triton is first imported")
-        chosen = chosen or self.plan(device)
+        chosen = chosen or self.schedule(device)
         scratch = [torch.empty(n, dtype=getattr(torch, d), device=device) for n, d in chosen.scratch]
         stored = [t.view(getattr(torch, in_memory(b.dtype))) for t, b in zip(tensors, self.nest.buffers, strict=True)]
         given = [*stored, *scratch, *self.numbers(chosen, numbers)]
@@ -132,7 +128,7 @@ class TritonKernel:
         """
         if device not in self._compiled:
             return None
-        chosen = self.plan(device)
+        chosen = self.schedule(device)
         with torch.cuda.device(device):
             kernels = [(loaded(compiled), programs) for compiled, programs in self._compiled[device]]
         scratch = [Layout((n,), (1,), getattr(torch, d), device) for n, d in chosen.scratch]
@@ -147,20 +143,21 @@ class TritonKernel:
         return Recipe(self.nest.name, device, residues, ALIGNED, buffers, tuple(range(len(results))), launches)
 
     def _run(
-        self, chosen: Blocking, arguments: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
+        self, chosen: Schedule, arguments: Sequence[object], on: Callable[[Any, int], Callable[..., object]]
     ) -> list[tuple[Any, int]]:
         """Call `on(kernel, programs)` with the arguments of each kernel; returns its results and the programs."""
         launches = self.launches(chosen)
         return [(on(kernel, programs)(*arguments, **options), programs) for kernel, programs, options in launches]
 
-    def launches(self, chosen: Blocking) -> Iterator[tuple[Any, int, dict[str, Any]]]:
+    def launches(self, chosen: Schedule) -> Iterator[tuple[Any, int, dict[str, Any]]]:
         """Each kernel with its number of programs, and its constants and options."""
+        scheduled, after = ScheduledNest(self.nest, chosen), chosen.combination
         calls = [(self.main, chosen.programs, chosen.sizes, chosen.warps)]
-        if self.after is not None and chosen.after_sizes is not None:
-            calls.append((self.after, chosen.after_programs, chosen.after_sizes, 4))
+        if after is not None:
+            calls.append((self.after, after.programs, chosen.combining_sizes, after.warps))
         for kernel, programs, sizes, warps in calls:
-            options = {n: sizes[n] for n in kernel.arg_names if n in sizes and n not in self.passed}
-            options |= {"num_warps": warps, "enable_fp_fusion": self.allows_fma}
+            options = {n: sizes[n] for n in kernel.arg_names if n in sizes and n not in scheduled.passed}
+            options |= {"num_warps": warps, "enable_fp_fusion": scheduled.allows_fma}
             if "libdevice." in self.source:
                 # Keep subnormals, as eager's kernels do.
                 options["enable_reflect_ftz"] = False
@@ -170,13 +167,12 @@ class TritonKernel:
             yield kernel, programs, options
 
 
-def _limits(device: torch.device) -> tuple[int, int, int]:
-    """Multiprocessors of a device, elements of a block, and bytes of a program's prefetched tiles."""
+def _limits(device: torch.device) -> Limits:
     if device.type != "cuda":
-        return 2, INTERPRETED_TILE, SHARED_BYTES
+        return Limits(2, INTERPRETED_TILE)
     found = torch.cuda.get_device_properties(device)
     most = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED_BYTES)
-    return found.multi_processor_count, TILE, max(min(SHARED_BYTES, most - REDUCTION_BYTES), 0)
+    return Limits(found.multi_processor_count, shared_bytes=max(min(SHARED_BYTES, most - REDUCTION_BYTES), 0))
 
 
 @functools.cache

@@ -192,8 +192,7 @@ class Nest:
         in its row anyway, so that it may overwrite operands of earlier stages."""
         last = self.last_stages(in_rows=True)
         return [
-            max(self._known_at(s.value), last[s.value] if any(self.split(s.access.strides)[1]) else 0)
-            for s in self.stores
+            max(self._known_at(s.value), last[s.value] if self.covers_columns(s.access) else 0) for s in self.stores
         ]
 
     def _in_columns(self, root: int) -> list[int]:
@@ -220,6 +219,15 @@ class Nest:
     def split(self, strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The strides of the rows and those of the columns."""
         return strides[: len(self.rows)], strides[len(self.rows) :]
+
+    @property
+    def late_stores(self) -> list[Store]:
+        """The stores after all rows."""
+        return [store for store in self.stores if self.steps[store.value].is_late]
+
+    def covers_columns(self, access: Access) -> bool:
+        """Whether an access varies with the columns."""
+        return any(self.split(access.strides)[1])
 
     @property
     def transposes(self) -> bool:

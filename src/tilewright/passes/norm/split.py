@@ -48,7 +48,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx import Node
 
-from tilewright.emit.triton_schedule import WHOLE_ROW
 from tilewright.graph import calls
 from tilewright.graph.calls import arguments, class_of, nbytes, through
 from tilewright.graph.insert import insert_call, insert_formula
@@ -59,6 +58,7 @@ from tilewright.passes.bodies import write_body
 from tilewright.passes.norm.group import normalised as group_normalised
 from tilewright.passes.rule import call, rule, triton
 from tilewright.passes.strided import STRIDED_BYTES
+from tilewright.schedule.places import WHOLE_ROW
 
 aten = torch.ops.aten
 FORWARD, BACKWARD = aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default

@@ -1,42 +1,35 @@
-"""The schedule of a nest's C++: accumulator types, values kept between stages, and the steps of each loop."""
+"""A nest with its schedule on a CPU: accumulator types, values kept between stages, and the steps of each loop."""
 
 from __future__ import annotations
 
 from tilewright.emit.accuracy import absolute_accuracy
-from tilewright.emit.cpp_text import CHEAP, COMPUTED, WIDE
-from tilewright.loops.nest import Access, Level, Nest, Step
+from tilewright.emit.cpp_text import CHEAP, COMPUTED
+from tilewright.loops.nest import Level, Nest, Step
+from tilewright.schedule.facts import WIDE
+from tilewright.schedule.schedule import Schedule
 
 
-class CppSchedule:
-    """The emitter's choices for one nest."""
+class ScheduledLoops:
+    """What the printer reads of both."""
 
-    def __init__(self, nest: Nest) -> None:
+    def __init__(self, nest: Nest, schedule: Schedule) -> None:
         self.nest = nest
+        self.schedule = schedule
+        self.elementwise = schedule.cols.place == "programs"
+        """Whether threads share blocks of an elementwise nest."""
+        self.tiled = schedule.rows.tile > 1
         self.kept = self._values_to_keep()
         """Steps whose values one stage keeps in a row-sized scratch array for a later one."""
         self.absolute = absolute_accuracy(nest, "erf")
         """Positions of the `erf` that need only absolute accuracy."""
 
-    def elementwise(self) -> bool:
-        """Whether the nest has no reductions and a single column axis."""
-        return not any(s.name.startswith("reduce") for s in self.nest.steps) and len(self.nest.cols) == 1
-
-    def tiled(self) -> bool:
-        """Whether an elementwise nest is visited in tiles: it transposes, and draws no numbers, which come in order."""
-        draws = any(step.name == "draw" for step in self.nest.steps)
-        return self.elementwise() and bool(self.nest.rows) and self.nest.transposes and not draws
-
     def sum_type(self, step: Step) -> str:
         """The C++ type of a reduction's total, before rounding."""
-        return WIDE.get(step.dtype, COMPUTED[step.dtype]) if step.kind == "sum" else COMPUTED[step.dtype]
+        return COMPUTED[WIDE.get(step.dtype, step.dtype) if step.kind == "sum" else step.dtype]
 
     def sums_in_row_blocks(self, step: Step) -> bool:
         """Whether a column sum accumulates in fp32 over a block of rows."""
         return step.kind == "sum" and step.dtype == "float32" and step.level is Level.COL
-
-    def covers_columns(self, access: Access) -> bool:
-        """Whether a store covers the columns."""
-        return any(self.nest.split(access.strides)[1])
 
     def kept_before(self, i: int, stage: int) -> bool:
         """Whether an earlier stage kept the value in its scratch array."""
@@ -70,7 +63,7 @@ class CppSchedule:
     def _values_to_keep(self) -> set[int]:
         """Column values of one stage that a later one reads and that are more expensive to compute than a load."""
         kept: set[int] = set()
-        if self.elementwise():
+        if self.elementwise:
             return kept
         for step in self.nest.steps:
             if step.where != "body":
