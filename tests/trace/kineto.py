@@ -3,18 +3,21 @@
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 
 from tests.trace.loading import Rows, rows
 from tilewright.store.rows import create_tables
 from tilewright.trace import load_traces
-from tilewright.trace.analysis import analyse
+from tilewright.trace.account.host_time import add_host_time
+from tilewright.trace.analysis import account_for_device, analyse, attribute, judge, price_operators
+from tilewright.trace.operators.operator_table import add_operator_table
 
+T = TypeVar("T")
 HOST, AUTOGRAD, STREAM = 100, 101, 7
 H200 = {"id": 0, "name": "NVIDIA H200", "computeMajor": 9, "computeMinor": 0, "numSms": 132}
 
@@ -29,7 +32,7 @@ class Trace:
         if rank is not None:
             self.header["distributedInfo"] = {"rank": rank, "world_size": 2}
         self._numbers = itertools.count(1)
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._analysis: Analysis | None = None
         self._meta("process_name", self.pid, 0, "python")
         self._meta("process_labels", 0, 0, "GPU 0")
         self._meta("process_name", 0, 0, "python")
@@ -113,9 +116,9 @@ class Trace:
 
     def rows(self, sql: str) -> Rows:
         """The answer from the trace as it was when it was first asked."""
-        if self._connection is None:
-            self._connection = self.analysed()
-        return rows(self._connection, sql)
+        if self._analysis is None:
+            self._analysis = Analysis([self])
+        return self._analysis.rows(sql)
 
     def _meta(self, name: str, pid: int, thread: int, text: str) -> None:
         value = {"labels" if name == "process_labels" else "name": text}
@@ -128,8 +131,38 @@ class Trace:
         self.events.append(event if args is None else event | {"args": args})
 
 
+class Analysis:
+    """A run's database in memory with these traces, loaded after the statements `before`.
+
+    A stage of the analysis runs when a question needs a table that no earlier stage has made.
+    """
+
+    def __init__(self, traces: Iterable[Trace | Path], *before: str) -> None:
+        self.connection = _loaded(traces, *before)
+        self.connection.execute("ATTACH ':memory:' AS scratch")
+        self._left = [attribute, account_for_device, add_operator_table, add_host_time, price_operators, judge]
+
+    def rows(self, sql: str) -> Rows:
+        return self.ask(lambda connection: rows(connection, sql))
+
+    def ask(self, question: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        while True:
+            try:
+                return question(self.connection)
+            except duckdb.CatalogException:
+                if not self._left:
+                    raise
+                self._left.pop(0)(self.connection)
+
+
 def analysed(traces: Iterable[Trace | Path], *before: str) -> duckdb.DuckDBPyConnection:
-    """A run's database in memory with these traces, loaded after the statements `before`, analysed."""
+    """A run's database in memory with these traces, loaded after the statements `before`, analysed as users do."""
+    connection = _loaded(traces, *before)
+    analyse(connection)
+    return connection
+
+
+def _loaded(traces: Iterable[Trace | Path], *before: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
     create_tables(connection)
     connection.execute(files("tilewright.store").joinpath("schema.sql").read_text("utf-8"))
@@ -141,7 +174,6 @@ def analysed(traces: Iterable[Trace | Path], *before: str) -> duckdb.DuckDBPyCon
             for number, trace in enumerate(traces)
         ]
         load_traces(paths, connection)
-    analyse(connection)
     return connection
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.trace.kineto import STREAM, Trace, analysed, rows
+from tests.trace.kineto import STREAM, Analysis, Trace
 
 BY_CLASS = "SELECT class, sum(dur) / 1e3 FROM accounting GROUP BY class"
 
@@ -156,7 +156,7 @@ def test_what_waits_cost_is_what_the_program_saves_without_them() -> None:
         saved.append(end - pipeline(program, None, waits=False))
     sql = """SELECT sum(dur) FILTER (class = 'synchronisation') / 1e3
              FROM accounting GROUP BY file_id ORDER BY file_id"""
-    assert [cost or 0 for (cost,) in rows(analysed(traces), sql)] == saved
+    assert [cost or 0 for (cost,) in Analysis(traces).rows(sql)] == saved
 
 
 def test_queue_depth_and_launch_lag(trace: Trace) -> None:

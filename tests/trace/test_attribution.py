@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trace.kineto import AUTOGRAD, HOST, STREAM, Trace, analysed, region, rows
+from tests.trace.kineto import AUTOGRAD, HOST, STREAM, Analysis, Trace, analysed, region, rows
 from tilewright.measure.recording.plan import Detail, RecordingPlan
 from tilewright.measure.recording.windows import KinetoWindow
 from tilewright.trace import analyse
@@ -72,7 +72,7 @@ def test_the_same_correlation_in_two_files_is_not_the_same_launch() -> None:
     for trace, name in zip(ranks, ("aten::add", "aten::mul"), strict=True):
         trace.operator(name, 0, 20)
         trace.launch(5, 10, 30)
-    found = rows(analysed(ranks), "SELECT operator FROM device_slice ORDER BY file_id")
+    found = Analysis(ranks).rows("SELECT operator FROM device_slice ORDER BY file_id")
     assert found == [("aten::add",), ("aten::mul",)]
 
 
@@ -102,7 +102,7 @@ def test_a_graph_captured_in_another_file_and_run_in_the_order_of_its_nodes() ->
     # The last node of the capture ran first.
     for at, node in zip((10, 30, 50), (2, 0, 1), strict=True):
         replays.work(at, at + 10, number, name=kernels[node], **{"graph node id": 7_000 + node})
-    found = rows(analysed([captures, replays]), "SELECT operator, attributed_by FROM device_slice ORDER BY ts")
+    found = Analysis([captures, replays]).rows("SELECT operator, attributed_by FROM device_slice ORDER BY ts")
     assert found == [(f"aten::{name}", "capture") for name in ("native_layer_norm", "addmm", "gelu")]
 
 
@@ -124,9 +124,7 @@ def test_a_replay_without_its_capture_has_the_operators_of_an_eager_file() -> No
     eager.operator("aten::tanh", 0, 20, dims=[[64, 64]])
     eager.launch(5, 30, 40, name="mine")
     replays.replay(200, "mine", "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >")
-    found = rows(
-        analysed([eager, replays]), "SELECT operator, attributed_by, operator_id FROM device_slice ORDER BY ts"
-    )
+    found = Analysis([eager, replays]).rows("SELECT operator, attributed_by, operator_id FROM device_slice ORDER BY ts")
     assert [row[:2] for row in found[1:]] == [("aten::tanh", "same kernel"), ("aten::add", "name")]
     assert found[1][2] == found[0][2]
 
@@ -218,8 +216,8 @@ def test_operators_have_their_very_line(tmp_path: Path) -> None:
         z = torch.cos(depth(x, 3))
     window.stop()
     del z
-    connection = analysed([tmp_path / "trace.json"])
-    found = dict(rows(connection, "SELECT operator, list(DISTINCT source ORDER BY source) FROM distance GROUP BY 1"))
+    analysis = Analysis([tmp_path / "trace.json"])
+    found = dict(analysis.rows("SELECT operator, list(DISTINCT source ORDER BY source) FROM distance GROUP BY 1"))
     of = {
         "aten::mm": "x = x @ self.weight",
         "aten::tanh": "return torch.tanh(x)",
@@ -240,8 +238,8 @@ def test_without_stacks_nothing_is_followed(tmp_path: Path, stacks: bool) -> Non
     window.start()
     torch.ones(1)
     window.stop()
-    connection = analysed([tmp_path / "trace.json"])
-    assert bool(rows(connection, "SELECT 1 FROM python_line LIMIT 1")) == stacks
+    analysis = Analysis([tmp_path / "trace.json"])
+    assert bool(analysis.rows("SELECT 1 FROM python_line LIMIT 1")) == stacks
 
 
 BASE_NS = 1_790_000_000_000_000_000
@@ -263,7 +261,7 @@ def lines_found(*headers: Any) -> list[str]:
         trace.operator("aten::mm", 20, 80)
         trace.launch(30, 40, 60)
         trace.header |= {"baseTimeNanoseconds": BASE_NS, "tilewright lines": lines}
-    return [line for (line,) in rows(analysed(traces), "SELECT source FROM device_slice ORDER BY file_id")]
+    return [line for (line,) in Analysis(traces).rows("SELECT source FROM device_slice ORDER BY file_id")]
 
 
 def test_the_line_reached_last() -> None:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import duckdb
 import pytest
 
-from tests.trace.kineto import AUTOGRAD, Trace, analysed, rows
+from tests.trace.kineto import AUTOGRAD, Analysis, Trace
 from tilewright.trace.operators.operator_table import read_operator_table
 
 MATRIX: dict[str, Any] = {"dims": [[64, 32], [32, 16]]}
@@ -54,36 +53,36 @@ def light(*steps: tuple[str, ...]) -> Trace:
 
 
 @pytest.fixture(scope="module")
-def both() -> duckdb.DuckDBPyConnection:
-    return analysed([light(("gemm", "gelu"), ("gemm", "gelu")), described()])
+def both() -> Analysis:
+    return Analysis([light(("gemm", "gelu"), ("gemm", "gelu")), described()])
 
 
-def test_kernels_have_the_operator_and_the_line_of_their_twin(both: duckdb.DuckDBPyConnection) -> None:
+def test_kernels_have_the_operator_and_the_line_of_their_twin(both: Analysis) -> None:
     sql = "SELECT name, operator, source, attributed_by, count(*) FROM device_slice GROUP BY ALL ORDER BY 1"
-    assert rows(both, sql) == [
+    assert both.rows(sql) == [
         ("gelu", "aten::gelu", "train.py:10", "description", 2),
         ("gemm", "aten::mm", "train.py:10", "description", 2),
     ]
 
 
-def test_what_is_timed_is_the_light_steps(both: duckdb.DuckDBPyConnection) -> None:
-    steps = rows(both, "SELECT name, dur FROM step ORDER BY ts")
+def test_what_is_timed_is_the_light_steps(both: Analysis) -> None:
+    steps = both.rows("SELECT name, dur FROM step ORDER BY ts")
     assert steps == [("ProfilerStep#6", 100_000), ("ProfilerStep#7", 100_000)]
-    account = dict(rows(both, "SELECT class, ms_per_step FROM step_account"))
+    account = dict(both.rows("SELECT class, ms_per_step FROM step_account"))
     assert account["kernel"] == pytest.approx(0.04)
     assert sum(account.values()) == pytest.approx(0.1)
-    assert rows(both, "SELECT count(DISTINCT upid) FROM queue_depth") == [(1,)]
+    assert both.rows("SELECT count(DISTINCT upid) FROM queue_depth") == [(1,)]
 
 
-def test_a_call_is_priced_by_the_operands_described(both: duckdb.DuckDBPyConnection) -> None:
-    found = rows(both, "SELECT calls, device_ns, flops, bytes FROM operator_distance WHERE operator = 'aten::mm'")
+def test_a_call_is_priced_by_the_operands_described(both: Analysis) -> None:
+    found = both.rows("SELECT calls, device_ns, flops, bytes FROM operator_distance WHERE operator = 'aten::mm'")
     assert found == [(2, 40_000, 2 * 64 * 32 * 16, 4 * (64 * 32 + 32 * 16 + 64 * 16))]
-    known = dict(rows(both, "SELECT what, percent FROM attribution"))
+    known = dict(both.rows("SELECT what, percent FROM attribution"))
     assert known["operator"] == known["source line"] == 100
 
 
-def test_the_operator_table_is_of_the_step_described(both: duckdb.DuckDBPyConnection) -> None:
-    table = read_operator_table(both)
+def test_the_operator_table_is_of_the_step_described(both: Analysis) -> None:
+    table = both.ask(read_operator_table)
     (product,) = [row for row in table.rows if row.name == "aten::mm"]
     assert (product.calls, product.cpu_total, product.device_self, product.steps) == (1, 100_000, 20_000, 1)
     assert (table.steps, table.steps_ns) == (1, 2_000_000)
@@ -91,30 +90,30 @@ def test_the_operator_table_is_of_the_step_described(both: duckdb.DuckDBPyConnec
     assert table.losses == []
 
 
-def test_a_wait_is_known_by_its_mark_and_its_call_by_the_description(both: duckdb.DuckDBPyConnection) -> None:
-    found = rows(both, "SELECT source, exact, call, calls FROM synchronisation")
+def test_a_wait_is_known_by_its_mark_and_its_call_by_the_description(both: Analysis) -> None:
+    found = both.rows("SELECT source, exact, call, calls FROM synchronisation")
     assert found == [("train.py:17", True, "aten::item", 2)]
 
 
 def test_a_step_that_differs() -> None:
     """A second product finds its operator by the kernel, a kernel that nobody described by its name."""
-    connection = analysed([light(("gemm", "gemm", "softmax_kernel")), described()])
-    found = rows(connection, "SELECT operator, attributed_by FROM device_slice ORDER BY ts")
+    analysis = Analysis([light(("gemm", "gemm", "softmax_kernel")), described()])
+    found = analysis.rows("SELECT operator, attributed_by FROM device_slice ORDER BY ts")
     assert found == [("aten::mm", "description"), ("aten::mm", "same kernel"), ("aten::_softmax", "name")]
 
 
 def test_light_steps_alone() -> None:
-    connection = analysed([light(("gemm", "gelu"))])
+    analysis = Analysis([light(("gemm", "gelu"))])
     sql = "SELECT operator, attributed_by FROM device_slice WHERE ts >= (SELECT min(ts) FROM step) ORDER BY ts"
-    assert rows(connection, sql) == [(None, "range"), ("aten::gelu", "name")]
-    assert sum(ms for (ms,) in rows(connection, "SELECT ms_per_step FROM step_account")) == pytest.approx(0.1)
-    assert read_operator_table(connection).timed_steps == 1
+    assert analysis.rows(sql) == [(None, "range"), ("aten::gelu", "name")]
+    assert sum(ms for (ms,) in analysis.rows("SELECT ms_per_step FROM step_account")) == pytest.approx(0.1)
+    assert analysis.ask(read_operator_table).timed_steps == 1
 
 
 def test_a_description_alone_is_a_trace_like_others() -> None:
-    connection = analysed([described()])
-    assert rows(connection, "SELECT name FROM step ORDER BY ts") == [("ProfilerStep#3",), ("ProfilerStep#4",)]
-    assert {how for (how,) in rows(connection, "SELECT attributed_by FROM device_slice")} == {"launch"}
+    analysis = Analysis([described()])
+    assert analysis.rows("SELECT name FROM step ORDER BY ts") == [("ProfilerStep#3",), ("ProfilerStep#4",)]
+    assert {how for (how,) in analysis.rows("SELECT attributed_by FROM device_slice")} == {"launch"}
 
 
 def test_each_rank_has_its_own() -> None:
@@ -124,9 +123,9 @@ def test_each_rank_has_its_own() -> None:
         for trace, name in ((timed, "tilewright described by"), (told, "tilewright description")):
             trace.header |= {name: f"rank {rank}", "distributedInfo": {"rank": rank, "world_size": 2}}
         traces += [timed, told]
-    connection = analysed(traces)
-    assert rows(connection, "SELECT file_id, described_by FROM description ORDER BY 1") == [(0, 1), (2, 3)]
-    found = rows(connection, "SELECT file_id, operator FROM device_slice ORDER BY 1")
+    analysis = Analysis(traces)
+    assert analysis.rows("SELECT file_id, described_by FROM description ORDER BY 1") == [(0, 1), (2, 3)]
+    found = analysis.rows("SELECT file_id, operator FROM device_slice ORDER BY 1")
     assert found == [(0, "aten::mm"), (2, "aten::mm")]
 
 
@@ -141,6 +140,6 @@ def test_replays_in_light_steps_are_calls_of_the_operators_captured() -> None:
     for trace, begin in ((told, 200), (timed, 5000)):
         trace.replay(begin + 10, "gemm")
         trace.replay(begin + 100, "gemm")
-    connection = analysed([timed, told])
-    found = rows(connection, "SELECT operator, attributed_by, calls, device_ns, flops FROM operator_distance")
+    analysis = Analysis([timed, told])
+    found = analysis.rows("SELECT operator, attributed_by, calls, device_ns, flops FROM operator_distance")
     assert found == [("aten::mm", "description", 2, 20_000, 2 * 64 * 32 * 16)]

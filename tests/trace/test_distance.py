@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.trace.kineto import AUTOGRAD, Trace, region, rows
+from tests.trace.kineto import AUTOGRAD, Analysis, Trace, region
 from tilewright.hardware.floor import floor_us
 from tilewright.hardware.profiles import profile_for
 
@@ -55,8 +55,8 @@ def test_the_runs_own_ceilings_go_before_the_shipped_ones(
 ) -> None:
     trace.step(0, 0, 600)
     add(trace, 0, elements)
-    connection = trace.analysed(ceilings("NVIDIA H200", **rates))
-    assert rows(connection, "SELECT floor_us FROM distance") == [(pytest.approx(floor),)]
+    analysis = Analysis([trace], ceilings("NVIDIA H200", **rates))
+    assert analysis.rows("SELECT floor_us FROM distance") == [(pytest.approx(floor),)]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_the_verdict_names_an_operator_that_takes_twice_its_floor(
     if compiled:
         trace.slice("user_annotation", "Torch-Compiled Region: 0/0", 0, 590)
     add(trace, 0)
-    connection = trace.analysed(ceilings("NVIDIA H200", copy=GBps, read=GBps, write=GBps))
-    (slow,), *others = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    analysis = Analysis([trace], ceilings("NVIDIA H200", copy=GBps, read=GBps, write=GBps))
+    (slow,), *others = analysis.rows("SELECT sentence FROM verdict ORDER BY place")
     if not stands_out:
         assert others == [] and slow.startswith("Nothing stands out") and "operators can win at most 3 %" in slow
         return
@@ -87,7 +87,7 @@ def test_the_ceilings_of_a_device_are_not_the_hosts() -> None:
     trace = Trace(device=UNKNOWN_DEVICE)
     trace.operator("aten::add", 0, 20, dims=[[64 * MIB], [64 * MIB], []], types=["float", "float", "Scalar"])
     rates = [ceilings(device, copy=rate, read=rate, write=rate) for device, rate in (("CPU", 10), ("Abacus 3", 1000))]
-    assert rows(trace.analysed(*rates), "SELECT floor_us FROM distance") == [
+    assert Analysis([trace], *rates).rows("SELECT floor_us FROM distance") == [
         (pytest.approx(768 * MIB / 10e3, rel=1e-3),)
     ]
 
@@ -140,11 +140,11 @@ def test_a_kernel_that_the_device_waited_for_is_host_bound(trace: Trace) -> None
     trace.launch(0, 5, 10)
     trace.operator("aten::exp", 200, 250, dims=[[1024]])
     trace.launch(210, 215, 220)
-    connection = trace.analysed()
-    assert dict(rows(connection, "SELECT operator, verdict FROM distance"))["aten::exp"] == "host-bound"
-    assert rows(connection, WINS)[0] == ("a CUDA graph, or fewer launches", "all of them", pytest.approx(0.205))
-    connection.execute(RECORDED.format(250))
-    assert rows(connection, WINS)[0][2] == pytest.approx(0.055)
+    analysis = Analysis([trace])
+    assert dict(analysis.rows("SELECT operator, verdict FROM distance"))["aten::exp"] == "host-bound"
+    assert analysis.rows(WINS)[0] == ("a CUDA graph, or fewer launches", "all of them", pytest.approx(0.205))
+    analysis.connection.execute(RECORDED.format(250))
+    assert analysis.rows(WINS)[0][2] == pytest.approx(0.055)
 
 
 def test_pauses_between_queued_kernels_are_not_the_hosts(trace: Trace) -> None:
@@ -161,13 +161,13 @@ def test_wins_on_a_host_are_of_the_bare_step(trace: Trace) -> None:
     trace.step(0, 0, 1000)
     trace.operator("aten::exp", 0, 600, dims=[[1024]])
     trace.operator("aten::relu", 0, 300, AUTOGRAD, dims=[[1024]])
-    connection = trace.analysed(ceilings("Some CPU", copy=1000, read=1000, write=1000, vector=1, launch=1))
-    floors = dict(rows(connection, "SELECT operator, floor_us / 1e3 FROM distance"))
+    analysis = Analysis([trace], ceilings("Some CPU", copy=1000, read=1000, write=1000, vector=1, launch=1))
+    floors = dict(analysis.rows("SELECT operator, floor_us / 1e3 FROM distance"))
     # Of operators that together take longer than a bare step each has its share.
     for bare_us, scale in ((None, 1), (400, 0.4), (200, 0.2)):
         if bare_us:
-            connection.execute(f"DELETE FROM recording; {RECORDED.format(bare_us)}")
-        assert rows(connection, WINS) == [
+            analysis.connection.execute(f"DELETE FROM recording; {RECORDED.format(bare_us)}")
+        assert analysis.rows(WINS) == [
             ("at its floor", name, pytest.approx(took * scale - floors[name]))
             for name, took in (("aten::exp", 0.6), ("aten::relu", 0.3))
         ]
@@ -182,7 +182,9 @@ def test_a_thread_of_two_cores_computes_at_half_of_their_rate(trace: Trace) -> N
     floors = []
     for threads in ("1", "5"):
         trace.header["tilewright threads"] = threads
-        found = rows(trace.analysed(rates.replace("''", "'float32'"), machine), "SELECT floor_us, bound FROM distance")
+        found = Analysis([trace], rates.replace("''", "'float32'"), machine).rows(
+            "SELECT floor_us, bound FROM distance"
+        )
         ((floor, bound),) = found
         assert bound == "compute-bound"
         floors.append(floor)
@@ -196,9 +198,9 @@ def test_a_region_has_the_cost_and_the_line_of_the_run(trace: Trace) -> None:
     trace.operator("CompiledFunction", 0, 100)
     trace.launch(5, 10, 110, name="backward1_gelu_sum")
     trace.launch(15, 110, 120, name="backward1_gelu_sum_after")
-    connection = trace.analysed(region("backward1_gelu_sum", "model.py:7: y = gelu(x)"))
+    analysis = Analysis([trace], region("backward1_gelu_sum", "model.py:7: y = gelu(x)"))
     sql = "SELECT operator, attributed_by, source, calls, bytes, flops, device_ns FROM operator_distance"
-    assert rows(connection, sql) == [
+    assert analysis.rows(sql) == [
         ("backward1_gelu_sum", "region", "model.py:7: y = gelu(x)", 1, 384_000_000, 7000, 110_000)
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.trace.kineto import analysed
+from tests.trace.kineto import Analysis
 from tests.trace.loading import complete, loaded_events, rows
 from tests.trace.training_trace import TrainingTrace
 from tilewright.trace.flame import DEEPEST, NOT_LAUNCHED, Flame, Weight, flame
@@ -71,7 +71,9 @@ def test_a_kernel_whose_launch_is_missing_is_not_lost() -> None:
 
 
 def test_the_operator_of_what_a_graph_replayed_is_told(tmp_path: Path) -> None:
-    connection = analysed([TrainingTrace(4).write(tmp_path / "trace.json")])
+    analysis = Analysis([TrainingTrace(4).write(tmp_path / "trace.json")])
+    analysis.ask(lambda connection: connection.execute("FROM device_slice"))
+    connection = analysis.connection
     connection.execute("UPDATE device_slice SET launch_id = NULL, operator = 'aten::mm' WHERE name LIKE 'sm90%'")
     connection.execute("UPDATE device_slice SET launch_id = NULL, operator = NULL WHERE name LIKE 'softmax%'")
     tree = flame(connection, "device")

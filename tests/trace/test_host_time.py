@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trace.kineto import AUTOGRAD, HOST, Trace, analysed, rows
+from tests.trace.kineto import AUTOGRAD, HOST, Analysis, Trace
 
 BY_CLASS = "SELECT class, sum(dur) / 1e3 FROM host_time GROUP BY class"
 GROUPS = {
@@ -223,8 +223,8 @@ def test_a_late_rank_is_named_not_those_that_wait_for_it() -> None:
             trace.frame("<built-in method run_backward of torch._C._EngineBase object at 0x1>", 100, 1000)
             trace.slice("user_annotation", "gloo:all_reduce", 50, 990, AUTOGRAD)
         traces.append(trace)
-    connection = analysed(traces)
-    (slow,), (why,), _ = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
+    analysis = Analysis(traces)
+    (slow,), (why,), _ = analysis.rows("SELECT sentence FROM verdict ORDER BY place")
     assert slow.startswith("Rank 1: time.sleep takes 80 % of the step")
     assert why.endswith("others wait for this rank, 0.89 ms a step.")
 
@@ -250,8 +250,7 @@ PLANTED = {"printed": 175, "item": 174, "to_cpu": 176, "nonzero": 177, "mask": 1
 
 def test_planted_synchronisations_are_found_and_nothing_else_is_accused() -> None:
     """Each waits for six products of 4096², 14 ms on an H200, and the device then waits for the host."""
-    found = rows(
-        analysed([FIXTURES / "syncs.json.gz"]),
+    found = Analysis([FIXTURES / "syncs.json.gz"]).rows(
         """SELECT source_function, any_value(source), sum(waited_ms_per_step), sum(lost_ms_per_step)
            FROM synchronisation GROUP BY source_function""",
     )
@@ -264,7 +263,7 @@ def test_planted_synchronisations_are_found_and_nothing_else_is_accused() -> Non
 
 def test_a_printed_loss_in_a_training_loop() -> None:
     sql = "SELECT source, source_function, call, calls, lost_ms_per_step, spent_ms_per_step FROM synchronisation"
-    ((*found, lost, spent),) = rows(analysed([FIXTURES / "block_print_loss.json.gz"]), sql)
+    ((*found, lost, spent),) = Analysis([FIXTURES / "block_print_loss.json.gz"]).rows(sql)
     # Formatting a scalar tensor reads it eight times, and the device stands still meanwhile.
     assert found == ["record.py:198", "step", "print", 24] and 0.01 < lost < 1
     # The step is launch-bound: the device had caught up, and the formatting costs more than the waits.

@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from examples.naive_softmax import naive_softmax
-from tests.trace.kineto import AUTOGRAD, Trace, analysed, rows
+from tests.trace.kineto import AUTOGRAD, Analysis, Trace
 from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime, read_operator_table
 
@@ -38,7 +38,7 @@ def by_hand() -> Trace:
 
 
 def test_every_figure_of_a_trace_made_by_hand() -> None:
-    table = read_operator_table(by_hand().analysed())
+    table = Analysis([by_hand()]).ask(read_operator_table)
     outer, inner, backward = (row(table, name) for name in ("outer", "inner", "AddBackward0"))
     us = 1000
     assert (outer.calls, outer.cpu_self, outer.cpu_total) == (2, 80 * us, 200 * us)
@@ -58,7 +58,7 @@ def test_every_figure_of_a_trace_made_by_hand() -> None:
 def test_a_range_around_the_profilers_stop_ends_with_the_last_step() -> None:
     trace = by_hand()
     trace.slice("user_annotation", "Optimizer.step#SGD.step", 1450, 9000)
-    table = read_operator_table(trace.analysed())
+    table = Analysis([trace]).ask(read_operator_table)
     assert row(table, "Optimizer.step#SGD.step").cpu_total == 50_000
     assert table.cpu_ns == 1060_000
 
@@ -69,12 +69,12 @@ def test_an_operator_that_outlasts_the_last_step_lasts_as_long_as_it_ran() -> No
         trace.step(number, 100 * number, 100 * number + 100)
     trace.operator("aten::a", 210, 510)
     trace.operator("aten::b", 250, 450, AUTOGRAD)
-    table = read_operator_table(trace.analysed())
+    table = Analysis([trace]).ask(read_operator_table)
     assert [row(table, name).cpu_self for name in ("aten::a", "aten::b")] == [300_000, 200_000]
 
 
 def test_findings_say_the_figures() -> None:
-    said = findings(read_operator_table(by_hand().analysed()))
+    said = findings(Analysis([by_hand()]).ask(read_operator_table))
     for sentence, words in zip(
         said,
         (
@@ -94,7 +94,7 @@ def test_findings_of_a_host_alone(trace: Trace) -> None:
     trace.step(1, 0, 1500)
     trace.operator("outer", 10, 210)
     trace.operator("inner", 30, 150)
-    said = findings(read_operator_table(trace.analysed()))
+    said = findings(Analysis([trace]).ask(read_operator_table))
     assert "60.0 % of outer (0.12 ms of 0.20 ms), 8.0 % of the recorded step (0.12 ms of 1.50 ms)" in said[1]
 
 
@@ -104,12 +104,12 @@ def test_what_inductor_made_for_a_cpu_is_an_operator(trace: Trace) -> None:
     trace.slice("user_annotation", graph, 10, 90)
     trace.frame("/tmp/torchinductor_me/ab/cab.py(40): call", 11, 89)
     trace.operator("aten::mm", 20, 40, dims=[[8, 8], [8, 8]])
-    connection = trace.analysed()
-    found = row(read_operator_table(connection), graph)
+    analysis = Analysis([trace])
+    found = row(analysis.ask(read_operator_table), graph)
     assert (found.kind, found.cpu_self, found.cpu_total) == ("operator", 60_000, 80_000)
-    assert "CompiledFxGraph fa6llolw… 0.06 ms" in findings(read_operator_table(connection))[0]
+    assert "CompiledFxGraph fa6llolw… 0.06 ms" in findings(analysis.ask(read_operator_table))[0]
     # Its own time is known, and what it moved is not.
-    known = dict(rows(connection, "SELECT what, percent FROM attribution"))
+    known = dict(analysis.rows("SELECT what, percent FROM attribution"))
     assert known == {"operator": 100, "bytes": 25}
 
 
@@ -121,8 +121,8 @@ def test_equal_to_the_profilers_own_table(tmp_path: Path) -> None:
             naive_softmax(x)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     averages = {event.key: event for event in profiler.key_averages()}
-    connection = analysed([tmp_path / "trace.json"])
-    table = read_operator_table(connection)
+    analysis = Analysis([tmp_path / "trace.json"])
+    table = analysis.ask(read_operator_table)
     assert {row.name for row in table.rows} == set(averages)
     for ours in table.rows:
         theirs = averages[ours.name]
@@ -137,7 +137,7 @@ def test_equal_to_the_profilers_own_table(tmp_path: Path) -> None:
             SELECT parent_id, sum(dur) AS dur, avg(dur) AS mean FROM slice WHERE name = 'aten::exp' GROUP BY 1)
         SELECT parent.name, child.mean / 1e9, 1e0 * child.dur / parent.dur, 1e0 * child.dur / trace_dur()
         FROM child JOIN slice AS parent ON parent.id = child.parent_id"""
-    ((parent, mean, of_parent, of_trace),) = rows(connection, shares)
+    ((parent, mean, of_parent, of_trace),) = analysis.rows(shares)
     exp, around = averages["aten::exp"], averages["softmax x200"]
     assert parent == "softmax x200" and 0 < of_trace <= of_parent < 1
     assert mean == pytest.approx(exp.self_cpu_time_total / exp.count / 1e6, rel=0.02)
@@ -146,7 +146,7 @@ def test_equal_to_the_profilers_own_table(tmp_path: Path) -> None:
 
 def test_gpu_figures_equal_the_table_that_pytorch_printed() -> None:
     """`key_averages().table()` of the very profile that the fixture is, on an H200, in microseconds."""
-    table = read_operator_table(analysed([FIXTURES / "softmax200.json.gz"]))
+    table = Analysis([FIXTURES / "softmax200.json.gz"]).ask(read_operator_table)
     printed = {
         "aten::max": (1964, 2925, 3541), "aten::sum": (1476, 2432, 2208), "aten::div": (1025, 1937, 576.383),
         "aten::sub": (1068, 1973, 559.135), "aten::exp": (879.329, 1741, 322.012),
@@ -162,9 +162,9 @@ def test_gpu_figures_equal_the_table_that_pytorch_printed() -> None:
 
 @pytest.mark.parametrize("name", ["block_eager", "block_inductor", "block_tilewright", "block_cudagraph", "syncs"])
 def test_no_device_time_is_left_out(name: str) -> None:
-    connection = analysed([FIXTURES / f"{name}.json.gz"])
-    table = read_operator_table(connection)
-    ((work,),) = rows(connection, "SELECT sum(dur)::BIGINT FROM device_slice")
+    analysis = Analysis([FIXTURES / f"{name}.json.gz"])
+    table = analysis.ask(read_operator_table)
+    ((work,),) = analysis.rows("SELECT sum(dur)::BIGINT FROM device_slice")
     assert table.device_ns == work > 0
     assert all(0 <= row.cpu_self <= max(row.cpu_total, row.cpu_self) for row in table.rows)
 
@@ -175,5 +175,5 @@ def test_no_device_time_is_left_out(name: str) -> None:
 def test_lost_events_are_found(lost: str, what: str) -> None:
     trace = by_hand()
     trace.events.remove(next(event for event in trace.events if event["name"] == lost))
-    ((text, count, _),) = read_operator_table(trace.analysed()).losses
+    ((text, count, _),) = Analysis([trace]).ask(read_operator_table).losses
     assert text.startswith(what) and count == 1

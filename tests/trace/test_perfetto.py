@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from tests.trace.kineto import HOST, Trace, analysed
+from tests.trace.kineto import HOST, Analysis, Trace
 from tests.trace.loading import accounted, loaded, rows
 from tilewright.records.errors import StoreError, TraceError
 from tilewright.store import query
@@ -221,9 +221,8 @@ def test_the_start_of_cuda_has_its_call(export: Path) -> None:
                SELECT -800000000, -1000, eventClass, globalTid, 9, 9, 0, NULL
                FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 1"""
         )
-    connection = analysed([export])
-    found = rows(
-        connection,
+    analysis = Analysis([export])
+    found = analysis.rows(
         "SELECT class, name, t.dur FROM device_time t JOIN slice ON slice.id = cause WHERE class = 'idle' LIMIT 1",
     )
     assert found == [("idle", "cudaDeviceGetStreamPriorityRange", 800_001_000)]

@@ -16,7 +16,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from tests.trace.kineto import Trace, analysed, rows
+from tests.trace.kineto import Analysis, Trace, analysed, rows
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RECORDED = ("ddp_host_late", "ddp_inductor")
@@ -53,16 +53,14 @@ def test_a_straggler_whose_clock_is_ahead() -> None:
     ranks = [rank(0, [100, 300, 500], ends), rank(1, [160, 310, 500], ends, clock_ahead=5000)]
     sql = "SELECT rank, waited_ms, caused_ms, at_work_percent FROM straggler ORDER BY rank"
     # Its device had nothing to do: its host launched late.
-    assert rows(analysed(ranks), sql) == [(0, pytest.approx(0.07), 0, None), (1, 0, pytest.approx(0.07), 0)]
+    assert Analysis(ranks).rows(sql) == [(0, pytest.approx(0.07), 0, None), (1, 0, pytest.approx(0.07), 0)]
 
 
 def test_a_straggler_whose_device_is_at_work() -> None:
     """Rank 1 comes 60 µs late; a kernel takes 45 of them."""
     first, second = rank(0, [100], [200]), rank(1, [160], [200])
     second.launch(90, 100, 145)
-    found = rows(
-        analysed([first, second]), "SELECT rank, caused_ms, at_work_percent FROM straggler WHERE caused_ms > 0"
-    )
+    found = Analysis([first, second]).rows("SELECT rank, caused_ms, at_work_percent FROM straggler WHERE caused_ms > 0")
     assert found == [(1, pytest.approx(0.06), pytest.approx(75))]
     assert first.rows("FROM straggler") == [], "one rank has nobody to wait for"
 

@@ -31,28 +31,47 @@ def analyse(connection: DuckDBPyConnection) -> None:
     Doing it again replaces them. The connection must be in no transaction.
     """
     with _scratch(connection), _bounded(connection):
-        connection.execute("CREATE OR REPLACE TEMP TABLE standard AS SELECT unnest(?) AS begins", [_standard_files()])
-        for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
-            _execute(connection, f"account/{script}.sql")
+        attribute(connection)
         # They are independent, and each is single-threaded most of the time, so they run in parallel.
         with ThreadPoolExecutor(1) as beside:
             priced = beside.submit(_account_and_price, connection.cursor())
             add_host_time(connection)
             priced.result()
+    judge(connection)
+
+
+def attribute(connection: DuckDBPyConnection) -> None:
+    """Find the operator and the line of each kernel, the waits and the steps; needs the database `scratch`."""
+    connection.execute("CREATE OR REPLACE TEMP TABLE standard AS SELECT unnest(?) AS begins", [_standard_files()])
+    for script in ("python_lines", "attribution", "graphs", "lines", "waits", "steps", "described"):
+        _execute(connection, f"account/{script}.sql")
+
+
+def account_for_device(connection: DuckDBPyConnection) -> None:
+    """Divide the time of each step of each device into classes, after `attribute`."""
+    _execute(connection, "account/accounting.sql")
+    add_waves(connection)
+    account(connection)
+
+
+def price_operators(connection: DuckDBPyConnection) -> None:
+    """Compare operators with their floors and ranks with each other, after `account_for_device` and the table."""
+    _execute(connection, "price/operator_call.sql")
+    add_distances(connection)
+    for script in ("price/distance.sql", "account/ranks.sql"):
+        _execute(connection, script)
+
+
+def judge(connection: DuckDBPyConnection) -> None:
+    """Say what makes the steps slow and what could be won, after all others."""
     add_verdict(connection)
     _execute(connection, "verdict/win.sql")
 
 
 def _account_and_price(connection: DuckDBPyConnection) -> None:
     with closing(connection):
-        _execute(connection, "account/accounting.sql")
-        add_waves(connection)
-        account(connection)
-        add_operator_table(connection)
-        _execute(connection, "price/operator_call.sql")
-        add_distances(connection)
-        for script in ("price/distance.sql", "account/ranks.sql"):
-            _execute(connection, script)
+        for stage in (account_for_device, add_operator_table, price_operators):
+            stage(connection)
 
 
 def _standard_files() -> list[str]:
