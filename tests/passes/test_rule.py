@@ -10,8 +10,9 @@ from torch import Tensor, fx
 from tests.passes.graphs import aten, calls, run
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import target_named
-from tilewright.passes.rule import Refusal, Value, call, gpu, matches, rule
+from tilewright.passes.rule import Value, call, gpu, matches, rule
 from tilewright.passes.stage import Stage, applied
+from tilewright.records.errors import Refusal
 
 ops: Any = torch.ops.aten
 CPU, H200 = target_named("cpu"), target_named("h200")

@@ -39,6 +39,7 @@ from tilewright.choose.generated import work_of
 from tilewright.cost.kinds import attention_kind
 from tilewright.cost.work import Work
 from tilewright.graph import calls
+from tilewright.graph.canonical import tensor_of
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -47,8 +48,8 @@ from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, OWN, PREFIX, WINDOWS, Peer, choice
 from tilewright.passes.attention.own import has_triton
-from tilewright.passes.attention.pinned import is_pinned
-from tilewright.passes.attention.spelling import Refusal, tensor_of
+from tilewright.passes.attention.sdpa import is_pinned
+from tilewright.records.errors import Refusal
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request

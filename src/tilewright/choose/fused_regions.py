@@ -24,12 +24,13 @@ from tilewright.cost.kinds import region_work
 from tilewright.cost.work import predicted_us
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
+from tilewright.graph.calls import readers
 from tilewright.hardware.target import Target
 from tilewright.launch.race import Alternatives, race_key, run
 from tilewright.loops.nest import describe, nameless
 from tilewright.passes.dropout import draw_stream
 from tilewright.passes.fusion import COPIED, Fusion, Region, split_region
-from tilewright.passes.units import is_view, readers
+from tilewright.passes.units import is_view
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision

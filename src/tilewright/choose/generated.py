@@ -15,9 +15,9 @@ from torch import fx
 from tilewright.cost.kinds import call_work, kind_name
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import arguments, class_of, nbytes, results, shape_of, strides_of
+from tilewright.graph.calls import arguments, class_of, nbytes, readers, results, shape_of, strides_of
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.passes.units import behind_views, gradients, is_fusible, is_view, live_out, readers, sources
+from tilewright.passes.units import behind_views, gradients, is_fusible, is_view, live_out, sources
 from tilewright.records.program import Cost
 
 NEIGHBOURS = 3
@@ -60,7 +60,7 @@ class Groups:
 
     def predicted_us(self, nodes: set[fx.Node], profile: DeviceProfile) -> float:
         """Predicted microseconds of the kernels and library calls that `nodes` become."""
-        return sum(_predicted_us(group, profile) for group in self._joined(nodes))
+        return sum(predicted_us(work_of(group), profile) for group in self._joined(nodes))
 
     def _joined(self, nodes: set[fx.Node]) -> list[list[fx.Node]]:
         """`nodes` by kernel."""
@@ -88,17 +88,12 @@ def _ends_kernel(node: fx.Node) -> bool:
     return is_fusible(node) is not None or _reduces_rows_away(node)
 
 
-def _predicted_us(group: list[fx.Node], profile: DeviceProfile) -> float:
-    return predicted_us(work_of(group), profile)
-
-
 def work_of(group: Sequence[fx.Node]) -> Work:
     """The work of one kernel of these operators, or of one library call."""
     inside = set(group)
     read = {source for node in group for source in _read(node) if source not in inside}
     written = live_out(group)
-    counts = [counted(node) for node in group]
-    flops, transcendentals = (sum(count[place] for count in counts) for place in (0, 1))
+    flops, transcendentals = map(sum, zip(*map(counted, group), strict=True))
     moved = sum(map(nbytes, read)), sum(map(nbytes, written))
     if is_fusible(group[0]) is not None:
         cost = Cost(bytes_read=moved[0], bytes_written=moved[1], flops=flops, transcendentals=transcendentals)

@@ -28,6 +28,7 @@ from tilewright.cost.products import alignment_of
 from tilewright.cost.tiles import ALIGNED
 from tilewright.cost.work import Work
 from tilewright.graph import calls
+from tilewright.graph.calls import readers
 from tilewright.graph.insert import contiguous, insert_call, retrace_views
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.views import written
@@ -35,7 +36,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.offer import Offer
 from tilewright.passes.rule import Value, call, matches, roots
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import behind_views, gradients, readers
+from tilewright.passes.units import behind_views, gradients
 
 aten = torch.ops.aten
 CLEAR, LEAST_US = 0.8, 5.0

@@ -42,9 +42,9 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.offer import Offer
 from tilewright.passes.index.sorted_rows import Orders, RowTarget, row_index
-from tilewright.passes.rule import Refusal
 from tilewright.passes.units import behind_views
 from tilewright.passes.zeros import is_filled, is_zeros
+from tilewright.records.errors import Refusal
 
 aten: Any = torch.ops.aten
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)

@@ -16,14 +16,11 @@ from tilewright.choose.skinny import skinny_products
 from tilewright.choose.sums import sum_by_index
 from tilewright.loops.exact import mark_exact
 from tilewright.passes import products
-from tilewright.passes.attention.contiguous_masks import make_masks_contiguous
 from tilewright.passes.attention.flex import find_shown_keys, lower_flex_attention
-from tilewright.passes.attention.library import name_attention
-from tilewright.passes.attention.pinned import mark_pinned
+from tilewright.passes.attention.library import make_masks_contiguous, name_attention
 from tilewright.passes.attention.recognise import recognise_attention
-from tilewright.passes.attention.sdpa import prepare_calls
+from tilewright.passes.attention.sdpa import leave_weights_out, mark_pinned, prepare_calls
 from tilewright.passes.attention.shift import zero_shift_gradients
-from tilewright.passes.attention.unread_weights import leave_weights_out
 from tilewright.passes.changing_numbers import compute_with_tensors
 from tilewright.passes.constants import copy_constants_once, fold_constants
 from tilewright.passes.convolution import other_forms

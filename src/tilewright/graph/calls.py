@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,6 +79,15 @@ def through(node: Node, passes: Callable[[Node], bool]) -> Node:
     while passes(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """The operators (and the output node) that read `node`'s value, through operators that only change its layout."""
+    for user in node.users:
+        if class_of(user) == "layout":
+            yield from readers(user)
+        else:
+            yield user
 
 
 def is_view(node: Node) -> bool:

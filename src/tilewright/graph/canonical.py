@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from tilewright.pytorch.state import unwrapped
+from tilewright.records.errors import Refusal
 
 NAMES = {
     "div": ("truediv", "true_divide", "divide"),
@@ -87,6 +88,14 @@ def example(node: object) -> torch.Tensor | None:
     """The fake tensor of a node's result; None if the result is no tensor."""
     value = node.meta.get("example_value", node.meta.get("val")) if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def tensor_of(node: object) -> torch.Tensor:
+    """As `example`, for a node that must be a tensor. Raises Refusal."""
+    value = example(node)
+    if value is None:
+        raise Refusal(f"{node} has no known shape")
+    return value
 
 
 def same_shape(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:

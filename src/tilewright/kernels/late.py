@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from tilewright.graph import calls
@@ -10,15 +10,6 @@ from tilewright.graph.insert import insert_call
 
 if TYPE_CHECKING:
     from torch.fx import Node
-
-
-def readers(node: Node) -> Iterator[Node]:
-    """The nodes that read `node`, directly or through views."""
-    for user in node.users:
-        if calls.is_view(user):
-            yield from readers(user)
-        else:
-            yield user
 
 
 def is_late(reader: Node, waiting: Container[Node]) -> bool:
@@ -31,6 +22,6 @@ def hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
     for user in list(old.users):
         if is_late(user, waiting):
             user.replace_input_with(old, new)
-        elif calls.is_view(user) and any(is_late(reader, waiting) for reader in readers(user)):
+        elif calls.is_view(user) and any(is_late(reader, waiting) for reader in calls.readers(user)):
             target: Any = user.target
             hand_late(user, insert_call(user, target, new, *user.args[1:], **user.kwargs), waiting)

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.canonical import argument, canonical_name, example
-from tilewright.passes.attention.writer import Writer
+from tilewright.graph.insert import Writer
 from tilewright.passes.rule import call, rule
 
 

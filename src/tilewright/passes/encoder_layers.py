@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from tilewright.graph.canonical import example
+from tilewright.graph.canonical import example, tensor_of
+from tilewright.graph.insert import Writer
 from tilewright.passes.attention.form import in_old_layout
-from tilewright.passes.attention.spelling import tensor_of
-from tilewright.passes.attention.writer import Writer
-from tilewright.passes.rule import Refusal, call, rule
+from tilewright.passes.rule import call, rule
+from tilewright.records.errors import Refusal
 
 KEYS = 1
 """PyTorch's kind of a mask [B, Sk] of padding; kind 0 is [Sq, Sk], and 2 is [B, H, Sq, Sk]."""

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from tilewright.cost.kinds import arithmetic_us, instructions_us
-from tilewright.graph.calls import nbytes, operator_name, results, shape_of
+from tilewright.graph.calls import nbytes, operator_name, readers, results, shape_of
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.floor import cache_us, dram_us
@@ -38,7 +38,6 @@ from tilewright.passes.units import (
     is_view,
     kernel_name,
     live_out,
-    readers,
     sources,
     values_of,
     whose_kernel,

@@ -31,13 +31,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.calls import arguments, nbytes, strides_of
+from tilewright.graph.calls import arguments, nbytes, readers, strides_of
 from tilewright.graph.insert import insert_call, insert_known
 from tilewright.graph.views import maker
 from tilewright.hardware.target import Target
-from tilewright.passes.rule import Refusal, undecided
+from tilewright.passes.rule import undecided
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import readers
+from tilewright.records.errors import Refusal
 from tilewright.records.program import Decision
 
 aten: Any = torch.ops.aten

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
+from tilewright.graph.calls import readers
 from tilewright.graph.insert import REFUSED_VIEW, insert_call, insert_formula, replace, replace_results, retrace_views
 from tilewright.graph.layouts import before_widening
 from tilewright.graph.specialise import has_symbols
@@ -40,7 +41,7 @@ from tilewright.kernels.cross_entropy.offer import Match, lies_across, matched
 from tilewright.kernels.device import DTYPES, NARROW, at_least_fp32
 from tilewright.passes.rule import Value, call, rule, triton
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import is_fusible, is_view, readers
+from tilewright.passes.units import is_fusible, is_view
 
 aten: Any = torch.ops.aten
 LEAST_COLUMNS, LEAST_ELEMENTS = 1024, 2**22

@@ -51,12 +51,13 @@ from torch import Tensor, fx
 from torch.fx import Node
 
 from tilewright.graph import calls
+from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.rule import call, gpu, rule
-from tilewright.passes.units import is_fusible, readers
+from tilewright.passes.units import is_fusible
 
 aten: Any = torch.ops.aten
 FEW_ROWS = 16

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tilewright.graph.calls import nbytes
+from tilewright.graph.calls import nbytes, readers
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.exact import EXACT
 from tilewright.loops.trace import is_repeatable
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import COPIED, Region, computes_again
 from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import behind_views, is_view, live_out, readers, values_of
+from tilewright.passes.units import behind_views, is_view, live_out, values_of
 
 MOST_OPERATORS = 24
 """The longest chain that is recomputed."""

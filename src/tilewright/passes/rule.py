@@ -27,6 +27,7 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import is_pure
 from tilewright.passes.units import behind_views, gradients
+from tilewright.records.errors import Refusal
 from tilewright.records.program import Decision
 
 COMMUTATIVE = frozenset({"add", "mul"})
@@ -34,10 +35,6 @@ Match = dict[str, Any]
 """What a pattern binds, by name; `calls` are the calls that it fits, operands first."""
 NOTHING: Match = {"calls": ()}
 Write = Callable[..., "Node | Sequence[Node | None] | None"]
-
-
-class Refusal(Exception):
-    """Why a call that a pattern fits stays as it is."""
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import fx
 
-from tilewright.graph.calls import closure, nbytes
+from tilewright.graph.calls import closure, nbytes, readers
 from tilewright.graph.undefined import is_tangent
 from tilewright.graph.views import hazards
 from tilewright.passes.fusion import Region
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import gradients, has_known_sizes, is_view, readers, sources
+from tilewright.passes.units import gradients, has_known_sizes, is_view, sources
 
 Unit = Region | fx.Node
 

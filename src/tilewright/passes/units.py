@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from tilewright.graph.calls import class_of, dtype_name, is_known, outputs, results, shape_of, through
+from tilewright.graph.calls import class_of, dtype_name, is_known, outputs, readers, results, shape_of, through
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import is_tangent
 from tilewright.graph.views import hazards
@@ -116,15 +116,6 @@ def picks(node: fx.Node) -> bool:
 def stored(node: fx.Node) -> fx.Node:
     """The tensor in memory of which `node` is a view; one of several results stands for itself."""
     return through(node, lambda view: is_view(view) and not picks(view))
-
-
-def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """The operators (and the output node) that read `node`'s value, through views."""
-    for user in node.users:
-        if is_view(user):
-            yield from readers(user)
-        else:
-            yield user
 
 
 def values_of(node: fx.Node) -> list[fx.Node]:

@@ -34,6 +34,10 @@ def strict() -> bool:
     return os.environ.get("TILEWRIGHT_STRICT") == "1"
 
 
+class Refusal(Exception):
+    """Why a call that could be rewritten stays as it is; becomes a decision's reason."""
+
+
 class TilewrightError(Exception):
     """A failure with a message for the user. `exit_code` is the exit status of the command line."""
 

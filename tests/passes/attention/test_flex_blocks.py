@@ -14,7 +14,7 @@ from tests.contract import called, keeps_contract, nodes, recorded
 from tests.passes.attention.flex_functions import SLOPES, D, H, K, alibi, of_heads
 from tests.passes.attention.spellings import draw
 from tilewright.kernels.attention.shown_keys import attend_to_shown_keys
-from tilewright.passes.attention.flex_blocks import Run, runs_of
+from tilewright.passes.attention.flex import Run, runs_of
 
 pytestmark = [
     # Of eager's call.

@@ -22,8 +22,7 @@ from tilewright.hardware.target import Target, target_named
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.attention.acceptable import EFFICIENT, _CalledAttention
 from tilewright.passes.attention.library import CUDNN, ON_CPU
-from tilewright.passes.attention.pinned import mark_pinned
-from tilewright.passes.attention.sdpa import prepare_calls
+from tilewright.passes.attention.sdpa import mark_pinned, prepare_calls
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import Decision
 

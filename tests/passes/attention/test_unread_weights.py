@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from tests.passes.attention.spellings import draw
 from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
 from tilewright.hardware.target import target_named
-from tilewright.passes.attention.unread_weights import leave_weights_out
+from tilewright.passes.attention.sdpa import leave_weights_out
 from tilewright.records.program import Decision
 
 B, S, E, HEADS = 2, 7, 24, 3

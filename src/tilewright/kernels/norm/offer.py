@@ -22,9 +22,10 @@ from torch.fx import Node
 
 from tilewright.cost.work import Work
 from tilewright.graph import calls
+from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
-from tilewright.kernels.late import hand_late, is_late, readers
+from tilewright.kernels.late import hand_late, is_late
 from tilewright.kernels.norm import cuda
 from tilewright.kernels.offer import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS

@@ -24,13 +24,12 @@ import torch.nn.functional as F
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.graph.canonical import example, static
+from tilewright.graph.canonical import example, static, tensor_of
+from tilewright.graph.insert import Writer
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.attention.library import CUDNN, choice
-from tilewright.passes.attention.spelling import Refusal, tensor_of
-from tilewright.passes.attention.writer import Writer
-from tilewright.records.errors import first_line
+from tilewright.records.errors import Refusal, first_line
 
 FUSED = "_scaled_dot_product_"
 UNFUSED = "_scaled_dot_product_attention_math"

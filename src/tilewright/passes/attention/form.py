@@ -25,17 +25,16 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
-from tilewright.graph.canonical import canonical_name, example, mutates, same_shape, static
-from tilewright.graph.insert import REFUSED_VIEW
+from tilewright.graph.canonical import canonical_name, example, mutates, same_shape, static, tensor_of
+from tilewright.graph.insert import REFUSED_VIEW, Writer
 from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.mask import Masking
+from tilewright.passes.attention.mask import Masking, added_mask, dropped_keys, mask_in_order, shifted
 from tilewright.passes.attention.mask_parts import EVERYWHERE
-from tilewright.passes.attention.mask_tensors import added_mask, dropped_keys, mask_in_order, shifted
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.own import WIDEST, check_own, needs_own_kernel, write_own
-from tilewright.passes.attention.spelling import Operand, Refusal, tensor_of
-from tilewright.passes.attention.writer import Writer
+from tilewright.passes.attention.spelling import Operand
+from tilewright.records.errors import Refusal
 
 
 def check_form(attention: Attention, masking: Masking, target: Target) -> None:

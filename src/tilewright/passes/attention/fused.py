@@ -17,16 +17,16 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.canonical import same_shape, static
+from tilewright.graph.canonical import same_shape, static, tensor_of
 from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.library import OWN, PREFIX, Peer, options_of
 from tilewright.passes.attention.mask_parts import Band, read_hidden_keys
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
-from tilewright.passes.attention.spelling import Refusal, tensor_of
 from tilewright.passes.zeros import shared_zeros
 from tilewright.pytorch.state import in_real_tensors
+from tilewright.records.errors import Refusal
 from tilewright.records.recipe import dense_strides
 
 if TYPE_CHECKING:

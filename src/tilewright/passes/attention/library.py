@@ -19,10 +19,12 @@ import tilewright.kernels.attention.decode.prefix
 import tilewright.kernels.attention.registered
 import tilewright.kernels.attention.window  # noqa: F401, these define the operators
 from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.match import NEGLIGIBLE
-from tilewright.passes.rule import Value, call, rule
+from tilewright.passes.rule import Value, call, cpu, rule
+from tilewright.records.recipe import dense_strides
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -242,4 +244,24 @@ def name_attention(node: fx.Node, query: fx.Node, mask: fx.Node | None, target: 
     value = calls.tensor(query)
     peer = choice(target, value.dtype, value.shape[-1], has_mask=mask is not None)
     node.meta[calls.LAUNCHED] = peer.forward if node.target is ON_CPU.forward else peer.backward
+    return node
+
+
+aten = torch.ops.aten
+
+
+def _is_strided(mask: fx.Node) -> bool:
+    """Whether a mask is computed, and not contiguous but for axes along which it repeats (stride 0)."""
+    value = calls.tensor(mask)
+    axes = [(size, stride) for size, stride in zip(value.shape, value.stride(), strict=True) if stride and size != 1]
+    is_dense = [stride for _, stride in axes] == list(dense_strides([size for size, _ in axes]))
+    return mask.op != "placeholder" and not is_dense
+
+
+@rule(call((ON_CPU.forward, ON_CPU.backward), ..., attn_mask="mask"), on=cpu, where=_is_strided)
+def make_masks_contiguous(node: fx.Node, mask: fx.Node) -> fx.Node:
+    readers = [user for user in mask.users if user.target in (ON_CPU.forward, ON_CPU.backward)]
+    copy = insert_call(mask.next, aten.clone.default, mask, memory_format=torch.contiguous_format)
+    for reader in readers:
+        reader.replace_input_with(mask, copy)
     return node

@@ -12,21 +12,29 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static, where_arguments
-from tilewright.passes.attention.sinks import sink_at
+from tilewright.graph.canonical import (
+    argument,
+    canonical_name,
+    example,
+    mutates,
+    same_shape,
+    static,
+    tensor_of,
+    where_arguments,
+)
 from tilewright.passes.attention.spelling import (
     PRODUCTS,
     Operand,
-    Refusal,
     Scalar,
     Softmax,
     less_maximum,
     scaled_by,
     scores_at,
+    sink_at,
     softmax_at,
-    tensor_of,
     weighted_at,
 )
+from tilewright.records.errors import Refusal
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NEGLIGIBLE = -1e9

@@ -18,15 +18,15 @@ import operator
 import torch
 from torch.fx import Node
 
-from tilewright.graph.canonical import same_shape, static
+from tilewright.graph.canonical import same_shape, static, tensor_of
+from tilewright.graph.insert import Writer
 from tilewright.hardware.target import Language, Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking
 from tilewright.passes.attention.mask_parts import Band
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.prefix import unrepeated
-from tilewright.passes.attention.spelling import Refusal, tensor_of
-from tilewright.passes.attention.writer import Writer
+from tilewright.records.errors import Refusal
 
 WIDEST = 256
 """The largest head size of the kernels."""

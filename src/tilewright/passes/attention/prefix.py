@@ -12,13 +12,11 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.calls import shape_of
-from tilewright.graph.canonical import argument, canonical_name, example, same_shape, static
+from tilewright.graph.canonical import argument, canonical_name, example, same_shape, static, tensor_of
 from tilewright.graph.insert import insert_call
-from tilewright.passes.attention.constants import SAME, Constants
-from tilewright.passes.attention.iota import compared_keys
+from tilewright.passes.attention.constants import SAME, Constants, compared_keys
 from tilewright.passes.attention.library import FILLS
 from tilewright.passes.attention.mask_parts import MaskParts
-from tilewright.passes.attention.spelling import tensor_of
 from tilewright.pytorch.state import in_real_tensors
 
 aten: Any = torch.ops.aten

@@ -5,14 +5,14 @@
     w = softmax(s, -1)                                   [B, H, N, N]           [B, H, N, d]
     out = w @ v                                          [B, H, N, d]
 
-Autograd then differentiates the fused form, and no tensor of N² elements is written or saved. The
-graph is Dynamo's, at the level of torch functions and methods; every spelling that
-`spelling` knows is one pattern here. What is found but cannot be replaced is a decision
-too, with its reason.
+Autograd then differentiates the fused form, and no tensor of N² elements is written or saved. In-place operators on the
+scores become functional ones first, if no other node can see the write. What is found but cannot be replaced is a
+decision too, with its reason.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,18 @@ import torch
 from torch.fx import Graph, Node
 
 from tilewright.cost.kinds import attention_us
-from tilewright.graph.canonical import MODES, argument, canonical_name, example, memory_of, mutates, written_by
+from tilewright.graph.canonical import (
+    MODES,
+    argument,
+    canonical_name,
+    example,
+    memory_of,
+    mutates,
+    same_shape,
+    tensor_of,
+    written_by,
+)
+from tilewright.graph.insert import Writer
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.constants import CONSTANT, Constants
@@ -30,11 +41,10 @@ from tilewright.passes.attention.form import check_form, write_attention
 from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
-from tilewright.passes.attention.sinks import sink_at
-from tilewright.passes.attention.spelling import PRODUCTS, Refusal, normalised, scores_at, tensor_of
+from tilewright.passes.attention.spelling import PRODUCTS, normalised, scores_at, sink_at
 from tilewright.passes.attention.windows import in_windows, write_windows
-from tilewright.passes.attention.writes import write_scores_apart
 from tilewright.passes.rule import between, memories, undecided
+from tilewright.records.errors import Refusal
 from tilewright.records.program import Cost, Decision
 
 PURE = (
@@ -206,3 +216,60 @@ def _replace(graph: Graph, attention: Attention, unread: set[Node], write: Calla
     for node in reversed(list(graph.nodes)):
         if not node.users and (node in old or canonical_name(node) in PURE):
             graph.erase_node(node)
+
+
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    "iadd": operator.add, "isub": operator.sub, "imul": operator.mul, "itruediv": operator.truediv,
+}  # fmt: skip
+METHODS = frozenset({"add_", "sub_", "mul_", "div_", "masked_fill_", "tanh_"})
+
+
+def write_scores_apart(graph: Graph) -> None:
+    """Rewrite `graph`, a torch-level graph from Dynamo, in place: in-place calls between two matrix products."""
+    nodes = list(graph.nodes)
+    if any(canonical_name(node) == "_enter_inference_mode" for node in nodes):
+        return
+    places = {node: place for place, node in enumerate(nodes)}
+    enabled = True
+    for node in nodes:
+        if canonical_name(node) == "_set_grad_enabled":
+            enabled = node.args[0] is True
+        written = node.args[0] if node.args and canonical_name(node) in (*FUNCTIONS, *METHODS) else None
+        # With gradients off, a written tensor still requires its gradient, but a new tensor would not.
+        value = example(written)
+        if not isinstance(written, Node) or value is None or (value.requires_grad and not enabled):
+            continue
+        if _is_between_products(node, written) and _is_seen_alone(node, written, places):
+            _write_apart(node, written, places)
+
+
+def _is_between_products(node: Node, written: Node) -> bool:
+    return product_above(node) is not None and product_below(node if node.users else written) is not None
+
+
+def _is_seen_alone(node: Node, written: Node, places: dict[Node, int]) -> bool:
+    """Whether later calls read the memory that `node` writes only through `written` or the result of `node`."""
+    here, memory = places[node], memory_of(written)
+    aliases = [x for x in places if places[x] < here and memory_of(x) == memory]
+    if not all(x.op in ("call_function", "call_method") for x in aliases):
+        return False
+    return all(places[user] <= here for x in aliases if x is not written for user in x.users)
+
+
+def _write_apart(node: Node, written: Node, places: dict[Node, int]) -> None:
+    write, name = Writer(node.graph, node), str(canonical_name(node))
+    if name in FUNCTIONS:
+        new = write.call(FUNCTIONS[name], *node.args, **node.kwargs)
+    else:
+        new = write.method(name.removesuffix("_"), *node.args, **node.kwargs)
+    before, after = tensor_of(written), tensor_of(new)
+    alike = same_shape(before.shape, after.shape) and same_shape(before.stride(), after.stride())
+    if not alike or before.dtype != after.dtype:
+        node.graph.erase_node(new)
+        return
+    places[new] = here = places.pop(node)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+    for user in list(written.users):
+        if places[user] > here:
+            user.replace_input_with(written, new)

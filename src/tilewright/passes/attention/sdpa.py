@@ -1,4 +1,4 @@
-"""Calls of `scaled_dot_product_attention` on a GPU, before autograd: their masks are read, and none is unfused.
+"""Calls of PyTorch's attention on a GPU, before autograd: their masks are read, and none is unfused.
 
     m = (k_places <= q_places) & ones            [B, 1, S, S]
     y = sdpa(q, repeat(k), repeat(v), m)         →   y = sdpa(q, k, v, is_causal=True, enable_gqa=True)
@@ -12,6 +12,14 @@ what none of its fused kernels accepts: a mask whose last stride is not 1 (an ex
 needs a gradient, operands of three axes, rows that do not begin at multiples of 16 bytes. Here such operands become
 ones that are accepted; those of five axes, and head sizes that are no multiples of 16 bytes, stay PyTorch's. A mask
 that is a band beside something else stays as it is: `fused` reads it in the joint graph.
+
+A call within `sdpa_kernel`, for which the user chose the kernels, stays as it is (`mark_pinned`): Dynamo records the
+context manager as two calls that set which kernels may run, and a mark in a node's metadata carries this to the graph
+of ATen operators. If the context manager is around the compiled call, PyTorch's switches are set instead.
+
+`nn.MultiheadAttention` returns the mean of its weights by default, which rules out fused kernels; if nobody reads them
+they are not computed (`leave_weights_out`). A call with dropout stays, since fused kernels draw other masks, and so
+does one in which a query may have no key: unfused it gives NaN, fused zeros.
 """
 
 from __future__ import annotations
@@ -20,19 +28,19 @@ from dataclasses import replace
 from math import prod
 
 import torch
+from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
-from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static
+from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static, tensor_of
+from tilewright.graph.insert import Writer
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, read_mask
-from tilewright.passes.attention.pinned import is_pinned
 from tilewright.passes.attention.prefix import unrepeated
-from tilewright.passes.attention.spelling import Refusal, tensor_of
-from tilewright.passes.attention.writer import Writer
-from tilewright.passes.rule import undecided
+from tilewright.passes.rule import call, rule, undecided
+from tilewright.records.errors import Refusal
 from tilewright.records.program import Decision
 
 SDPA = "scaled_dot_product_attention"
@@ -210,3 +218,76 @@ def _grouped(write: Writer, call: SdpaCall) -> SdpaCall | None:
         return None
     grouped = call._replace(k=k, v=v, grouped=True)
     return grouped if fused_kernel(write, grouped) is not None else None
+
+
+PINNED = "tilewright_pinned"
+ALL = frozenset({"FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"})
+"""The kernels among which PyTorch chooses by default."""
+
+
+def mark_pinned(graph: fx.Graph, target: Target) -> None:
+    """Mark the nodes of `module`, a torch-level graph from Dynamo, that run while some kernels are disabled."""
+    pinned = False
+    for node in graph.nodes:
+        if getattr(node.target, "__name__", "") == "_sdpa_kernel":
+            pinned = not _names(node.args[0]) >= ALL
+        elif pinned:
+            # AOTAutograd copies only this key of a node's metadata.
+            node.meta["custom"] = {**node.meta.get("custom", {}), PINNED: True}
+
+
+def _names(backends: object) -> set[object]:
+    """The names of these backends: arguments of `_backend_from_string` calls."""
+    several = backends if isinstance(backends, (list, tuple)) else [backends]
+    return {backend.args[0] for backend in several if isinstance(backend, fx.Node) and backend.args}
+
+
+def is_pinned(node: fx.Node) -> bool:
+    """Whether the user chose the kernels of this ATen operator, or has disabled some of PyTorch's kernels."""
+    switches = torch.backends.cuda
+    enabled = (
+        switches.flash_sdp_enabled(),
+        switches.mem_efficient_sdp_enabled(),
+        switches.cudnn_sdp_enabled(),
+        switches.math_sdp_enabled(),
+    )
+    return PINNED in node.meta.get("custom", {}) or not all(enabled)
+
+
+DROPOUT = 10
+"""Position of the dropout probability."""
+BY_NAME = 13
+"""Positional arguments of PyTorch's modules; the others (training, masks, need_weights) are given by name."""
+
+
+@rule(
+    call("multi_head_attention_forward", ...),
+    where=lambda node: len(node.args) <= BY_NAME and node.kwargs.get("need_weights", True),
+    reason="weights that nobody reads are not computed",
+    refused="its weights are computed: ",
+    by="attention",
+)
+def leave_weights_out(node: Node, target: Target) -> Node:
+    if not target.runs_on_gpu(tensor_of(argument(node, 0, "query")).device):
+        raise Refusal("PyTorch's fused attention on a CPU gives zeros where they are NaN")
+    if any(canonical_name(user) != "getitem" or (user.args[1] != 0 and user.users) for user in node.users):
+        raise Refusal("the program reads them")
+    if argument(node, DROPOUT, "dropout_p", 0.0) != 0.0 and node.kwargs.get("training", True):
+        raise Refusal("dropout, whose mask must be the one that eager draws")
+    mask = node.kwargs.get("attn_mask")
+    leaves_keys = mask is None or (isinstance(mask, Node) and _leaves_keys(mask, Constants(node.graph)))
+    if node.kwargs.get("key_padding_mask") is not None or not leaves_keys:
+        raise Refusal("a mask that may leave a query no key, which gives NaN")
+    node.update_kwarg("need_weights", False)
+    # With weights the flag is a hint beside the mask; without weights it would replace the mask.
+    node.update_kwarg("is_causal", False)
+    return node
+
+
+def _leaves_keys(mask: Node, constants: Constants) -> bool:
+    """Whether a mask [Sq, Sk] or [B·H, Sq, Sk] leaves every query a key."""
+    value = example(mask)
+    if value is None or value.dim() < 2:
+        return False
+    found = read_mask(mask, constants, *value.shape[-2:])
+    return not found.conditions and not found.biases and found.leaves_a_key(*value.shape[-2:])

@@ -15,11 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, Node
 
-from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape
-from tilewright.graph.insert import REFUSED_VIEW
+from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, tensor_of
+from tilewright.graph.insert import REFUSED_VIEW, Writer
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.spelling import tensor_of
-from tilewright.passes.attention.writer import Writer
 
 VIEWS = frozenset({"view", "transpose", "permute", "unsqueeze", "squeeze", "t"})
 EQUAL = frozenset({"contiguous", "cast"})

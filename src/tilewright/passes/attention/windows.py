@@ -18,15 +18,13 @@ from math import prod
 import torch
 from torch.fx import Graph, Node
 
-from tilewright.graph.canonical import static
+from tilewright.graph.canonical import static, tensor_of
+from tilewright.graph.insert import Writer
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.form import operands, restored
-from tilewright.passes.attention.mask import Masking
-from tilewright.passes.attention.mask_tensors import at_lead, multiplied
+from tilewright.passes.attention.mask import Masking, at_lead, multiplied
 from tilewright.passes.attention.match import Attention
 from tilewright.passes.attention.own import has_triton
-from tilewright.passes.attention.spelling import tensor_of
-from tilewright.passes.attention.writer import Writer
 
 FEWEST = 128
 """The fewest windows times heads: one program each must fill a large GPU."""

@@ -50,14 +50,12 @@ from torch import Tensor, fx
 from torch.fx import Node
 
 from tilewright.cost.products import ALIGNED
-from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static
-from tilewright.graph.insert import insert_call, insert_known, replace
+from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static, tensor_of
+from tilewright.graph.insert import Writer, insert_call, insert_known, replace
 from tilewright.graph.layouts import lies_channels_last
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.registration import define
 from tilewright.operators.pooling import MOST_ELEMENTS
-from tilewright.passes.attention.spelling import tensor_of
-from tilewright.passes.attention.writer import Writer
 from tilewright.passes.rule import Value, call, gpu, rule
 
 IN_ROWS: dict[str, Callable[..., torch.Tensor]] = {"conv1d": torch.conv2d, "conv_transpose1d": torch.conv_transpose2d}

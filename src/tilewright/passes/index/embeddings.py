@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
+from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.insert import replace as replace_node
 from tilewright.graph.specialise import has_symbols
@@ -45,7 +46,6 @@ from tilewright.kernels.device import NARROW
 from tilewright.passes.index.orders import narrowest
 from tilewright.passes.index.sorted_rows import sort_keys
 from tilewright.passes.rule import call, cplusplus, rule
-from tilewright.passes.units import readers
 
 aten: Any = torch.ops.aten
 GRADIENT, ADD_ROWS = aten.embedding_dense_backward.default, aten.index_add_.default

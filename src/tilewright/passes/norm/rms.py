@@ -19,9 +19,8 @@ from torch.fx import Node
 
 from tilewright.graph import calls
 from tilewright.graph.canonical import example, is_last
-from tilewright.graph.insert import insert_known, insert_results, replace
+from tilewright.graph.insert import Writer, insert_known, insert_results, replace
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.attention.writer import Writer
 from tilewright.passes.rule import Value, call, rule, triton
 
 MARK = "tilewright_written_out"
