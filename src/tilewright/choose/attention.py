@@ -10,16 +10,14 @@ PyTorch has chosen one of its own kernels when this pass sees the joint graph, w
 call of `scaled_dot_product_attention`, or inside one of its modules. What PyTorch fuses gives zeros for a query that
 sees no key, and so do the kernels that take its place.
 
-Forward and backward are chosen together, each of whichever kernels: cuDNN, FlashAttention-2 and tilewright's kernels
-save the same log-sum-exp, so that of three forwards and three backwards, each raced once, nine pairs are known.
+Forward and backward are chosen together: cuDNN, FlashAttention-2 and tilewright's kernels save the same log-sum-exp, so
+that of three forwards and three backwards, each raced once, nine pairs are known.
 
-Without a race on this machine, the kernels for Hopper are taken, and the others are not: those were measured on an
-H200 alone, where the portable ones lose to cuDNN (161 µs to 90 for a masked forward). But few queries over a long cache
-go to the Triton kernel that splits its keys and reads each once for all heads that share it, where heads share keys or
-are few: 0.98 to 1.3 times cuDNN's speed, 1.05 to 1.4 under a mask. Many short sequences that fill no tiles stay with
-cuDNN (`_fills_no_tiles`). A training step of a bf16 block with Hopper's kernels takes 0.95 to 0.97 of the time with
-cuDNN's as a CUDA graph (0.03 to 8.6 GFLOP of attention in a forward), and 0.88 to 0.94 of it by calls (D1024, S128 and
-S512). The same is planned for a GPU that is not there, by its compute capability.
+Without a race on this machine, the kernels for Hopper are taken, but not the portable ones, which lose to cuDNN on an
+H200 (161 µs to 90 for a masked forward). Few queries over a long cache go to the kernel that splits its keys, where
+heads share keys or are few: 0.98 to 1.3 times cuDNN's speed, 1.05 to 1.4 under a mask. A training step of a bf16 block
+takes 0.95 to 0.97 of the time with cuDNN's as a CUDA graph, and 0.88 to 0.94 by calls. The same is planned for a GPU
+that is not there, by its compute capability.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Layouts of convolutions: raced on a GPU, with the outcome kept for all processes, predicted on a CPU.
-
-cuDNN's choice of kernels follows no simple rule. Of 1,487 random convolutions on an H200 channels-last operands were
-faster in 70 % in fp32 with TF32 and in 80 % in bf16; the ratio of the two times went from 0.02 to 55.
-
-Channels-last tensors for convolutions: on a GPU where its convolutions are faster together with the copies that this
-takes, and on a CPU for fp32 ones in nets with depthwise convolutions.
+"""Channels-last tensors for convolutions: on a GPU where its convolutions, raced, are faster together with the copies
+that this takes; on a CPU, predicted, for fp32 ones in nets with depthwise convolutions.
 
 cuDNN's fast kernels take channels-last operands, and convert others before and after each convolution (30 % of a
-ResNet's inference on an H200, 18 % of its training). oneDNN converts operands of dense convolutions in any case, of
-depthwise ones only if they are not channels-last. Two images of 64 × 64 pixels through seven bottlenecks on one CPU
-thread: with depthwise convolutions inference 4.7 → 3.4 ms and training 14.5 → 13.0, with dense ones 8.2 → 9.0 and
-29.0 → 35.7.
+ResNet's inference on an H200, 18 % of its training). Which is faster follows no simple rule: of 1,487 random
+convolutions channels-last operands were faster in 70 % in fp32 with TF32 and in 80 % in bf16; the ratio went from 0.02
+to 55. oneDNN converts operands of dense convolutions in any case, of depthwise ones only if they are not channels-last:
+seven bottlenecks on one CPU thread, inference, took 4.7 → 3.4 ms with depthwise convolutions, 8.2 → 9.0 with dense
+ones.
 """
 
 from __future__ import annotations

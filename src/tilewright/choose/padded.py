@@ -6,10 +6,10 @@
 
 So are products of batches, as of [8192, 27, 64] and its transpose. The contiguous axes are padded with zeros. Cross
 entropy's kernel writes the logits' gradient with its padding; any other operand is copied. A caller gets the result
-with gaps between its rows, as from Inductor: its strides have eager's order, but are larger. The result is copied
-without gaps if a view or a write needs that, if it is a gradient (autograd would copy it), or if the caller gets two
-tensors of its memory (AOTAutograd makes one of the other by eager's strides).
-A product is rewritten only if the whole, with its copies, is predicted to be clearly faster.
+with gaps between its rows, as from Inductor, its strides in eager's order. The result is copied without gaps if a view
+or a write needs that, if it is a gradient (autograd would copy it), or if the caller gets two tensors of its memory
+(AOTAutograd makes one of the other by eager's strides). Only if the whole, with its copies, is predicted to be clearly
+faster.
 """
 
 from __future__ import annotations

@@ -11,15 +11,14 @@ atomics.
     y  = index_add(zeros, 0, i, ones)                        →  y  = differences of the sorted index's bounds
 
 If the call adds to a tensor that is not zeros, that tensor is added to the sums. The fourth line is for results whose
-rows fit shared memory. The fifth is for many whole rows to many places, if the sort is predicted to cost less than
-atomics. All sums at the same index share the sort: a graph's edges are sorted once for all layers, forward and
-backward. The result is deterministic. The sixth is the gradient of a `gather` of one element per row, which has checked
-the index; the kernel of its reader computes it.
+rows fit shared memory; the fifth for many whole rows to many places, if the sort, shared by all sums at the index, is
+predicted to cost less than atomics; the sixth is the gradient of a `gather` of one element per row, which the kernel of
+its reader computes.
 
 PyTorch sorts the indices of `index_put` in some 25 launches, and one warp adds the rows of one index after the other:
-712 µs in the mean for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). The other
-operators add by atomics in the tensor's dtype, in a different order in each run: 267 µs for 96 × 512 × 512 in bf16 with
-the clamped positions of an attention, after 22 for the zeros, where one read and one write take 26.
+712 µs for the gradients of eight experts' biases, 4096 rows of 1024 and of 5632 in bf16 (H200). The other operators add
+by atomics in the tensor's dtype, in a different order in each run: 267 µs for 96 × 512 × 512 in bf16 with the clamped
+positions of an attention, where one read and one write take 26.
 """
 
 from __future__ import annotations

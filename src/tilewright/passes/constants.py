@@ -1,18 +1,15 @@
 """What a program computes from constants is computed once, when it is compiled: numbers, and tensors that go to a GPU.
 
     s = sqrt(lift_fresh_copy(_tensor_constant0)); y = div(x, s)     →   y = div(x, 8.0)
+    w = where(m, lift_fresh_copy(_tensor_constant1), x)             →   w = where(m, scalar_tensor(0.0), x)
 
-    w = where(m, lift_fresh_copy(_tensor_constant1), x)         →   w = where(m, scalar_tensor(0.0), x)
-
-A single number in a tensor on the CPU would be copied to the GPU before each kernel that reads it, and the host would
-wait for each copy. If a pointwise operator takes no number as an argument, its kernel makes the tensor.
-
-A tensor that the program computes on the CPU without inputs and copies to the GPU is computed and copied once.
+The host would wait while such a number is copied to the GPU for each kernel that reads it. If a pointwise operator
+takes no number as an argument, its kernel makes the tensor.
 
     p = arange(512); d = p[None] - p[:, None]; b = _to_copy(d, device="cuda")     →     b = get_attr[_made_on_cpu]
 
-Each call would compute it on the CPU again and wait for the copy, and no graph with tensors on the CPU can be replayed.
-The CPU computes the numbers, as it does for eager: a GPU's logarithm may round a position into another bucket.
+Each call would compute the tensor on the CPU and wait for the copy, and no graph with tensors on the CPU can be
+replayed. The CPU computes the numbers, as for eager: a GPU's logarithm may round a position into another bucket.
 """
 
 from __future__ import annotations

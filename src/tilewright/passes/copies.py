@@ -2,11 +2,9 @@
 
     h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
 
-A dropout that draws nothing (p = 0, or evaluation) is captured as such a copy. A copy stays if it changes the layout,
-if its original does not begin at a multiple of 16 bytes, if one of the two is written to, or if the caller holds one of
-them or a view of it and may write to it, even between forward and backward.
-
-Casts to a wider dtype and back that have only views and copies between them go too (`drop_round_trips`):
+A copy stays if its original does not begin at a multiple of 16 bytes, or if the caller holds one of them or a view of
+it and may write to it, even between forward and backward. Casts to a wider dtype and back that have only views and
+copies between them go too (`drop_round_trips`):
 
     w = _to_copy(x, float32); v = view(w, …); y = _to_copy(v, bfloat16)      →   y = view(x, …)
 """

@@ -1,25 +1,18 @@
 """Dropout draws in the kernel that applies its mask, from a saved state of the generator.
 
-Operators split a random draw from PyTorch's CPU generator into the generator's state and the numbers.
-
-    mask = empty(N, M).bernoulli_(p)         →   stream = draw_stream([N, M])
-                                                 mask = keep(stream, [N, M], order, p)
-
-PyTorch draws serially from MT19937: an element takes two words, and is True where their 53 low bits, as
-a fraction, are below p. So the state before the draw determines all numbers. A stream is int32 [8, 626]. Each row is a
-state of the generator, so that a thread can begin at any of them: the last word before a block of 624, the block, and
-one number, which in row 0 is the word of the block at which the draw begins and in row 1 the number of blocks between
-rows. The implementations here fill row 0 only, for graphs that run without kernels; kernels use `emit/random.h`.
-
-`split_dropout` splits dropout into the random draw and its application, which can be fused.
-
     y, mask = native_dropout(x, p, True)     →   mask = keep_mask(x, p)
                                                  y = x · mask / (1 - p)
 
-The numbers are those that eager's elementwise dropout would draw, in the same order. On a CPU only the
-generator's state before the draw is kept, and the kernel that applies the mask computes it:
+The numbers are those that eager's elementwise dropout would draw, in the same order. On a CPU only the generator's
+state before the draw is kept, and the kernel that applies the mask computes it:
 
     stream = draw_stream(x.shape);  mask = keep(stream, x.shape, order, 1 - p)
+
+PyTorch draws serially from MT19937: an element takes two words, and is True where their 53 low bits, as a fraction, are
+below p. A stream is int32 [8, 626]. Each row is a state of the generator, so that a thread can begin at any of them:
+the last word before a block of 624, the block, and one number, which in row 0 is the word of the block at which the
+draw begins and in row 1 the number of blocks between rows. The implementations here fill row 0 only, for graphs that
+run without kernels; kernels use `emit/random.h`.
 
 On a GPU seed and offset are kept, and the numbers are Philox's (`kernels/dropout_add/philox.py`). Consecutive draws
 share one state, which advances by the sum of their advances:
@@ -27,9 +20,8 @@ share one state, which advances by the sum of their advances:
     state = draw_philox(like, advance);  mask = keep_philox(state, x.shape, order, 1 - p, …)
 
 PyTorch itself draws a mask (`keep_mask`), which is then kept, if it is small on a CPU, if it is fp64 or has a dynamic
-size on a GPU, or if this PyTorch draws by another algorithm. Such a draw depends on no computed value; otherwise the
-kernel that computes x could not apply the mask. A dropout with p = 0, or not in training, is the identity and draws
-nothing; one with p = 1 multiplies by zero and draws nothing.
+size on a GPU, or if this PyTorch draws by another algorithm. With p = 0, or not in training, dropout is the identity;
+with p = 1 it multiplies by zero. Neither draws.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Writes to inputs.
-
-Writes to a part of an input happen in place if no later call reads the input's old value.
+"""Writes to inputs: in place where no later call reads the old value, small ones joined into one call at the end.
 
     c = index_put(cache, [None, None, i], k)                →   index_put_(cache, [None, None, i], k)
     y = attention(q, c, …); copy_(cache, c)                 →   y = attention(q, cache, …)
@@ -9,11 +7,8 @@ Writes to a part of an input happen in place if no later call reads the input's 
     y = attention(q, c, …); copy_(cache, c)
         →   copy_(slice(cache, 2, 3, 4), k); y = attention(q, cache, …)
 
-AOTAutograd makes a new tensor for each write, and copies the last one back at the end: twice the memory traffic of the
-whole cache to change one token's keys. The written values do not depend on overwritten ones, so a restarted call writes
-the same values.
-
-Copies of small results back to inputs are joined into one call at the end of a graph.
+AOTAutograd makes a new tensor for each write, and copies the last one back at the end: twice the traffic of the whole
+cache to change one token's keys. Written values do not depend on overwritten ones, so a restarted call writes the same.
 
     copy_(a, x); copy_(b, y); …              →   _foreach_copy_([a, b, …], [x, y, …])
     copy_(n, add(n, 1)); …                   →   _foreach_add_([n, …], 1)

@@ -1,26 +1,20 @@
 """Log-softmax from two numbers per row: it is neither written nor saved for backward.
 
-On a GPU, each reader of a log-softmax of long rows computes it (`compute_where_read`).
+On a GPU, each reader of a log-softmax of long rows, as of log-probabilities of tokens, computes it:
 
     y = _log_softmax(x, -1)     [*, C]   →   top = amax(x, -1); total = log(sum(exp(x - top), -1))       [*, 1]
     p = gather(y, -1, i)        [*, K]   →   p = (gather(x, -1, i) - top) - total
     others of y                          →   y = (x - top) - total, in the kernel of each reader
 
-This is for log-probabilities of tokens (policies, preferences, distillation): 2048 rows of 32,000 in fp32 are 262 MB,
-written in forward and saved for backward, although the logits, half that size, are read anyway. Cross entropy has its
-own kernel. Runs before the cut into forward and backward.
-
-Cross entropy is computed from them (`compute_across`, `compute_from_rows`).
+Cross entropy is computed from the two numbers (`compute_across`, `compute_from_rows`):
 
     y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
     loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))
     dy = nll_loss_backward(g, y, t, …, count)   [N, C]
     dx = _log_softmax_backward_data(dy, y, 1)            →   dx = (exp((x - top) - total) - (arange == t)) · g / count
 
-Runs on the joint graph, so that the cut saves the logits, mostly a result anyway, and the two numbers. On a GPU rows
-have a kernel (`kernels/cross_entropy`), and this pass is for images, whose classes are not contiguous: there
-`nll_loss2d_backward` first fills a tensor like the logits with zeros, and `nll_loss2d_forward` took 71 µs for two
-volumes of 64 × 64 × 64 positions and four classes, 4 MB (H200).
+On the joint graph, so that the cut saves the logits, mostly a result anyway, and the two numbers. On a GPU rows have a
+kernel (`kernels/cross_entropy`), and this is for images, whose classes are not contiguous.
 """
 
 from __future__ import annotations

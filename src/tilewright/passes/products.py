@@ -1,42 +1,28 @@
-"""Products of matrices, sums of products, and what is added to products.
-
-A sum of broadcast products is a matrix product, and one of few terms the other way round.
+"""Products of matrices, sums of products, and what is added to products. Figures: an H200.
 
     s = sum(unsqueeze(a, 2) · unsqueeze(b, 1), -1)      →   s = bmm(a, bᵀ)      a: [B, M, K], b: [B, N, K]
 
-A kernel of the sum reads each operand again for every element of the other. In Mamba-2's state-space layer, written in
-PyTorch's operators, these sums take 5.9 ms at 4 × 512 tokens and 24 heads of 64 × 64 states (H200), though their
-tensors have only 60 MB. Their gradients have the same form.
-
-On a GPU, products over an axis of a few elements are sums of broadcast products, in the kernels of their neighbours.
+A kernel of the sum reads each operand again for every element of the other: 5.9 ms in Mamba-2's state-space layer,
+written in PyTorch's operators, whose tensors have 60 MB.
 
     y = bmm(a, b)       a: [B, M, 3], b: [B, 3, N]      →   y = a₀·b₀ + a₁·b₁ + a₂·b₂      in fp32, then rounded
 
-They are bound by memory: a library reads the operands and writes the result as such a kernel does, but cannot share
-either with a neighbour, and takes a slow kernel for rows of 16-bit elements that do not begin at 16 bytes. In a
-Mamba-2's recurrence over three chunks, 16384 times 3 × 3 · 3 × 1024 in bf16, that took 566 µs on an H200 (bytes: 45).
-
-On a GPU a bias is an operand of the product; in fp32 and fp64, and on a CPU, then of the kernel that reads it:
+On a GPU, over an axis of a few elements: bound by memory in a library too, which cannot share reads or writes with a
+neighbour, and whose kernel is slow for rows of 16-bit elements that do not begin at 16 bytes (16384 times 3 × 3 ·
+3 × 1024 in bf16: 566 µs, the bytes 45).
 
     y = view(mm(x, w), …) + b      →   y = view(addmm(b, x, w), …)      b: [N], on a GPU
-    y = addmm(b, x, w)             →   y = mm(x, w) + b                 b: [N], in fp32 and fp64
+    y = addmm(b, x, w)             →   y = mm(x, w) + b                 b: [N], in fp32 and fp64, and on a CPU
 
-PyTorch's `linear` calls `mm` and then adds b if its input is not contiguous, as in ResMLP's layers. For `addmm` the
-library adds b in the same kernel, before it rounds, and a GELU after it can become part of tilewright's own product:
-ResMLP's inference, 64 images on an H200, is predicted to take 2.2 ms instead of 2.6.
-
-On a CPU `addmm` copies b to every row of its result, and the product then reads and writes that. On a GPU cuBLAS has
-other fp32 kernels for `addmm` than for `mm`: of 70 products of 32 to 1024 rows, with N and K from 512 to 4096, `addmm`
-took longer than `mm` in 54 on an H200, in the median 1.22 times as long, and less time in 7 (394 × 768 of 3072: 99 µs,
-57); of 2048 rows and more about as long, of 16 and fewer mostly less. The addition costs nothing in a generated kernel,
-so it moves there, if nothing else reads the result. Not in 16 bits, where `addmm` adds b before it rounds.
-
-If a weight is used several times, each further product is accumulated into its gradient in place.
+PyTorch's `linear` calls `mm` if its input is not contiguous. In `addmm` the library adds b in the same kernel, before
+it rounds, and a GELU after it can become part of tilewright's own product. In full precision cuBLAS has slower kernels
+for `addmm` (`FEW_ROWS`), and on a CPU `addmm` copies b to every row of its result; there the kernel that reads the
+product adds b, if nothing else reads it.
 
     a = mm(g₁ᵀ, x₁); b = mm(g₂ᵀ, x₂); return a + b     →     a = mm(g₁ᵀ, x₁); addmm_(a, g₂ᵀ, x₂); return a
 
-The library's product adds to its output as it writes. Otherwise all products are in memory until a kernel adds them:
-32 steps of an LSTM of width 512 took five times the memory. Runs on graphs with in-place operators.
+The gradient of a weight that is used several times: otherwise all products are in memory until a kernel adds them (32
+steps of an LSTM of width 512 took five times the memory). Runs on graphs with in-place operators.
 """
 
 from __future__ import annotations

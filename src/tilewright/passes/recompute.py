@@ -7,12 +7,11 @@ Random draws, reductions and matrix products are always saved. So are operands o
 about as long as one pass over the operand, unless the operand has much padding.
 
 If a library call's result and a pointwise value of it have equal bytes, the result is saved: it is in memory anyway,
-and the pointwise value may stay in registers. Otherwise Mixtral's masked products would be written twice. A residual
-stream is saved: computed again from its terms, it depends on that of the layer before, and backward would begin with
-one kernel that writes those of all layers.
+and the pointwise value may stay in registers. A residual stream is saved: computed again from its terms, it depends on
+that of the layer before, and backward would begin with one kernel that writes those of all layers.
 
-What backward compares with a value of forward, rounds, sorts or otherwise treats discontinuously has the bits that
-forward had, or no element equals the maximum, and the gradient is 0/0:
+What backward compares, rounds, sorts or otherwise treats discontinuously has the bits that forward had, or no element
+equals the maximum, and the gradient is 0/0:
 
     forward:  y = gelu(x); m = amax(y)        backward:  hit = y == m; dy = dm · hit / sum(hit)
 

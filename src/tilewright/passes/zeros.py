@@ -1,7 +1,7 @@
 """Recognises calls that make tensors of zeros; makes one tensor of zeros per graph for the kernels' counters.
 
-`drop_undefined` removes the zeros of incoming gradients that are undefined, such as that of logits beside a loss, from
-backward.
+`drop_undefined` removes from backward the zeros of incoming gradients that are undefined, such as that of logits beside
+a loss:
 
     dz = add(view(dlogits), zeros)   →   dz = view(dlogits)
 

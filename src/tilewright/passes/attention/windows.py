@@ -4,10 +4,9 @@
     s = s.view(B / M, M, H, N, N) + mask                mask [M, 1, N, N]
     y = softmax(s.view(B, H, N, N), -1) @ v             →   y = window_attention(q, k, v, bias + mask, scale)
 
-The mask [M, H, N, N] is small, and no tensor of the scores' size is written. PyTorch's fused kernels need a mask, and
-compute its gradient, for every window. On an H200, the forward of 4,096 windows of 49 positions, 3 heads of 32: cuDNN
-674 µs, PyTorch's memory-efficient kernel 176, products and a softmax 533. Calls without a mask are offers
-(`choose/attention.py`).
+The mask [M, H, N, N] is small, and no tensor of the scores' size is written; PyTorch's fused kernels need a mask, and
+its gradient, for every window (4,096 of 49 positions, 3 heads of 32, forward on an H200: cuDNN 674 µs, the
+memory-efficient one 176, products and a softmax 533). Calls without a mask are offers (`choose/attention.py`).
 """
 
 from __future__ import annotations

@@ -5,20 +5,15 @@
 
 Pointwise operators, batch norms (`split_norms`) and pooling keep the layout of their operand, so that one copy at the
 first convolution is enough for the whole graph: `contiguous` copies nothing if a tensor already has the layout.
-Results, views and gradients of weights keep eager's strides. The same holds for convolutions of volumes, for transposed
-ones, and for those of sequences, which `convolve_as_images` has made convolutions of images of one row.
+Results, views and gradients of weights keep eager's strides; a gradient in another layout is converted. The same holds
+for volumes, transposed convolutions, and sequences, which `convolve_as_images` has made images of one row.
 `choose/layouts.py` decides.
 
-In training a gradient may have another layout (that of a mean over pixels is NCHW) and is then converted; the gradient
-of a graph's input gets the layout of that input.
-
-On a GPU, a generated kernel converts operands of a channels-last convolution that have another layout (`lay_operands`).
+On a GPU, the kernel that computes an operand of another layout writes the copy that PyTorch would make
+(`lay_operands`):
 
     g = cat([a, b], 1)[:, :, None]             [N, C, 1, L], contiguous: PyTorch knows no other format of sequences
     dx, dw = convolution_backward(g, x, w)   →   dx, dw = convolution_backward(g.clone(channels_last), x, w)
-
-PyTorch would copy the gradient before the convolution: 191 µs for 67 MB on an H200, three times what the traffic takes.
-The kernel that computes the gradient writes the copy; other readers use it too.
 
 On a CPU, backward of a dense convolution reads the graph's operands, so that forward's copies are not kept
 (`drop_kept_copies`); oneDNN converts them to its own layout in any case. With w' = w.clone(channels_last):

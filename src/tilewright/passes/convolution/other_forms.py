@@ -1,41 +1,29 @@
-"""On a GPU, convolutions that run in another form: as images, as products, generated, with the bias apart.
-
-1-D convolutions of 16-bit floats become 2-D convolutions of images with one row.
+"""On a GPU, convolutions in another form: as images, as products, with the bias apart, generated. Figures: an H200.
 
     y = conv1d(x, w, b, 2, padding=1)   →   y = conv2d(x[:, :, None], w[:, :, None], b, (1, 2), (0, 1))[:, :, 0]
 
-PyTorch does the same, but first makes each operand contiguous, so that cuDNN converts every operand and result to
-channels-last and back (34 % of a net of dilated convolutions on an H200). As 2-D convolutions they get their layout
-from `channels_last`. Depthwise ones stay: cuDNN has no fast channels-last kernel for long windows of one row.
-
-Convolutions over patches that do not overlap (the first layer of a vision transformer) become matrix products.
+In 16 bits: PyTorch makes operands contiguous, so that cuDNN converts them and the result to channels-last and back
+(34 % of a net of dilated convolutions). As images they get their layout from `channels_last`. Depthwise ones stay:
+cuDNN has no fast channels-last kernel for long windows of one row.
 
     y = conv2d(x, w, b, 16)   →   patches = x.reshape(B, 3, H/16, 16, W/16, 16).permute(0, 2, 4, 1, 3, 5)
                                   rows = linear(patches.reshape(-1, 768), w.reshape(D, 768), b)
                                   y = rows.reshape(B, H/16, W/16, D).permute(0, 3, 1, 2).contiguous()
 
-Only if the number of channels is no multiple of 8, when cuDNN pads the channels and converts the layout. On an H200, in
-bf16, 64 images of 224 x 224 in patches of 16 took 570 us forward and 391 backward; 12544 x 768 x 768 is predicted to
-take 24.
-
-Bias and its gradient are split from convolutions, so that neighbouring kernels can compute them.
+Patches that do not overlap, as of a vision transformer, in 16 bits. Only if 8 does not divide the number of channels:
+cuDNN then pads the channels and converts the layout (64 images of 224 × 224: 570 µs forward, the product 24).
 
     y = convolution(x, w, b)                   →   y = convolution(x, w) + b
     dx, dw, db = convolution_backward(g, …)    →   dx, dw = convolution_backward(g, …); db = Σ g
 
-PyTorch adds the bias to cuDNN's result in a separate kernel and sums its gradient in another: 7 % of a U-Net's
-inference on an H200, 8 % of a ConvNeXt's training.
-
-Generated kernels compute convolutions of each channel with a small window of its own, with what stands beside them,
-unless the channels are last in memory.
+Neighbouring kernels then add the bias and sum its gradient, which PyTorch does in kernels of their own: 7 % of a
+U-Net's inference.
 
     y = relu6(convolution(x, w, groups=C) · s + b)   →   y = relu6(depthwise_convolution(x, w) · s + b)   in one kernel
 
-cuDNN has a fast kernel for channels-last operands alone, and converting to it and back takes more than the convolution:
-3 × 3 over 16 × 64 × 512 × 512 in fp32 took 1,811 µs on an H200, 704 of them the convolution; the generated kernel takes
-700, and 560 in bf16. Channels last, cuDNN's are faster: a thread would hold the windows of several channels.
-
-Runs on the partitioned graphs: gradients stay PyTorch's.
+Small windows, unless the channels are last in memory: cuDNN has a fast kernel for that layout alone, and converting
+takes more than the convolution (3 × 3 over 16 × 64 × 512 × 512 in fp32: 1,811 µs, generated 700). On the partitioned
+graphs, so that gradients stay PyTorch's.
 """
 
 from __future__ import annotations

@@ -1,27 +1,22 @@
-"""Gradients of embeddings.
+"""Gradients of embeddings: added in place to that of an output layer, and several as one sum. Figures: an H200.
 
-They are added in place to that of an output layer.
-
-dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(slice(mm(…)), dy, …)
-dw = add(slice(mm(…)), embedding_dense_backward(dy, indices, …))   →   index_add_(slice(mm(…)), 0, indices, dy)
+    dw = add(slice(mm(…)), embedding_sums(dy, …))   →   add_embedding_sums_(slice(mm(…)), dy, …)
+    dw = add(slice(mm(…)), embedding_dense_backward(dy, indices, …))   →   index_add_(slice(mm(…)), 0, indices, dy)
 
 In the backward graph, for a table that is also the weight of the output layer: only the rows that were looked up are
-read and written again (DeBERTa, 128,100 × 768 in bf16 on an H200: 49 µs for the sums, 138 for the addition that it
-saves). The second is for a CPU (30,522 × 128 in fp32, 128 positions: 0.1 ms; the zeros and the addition took 17; one
-thread, machine busy).
-
-Gradients of embeddings that look up as many rows of the same width are one sum, by one sort.
+read and written again (DeBERTa, 128,100 × 768 in bf16: 49 µs for the sums, 138 for the addition that it saves). The
+second is for a CPU (30,522 × 128 in fp32, 128 positions: 0.1 ms; the zeros and the addition took 17).
 
     dw[t] = embedding_dense_backward(select(dy, 1, t), i[t], n[t], …)      for several tables t
     →
     keys, order = sort(view(stack(i) + begin)); dw = embedding_sums(view(dy), keys, order, …)
     dw[t] = slice(dw, 0, begin[t], begin[t] + n[t])
 
-Recommenders have tens of tables. The radix sort of the 8192 indices of each takes 17 launches and 39 µs (H200), and a
-longer one hardly more. Gradients of rows are read where they lie if they are neighbours in one tensor, as those of a
-stack or a concatenation are; else they are stacked. Keys of neighbours without an embedding and of padding come last
-and are not summed. Each gradient has the same bits as a sum of its own. Those that another operator reads stay: they
-may be added to a product in place.
+Embeddings that look up as many rows of the same width: recommenders have tens of tables, the sort of each takes 17
+launches, and a longer one hardly more. Gradients of rows are read where they lie if they are neighbours in one tensor,
+as those of a stack or a concatenation are; else they are stacked. Keys of neighbours without an embedding and of
+padding come last and are not summed. Each gradient has the same bits as a sum of its own. Those that another operator
+reads stay: they may be added to a product in place.
 """
 
 from __future__ import annotations

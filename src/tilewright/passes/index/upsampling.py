@@ -3,10 +3,10 @@
     y = interpolate(x, scale_factor=2)               →   the same, with dx = upsample_nearest2d_backward(dy, …)
     y = interpolate(x, (64, 96), mode="bilinear")    →   the same, with dx = along(along(dy, height), width)
 
-PyTorch decomposes `interpolate` into gathers, whose gradients are scatters: SegFormer's training step spent 293 of its
-311 ms there, sorting the indices of each (H200). Here each element of the gradient sums the few results that read the
-element (`operators/upsampling.py`), in linear modes along one axis after the other. Other modes, `nearest` to sizes
-that are not multiples, and elements that many results read use library calls.
+PyTorch decomposes `interpolate` into gathers, whose gradients are scatters: 293 of 311 ms of SegFormer's training step
+(H200). Here each element of the gradient sums the few results that read it (`operators/upsampling.py`), in linear modes
+along one axis after the other. Other modes, `nearest` to sizes that are not multiples, and elements that many results
+read use library calls.
 """
 
 from __future__ import annotations

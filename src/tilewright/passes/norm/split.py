@@ -4,38 +4,28 @@
                                                        mean = Σ / n; rstd = rsqrt(Σ² / n - mean² + eps)
                                                        y = (x - mean) · (rstd · w) + b
 
-The channels of such a tensor are contiguous, so one nest would read each of them with a stride: 83 ms for a norm that
-takes 0.5. Split, the sums are column sums over rows of channels, and the rest is pointwise with one value per column.
-One pass over memory gives both moments: squares of numbers of at most 24 bits are exact in double, so Σ² / n - mean²
-is accurate until mean² is 10⁸ times the variance. float64 has no wider type and keeps one nest. The gradient's sums,
-Σ g and Σ g·(x - mean), are split off in the same way.
+One nest would read each channel of such a tensor with a stride: 83 ms for a norm that takes 0.5. Split, the sums are
+column sums, and the rest is pointwise with one value per column. One pass gives both moments: squares of numbers of at
+most 24 bits are exact in double, so Σ² / n - mean² is accurate until mean² is 10⁸ times the variance. float64 has no
+wider type and keeps one nest. The gradient's sums, Σ g and Σ g·(x - mean), are split off in the same way.
 
-The few rows of an instance norm of a volume, or of the groups of a large image, would be one program each, which reads
-its row three times: 64 rows of 262,144 took 246 µs in bf16 (H200). Sums read them once, few rows in strips. So it is
-with any number of rows if those in flight do not stay in the last-level cache.
+Few rows of a volume or of a large image's groups would be one program each, which reads its row three times (64 rows of
+262,144 in bf16: 246 µs on an H200), as would any rows that do not stay in the last-level cache. Sums read them once.
 
 Splits run on the partitioned graphs. Before the cut the result of a batch or group norm is computed from its moments
-(`compute_from_moments`), so that backward can recompute it:
+(`compute_from_moments`), which backward reads anyway, so that it recomputes y and forward need not save it:
 
     y, mean, rstd = batch_norm(x, w, b)       →    _, mean, rstd = batch_norm(x, w, b)
     g = silu_backward(dy, y)                       y = (x - mean) · (rstd · w) + b
                                                    g = silu_backward(dy, y)
 
-The norm's gradient reads x, mean and rstd anyway, and backward recomputes y from these without more memory traffic. An
-EfficientNet block then saves one tensor less for each norm, of four.
-
-On a GPU, `sum_samples_last` splits a sum over samples and pixels of values normalised per sample: first over pixels,
-then over samples.
+On a GPU, `sum_samples_last` splits a sum over samples and pixels of values normalised per sample:
 
     dx = (g - level[n, c] - (x - mean[n, c]) · tilt[n, c]) · scale[n, c]     [N, C, …], channels-last
     db = Σ_(n, places) dx          →          db = Σ_n (Σ_places dx)
 
-In one nest, samples and pixels would be rows and channels columns: each element would load the moments again, and all
-programs would prefetch the same lines of L2. An instance norm's gradient with the bias gradient of the convolution
-before it, 2 × 32 × 64³ in bf16, took 900 µs on an H200; its traffic takes 32. With sample and channel as columns a
-program loads the moments once. The second sum is over [N, C].
-
-Runs on the partitioned graphs, in which norms are formulas.
+In one nest each element would load the moments again, and all programs prefetch the same lines of L2: 900 µs for an
+instance norm's gradient, 2 × 32 × 64³ in bf16, whose traffic takes 32 (H200).
 """
 
 from __future__ import annotations
