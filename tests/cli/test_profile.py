@@ -1,21 +1,21 @@
 """`tilewright profile` end to end: a case, a program, all ranks of a job, a block; and how each can fail."""
 
-import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tilewright as package
-from tests.cli.commands import OWN_PATH, Tilewright, documented_keys
+from tests.cli.commands import OWN_PATH, WITHOUT_MEASURED_CEILINGS, Tilewright, documented_keys
+from tilewright.measure.recording.plan import Recording, RecordingPlan
 from tilewright.profiling import saved
 from tilewright.profiling.program import started_under_recorder
-from tilewright.records.errors import UsageError
+from tilewright.records.errors import TraceError, UsageError
 from tilewright.records.measurement import Ceiling
 from tilewright.store.query import query
 from tilewright.store.run_paths import latest_run
@@ -79,14 +79,6 @@ def test_a_module_with_its_optimizer(tilewright: Tilewright, models: str) -> Non
     assert "recorded 2 steps" in ended.out
 
 
-def test_a_program(tilewright: Tilewright, train: str) -> None:
-    ended = tilewright("profile", "--active", "2", "--", sys.executable, train, "12", "0")
-    assert ended.code == 0, ended.err
-    assert "step 11" in ended.out and "recorded 2 steps" in ended.out
-    found = query(latest_run(), "SELECT DISTINCT name FROM slice WHERE category = 'user_annotation'")[1]
-    assert {"phase forward", "phase backward", "phase optimizer", "layer 2"} <= {name for (name,) in found}
-
-
 def test_a_compiled_program_has_the_cost_of_its_kernels(tilewright: Tilewright, train: str) -> None:
     script = Path(train)
     compiled = "from tilewright.backend import backend\nmodel = torch.compile(model, backend=backend)\nrule = "
@@ -99,9 +91,12 @@ def test_a_compiled_program_has_the_cost_of_its_kernels(tilewright: Tilewright, 
 
 
 def test_a_program_that_stops_once_recorded(tilewright: Tilewright, train: str) -> None:
-    ended = tilewright("profile", "--wait", "0", "--timed", "0", "--stop", "--", sys.executable, train, "1000000", "0")
+    plan = ("--wait", "0", "--active", "2", "--timed", "0", "--stop")
+    ended = tilewright("profile", *plan, "--", sys.executable, train, "1000000", "0")
     assert ended.code == 0, ended.err
-    assert "recorded 3 steps" in ended.out and "step 100\n" not in ended.out
+    assert "step 0\n" in ended.out and "recorded 2 steps" in ended.out and "step 100\n" not in ended.out
+    found = query(latest_run(), "SELECT DISTINCT name FROM slice WHERE category = 'user_annotation'")[1]
+    assert {"phase forward", "phase backward", "phase optimizer", "layer 2"} <= {name for (name,) in found}
 
 
 def test_the_page_is_there_while_the_program_runs_on(tilewright: Tilewright, train: str) -> None:
@@ -116,10 +111,9 @@ print("pages", len(pages), flush=True)
 sys.exit("""
     script.write_text(TRAIN.replace("\nsys.exit(", waits, 1))
     ended = tilewright("profile", "--timed", "0", "--", sys.executable, train, "60", "3")
-    assert ended.code == 3 and "pages 1" in ended.out and "the program runs on (--stop" in ended.err
-    assert ended.out.count("recorded 3 steps") == 1 and query(latest_run(), "SELECT steps_kept FROM recording")[1] == [
-        (3,)
-    ]
+    assert ended.code == 3 and "pages 1" in ended.out and "ended with exit code 3" in ended.err
+    assert "the program runs on (--stop" in ended.err and ended.out.count("recorded 3 steps") == 1
+    assert query(latest_run(), "SELECT steps_kept FROM recording")[1] == [(3,)]
 
 
 def test_every_rank_of_a_job(tilewright: Tilewright, train: str) -> None:
@@ -132,24 +126,37 @@ def test_every_rank_of_a_job(tilewright: Tilewright, train: str) -> None:
     assert query(latest_run(), steps)[1] == [(0, 3), (1, 3)]
 
 
-def test_a_program_without_steps(tilewright: Tilewright, tmp_path: Path, train: str) -> None:
+def test_a_program_without_steps_is_recorded_whole_whatever_its_exit_code_is(
+    tilewright: Tilewright, tmp_path: Path, train: str
+) -> None:
     script = tmp_path / "plain.py"
-    script.write_text("import torch\nfor _ in range(9): torch.ones(3).exp()\n")
-    ended = tilewright("profile", "--", sys.executable, str(script))
-    assert ended.code == 10 and "no optimizer step" in ended.err and "--whole" in ended.err
+    script.write_text("import sys, torch\nfor _ in range(9): torch.ones(3).exp()\nsys.exit(130)\n")
     whole = tilewright("profile", "--whole", "--", sys.executable, str(script))
-    assert whole.code == 0 and "recorded all of it" in whole.out, whole.err
+    assert whole.code == 130 and "recorded all of it" in whole.out, whole.err
     assert query(latest_run(), "SELECT count(*) FROM slice WHERE name = 'aten::exp'")[1] == [(9,)]
 
 
-def test_a_program_that_fails(tilewright: Tilewright, train: str) -> None:
-    early = tilewright("profile", "--", sys.executable, train, "2", "7")
-    assert early.code == 7 and "exit code 7 before anything was recorded" in early.err
-    late = tilewright("profile", "--", sys.executable, train, "12", "7")
-    assert late.code == 7 and "ended with exit code 7" in late.err and "recorded 3 steps" in late.out
-    assert query(latest_run(), "SELECT steps_kept FROM recording")[1] == [(3,)]
+def test_a_program_that_is_killed_or_cannot_be_started(tilewright: Tilewright, train: str) -> None:
+    """The exit code of one that a signal ends is a shell's."""
+    Path(train).write_text(TRAIN.replace("sys.exit(", "os.kill(os.getpid(), 9)  # ("))
+    killed = tilewright("profile", "--", sys.executable, train, "2", "0")
+    assert killed.code == 128 + 9 and "exit code 137 before anything was recorded" in killed.err
     missing = tilewright("profile", "--", "/nowhere/python", train)
     assert missing.code == 3 and "cannot be started" in missing.err
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "no optimizer step; --whole"),
+        ({"steps_seen": 2}, "made 2 optimizer steps, and recording begins with step"),
+        ({"gave_way": True}, "the program started a profiler of its own before the recording began"),
+    ],
+)
+def test_why_nothing_was_recorded(found: dict[str, Any], said: str) -> None:
+    with pytest.raises(TraceError, match=said) as failed:
+        saved.save([Recording(RecordingPlan(), **found)], name="a", command="c", target="t")
+    assert failed.value.exit_code == 10
 
 
 @pytest.mark.parametrize(
@@ -242,15 +249,6 @@ def test_a_program_that_is_not_there_or_raises(tilewright: Tilewright, tmp_path:
     assert module.code == 1 and "No module named no.such.module" in module.err and "Traceback" not in module.err
 
 
-@pytest.mark.parametrize(("ending", "code"), [("sys.exit(130)", 130), ("os.kill(os.getpid(), 9)", 128 + 9)])
-def test_the_exit_code_is_that_of_the_program(
-    tilewright: Tilewright, tmp_path: Path, train: str, ending: str, code: int
-) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text(f"import os, sys, torch\ntorch.ones(3).exp()\n{ending}\n")
-    assert tilewright("profile", "--whole", "--", sys.executable, str(script)).code == code
-
-
 INTERRUPTED = """
 import os, signal, sys, torch
 layer = torch.nn.Linear(8, 8)
@@ -265,19 +263,14 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(12, True), (2, False)])
-def test_an_interrupted_program_keeps_what_was_recorded(tmp_path: Path, home: Path, steps: int, kept: bool) -> None:
+def test_an_interrupted_program_keeps_what_was_recorded(tmp_path: Path, home: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(INTERRUPTED)
-    words = ["-m", "tilewright", "profile", "--", sys.executable, str(script), str(steps)]
-    # Whoever runs the tests in the background of a shell ignores interrupts, and children inherit that.
+    words = ["-c", WITHOUT_MEASURED_CEILINGS, "profile", "--", sys.executable, str(script), "12"]
     ended = subprocess.run(
-        [sys.executable, *words], env=os.environ | OWN_PATH, capture_output=True, text=True, start_new_session=True,
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    assert ended.returncode == 130
-    assert ("recorded 3 steps" in ended.stdout) == kept
-    assert ("exit code 130 before anything was recorded" in ended.stderr) == (not kept)
+        [sys.executable, *words], env=os.environ | OWN_PATH, capture_output=True, text=True, start_new_session=True
+    )
+    assert ended.returncode == 130 and "recorded 3 steps" in ended.stdout
 
 
 def test_a_block_that_raises_keeps_what_was_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -345,22 +338,15 @@ def test_a_block_within_pytorchs_profiler_records_nothing(home: Path, capfd: pyt
     assert run.path.exists()
 
 
-@pytest.mark.parametrize(("before", "recorded"), [(0, False), (2, True)])
-def test_a_program_with_a_profiler_of_its_own(
-    tilewright: Tilewright, tmp_path: Path, train: str, before: int, recorded: bool
-) -> None:
+def test_a_program_with_a_profiler_of_its_own(tilewright: Tilewright, tmp_path: Path, train: str) -> None:
     """Its table is whole, and the recording says why it is not."""
-    text = Path(train).read_text().replace("for step in", f"for step in range({before}):\n    rule.step()\nfor step in")
+    text = Path(train).read_text().replace("for step in", "for step in range(2):\n    rule.step()\nfor step in")
     loop = text.index("for step in range(int")
     inside = text[loop:].replace("\n", "\n    ").partition('if "RANK"')[0]
     script = tmp_path / "own.py"
     script.write_text(
         text[:loop] + "with torch.profiler.profile() as own:\n    " + inside + "\nprint(own.key_averages().table())\n"
     )
-    plan = ("--whole",) if recorded else ()
-    ended = tilewright("profile", *plan, "--", sys.executable, str(script), "9", "0")
+    ended = tilewright("profile", "--whole", "--", sys.executable, str(script), "9", "0")
     assert "aten::addmm" in ended.out and ended.err.count("gives way to it and ends here") == 1
-    if recorded:
-        assert ended.code == 0 and "until the program started a profiler of its own" in ended.out
-    else:
-        assert ended.code == 10 and "the program started a profiler of its own before the recording" in ended.err
+    assert ended.code == 0 and "until the program started a profiler of its own" in ended.out
