@@ -1,0 +1,158 @@
+"""What each cause of a slow step is called, why it is slow and what to do: one run with a step for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.trace.kineto import Analysis, Trace
+from tests.trace.loading import Rows
+from tests.trace.test_host_time import EVENTS, lines
+
+Happening = Callable[[Trace], object]
+TENSOR = "<built-in method tensor of type object at 0x7f>"
+FILLS = {"dims": [[4, 4], []]}
+
+
+def frame(name: str, start: float = 100, end: float = 900) -> Happening:
+    return lambda trace: trace.frame(name, start, end)
+
+
+def method(name: str, owner: str = "type object") -> Happening:
+    return frame(f"<built-in method {name} of {owner} at 0x7f>")
+
+
+def operator(name: str, start: float = 110, end: float = 890, **args: Any) -> Happening:
+    return lambda trace: trace.operator(name, start, end, **args)
+
+
+def marked(name: str) -> Happening:
+    return lambda trace: trace.slice("user_annotation", name, 100, 900)
+
+
+def loop(name: str, lasts: float) -> list[Happening]:
+    """Two hundred calls of a function, one every 4 µs."""
+    return [frame(name, at, at + lasts) for at in range(100, 900, 4)]
+
+
+def small(name: str, lasts: float) -> list[Happening]:
+    """Small operators of a module, one every 4 µs."""
+    inside = [operator(name, at, at + lasts) for at in range(100, 900, 4)]
+    return [frame("torch/nn/modules/module.py(9): __call__", 99.5, 900.5), *inside]
+
+
+def looks_for_anomalies(trace: Trace) -> None:
+    trace.header["tilewright anomalies"] = "true"
+
+
+def waits_in(function: str) -> list[Happening]:
+    return [
+        operator("aten::mm", 10, 60),
+        lambda trace: trace.launch(20, 30, 150),
+        method(function, "Tensor object"),
+        operator("aten::copy_", 102, 898),
+        lambda trace: trace.call("cudaStreamSynchronize", 104, 896),
+    ]
+
+
+def product(dims: list[list[int]], *, is_summed: bool = True) -> list[Happening]:
+    summed = [operator("aten::sum", 701, 900, dims=[[96, 96, 96]])] if is_summed else []
+    return [operator("aten::mul", 100, 700 if is_summed else 900, dims=dims), *summed]
+
+
+CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
+    "a tensor of a list": ([frame(TENSOR)], "torch.tensor()", "Python's numbers, one by one", "Keep the data as a"),
+    "a tensor of an array": ([frame(TENSOR), operator("aten::copy_", 101, 899)], "Copying a tensor", "", "from_numpy"),
+    "a tensor of zeros": ([method("zeros"), operator("aten::fill_", 101, 899)],
+                          "Making a tensor (torch.zeros())", "", "before the loop"),
+    "tensors stacked anew": ([method("stack"), operator("aten::cat", 101, 899)],
+                             "Copying a tensor (.stack())", "", "Make one tensor before the"),
+    # The engine's range is around the node of the same name.
+    "the gradient of an embedding": ([operator("autograd::engine::evaluate_function: EmbeddingBackward0", 100, 900),
+                                      operator("EmbeddingBackward0", 105, 895), operator("aten::fill_", **FILLS)],
+                                     "The gradient of an embedding", "", "sparse=True"),
+    "one_hot": ([frame("<built-in function one_hot>", 99.5, 900.5), operator("aten::one_hot", 100, 900),
+                 operator("aten::zeros", 105, 895), operator("aten::fill_", **FILLS)],
+                "one_hot()", "", "functional.embedding"),
+    "an import": ([frame("<frozen importlib._bootstrap>(1165): _find_and_load"), operator("aten::copy_", 200, 800)],
+                  "Importing a module", "", "before the loop"),
+    "deepcopy": ([frame("copy.py(128): deepcopy"), operator("aten::copy_", 200, 800)],
+                 "deepcopy()", "", "_foreach_copy_"),
+    "another process": ([frame("subprocess.py(506): run"), frame("<built-in method poll of select.poll>", 102, 899)],
+                        "Waiting in run()", "", "subprocess.Popen"),
+    "a copy that waits": (waits_in("to"), "Waiting for the device", "to returns only when", "pin_memory=True"),
+    "a mask that waits": (waits_in("nonzero"), "Waiting for the device", "nonzero returns only when", "torch.where"),
+    "a number that waits": (waits_in("item"), "Waiting for the device", "item returns only when", "every 100th step"),
+    "gradients set to zero": ([frame("torch/optim/optimizer.py(990): zero_grad"), operator("aten::_foreach_zero_")],
+                              "zero_grad(set_to_none=False)", "", ""),
+    # A tensor of two dimensions formats its rows by the same function.
+    "text of a tensor": ([frame("torch/_tensor_str.py(683): _str"), frame("torch/_tensor_str.py(683): _str", 200, 800),
+                          operator("aten::select", 300, 700)], "Formatting a tensor", "", "every 100th step"),
+    "a loop that asks for the time": (loop("<built-in function perf_counter>", 2),
+                                      "A loop that waits", "asks for the time 200 times", ""),
+    "a loop without an operator": (loop("logging/__init__.py(1479): info", 3),
+                                   "A loop of small calls", "", "Call it once for all elements, or every"),
+    "small operators": (small("aten::relu", 2), "Calling small operators",
+                        "It makes 200 calls a step of 4.01 µs each, as aten::relu", "torch.compile(model)"),
+    "small operators that look for anomalies": ([looks_for_anomalies, *small("aten::isnan", 4)], "Looking for", "", ""),
+    "operators that look for anomalies": ([looks_for_anomalies, operator("aten::mm", 100, 900)],
+                                          "Looking for anomalies", "", "set_detect_anomaly(False)"),
+    "a file written": ([method("writelines", "_io.TextIOWrapper object")], "Writing", "", ""),
+    "a file read": ([method("readlines", "_io.TextIOWrapper object")], "Reading", "", "before the loop"),
+    "an outer product summed": (product([[96, 96, 1], [1, 96, 96]]),
+                                "Combining tensors by broadcasting", "96 times the elements", "torch.einsum"),
+    "a product of rows summed": (product([[512, 1, 64], [512, 64]]),
+                                 "Combining tensors by broadcasting", "512 times the elements", "torch.einsum"),
+    "data": ([marked(EVENTS[0][1])], "Waiting for data", "", "num_workers="),
+    "sleep": ([frame("<built-in function sleep>")], "time.sleep", "", "time.sleep"),
+    "a lock": ([method("acquire", "_thread.lock object")], "Waiting in acquire", "", "earlier"),
+    "a call of the collector": ([frame("<built-in function collect>")], "Garbage collection", "", "gc.collect()"),
+    "the collector": ([marked("garbage collection")], "Garbage collection", "", "gc.freeze()"),
+    "compilation": ([marked("compilation")], "Compilation", "", "--wait"),
+    "print": ([frame("<built-in function print>")], "print", "", "every 100th step"),
+    "JSON": ([frame("json/__init__.py(9): dumps")], "dumps()", "", "every 100th step"),
+}  # fmt: skip
+"""What takes 800 of a step's 1000 µs; how its name begins, and what is said of why and of what to do."""
+NO_CAUSE: dict[str, Sequence[Happening]] = {
+    "a function of PyTorch in C": [frame("<built-in function linear>"), operator("aten::linear", 101, 899)],
+    "gradients set to none": [frame("torch/optim/optimizer.py(990): zero_grad"), operator("aten::detach")],
+    "a product that was asked for": product([[96, 96, 1], [1, 96, 96]], is_summed=False),
+    "a bias": product([[64, 512], [512]]),
+    "a number": product([[64, 512], []]),
+}
+
+
+@pytest.fixture(scope="module")
+def causes() -> dict[str, Rows]:
+    """Of each step the causes that stand out, the largest gain first."""
+    steps, traces = CAUSES | {name: (events, "", "", "") for name, events in NO_CAUSE.items()}, []
+    for events, *_ in steps.values():
+        trace = Trace()
+        trace.step(0, 0, 1000)
+        trace.frame("train.py(1): main", 0, 1000)
+        for happens in events:
+            happens(trace)
+        lines(trace, (0, 2), (99, 5), (901, 9))
+        traces.append(trace)
+    sql = """SELECT file_id, what, source, percent, why, action FROM cause
+             WHERE win_ms_per_step >= 0.1 * ms_per_step / percent * 100 ORDER BY file_id, win_ms_per_step DESC"""
+    found: dict[str, Rows] = {name: [] for name in steps}
+    for file_id, *row in Analysis(traces).rows(sql):
+        found[list(steps)[file_id]].append(tuple(row))
+    return found
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_has_its_name_its_share_its_line_and_what_to_do(name: str, causes: dict[str, Rows]) -> None:
+    _, called, because, do = CAUSES[name]
+    what, source, percent, why, action = causes[name][0]
+    assert what.startswith(called) and because in why and do in action, causes[name]
+    # A call's own time, or with the line's.
+    assert source == "train.py:5" and 79 <= percent <= 81, causes[name]
+
+
+@pytest.mark.parametrize("name", NO_CAUSE)
+def test_nothing_stands_out(name: str, causes: dict[str, Rows]) -> None:
+    assert causes[name] == []
