@@ -154,15 +154,15 @@ print(load(sys.argv[1]).answer(), flush=True)
 """
 
 
-def test_eight_processes_and_one_compiler(compilations: Path, folder: Path) -> None:
+def test_four_processes_and_one_compiler(compilations: Path, folder: Path) -> None:
     source, number = new_source()
-    processes = [start(["-c", COMPILE, source], stdin=True) for _ in range(8)]
+    processes = [start(["-c", COMPILE, source], stdin=True) for _ in range(4)]
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     outcomes = [process.communicate(timeout=HANG_S) for process in processes]
-    assert [output.strip() for output, _ in outcomes] == [str(number)] * 8, outcomes
+    assert [output.strip() for output, _ in outcomes] == [str(number)] * 4, outcomes
     assert compilations.read_text() == "x\n"
     assert len(entries(folder)) == 1
 

@@ -121,8 +121,10 @@ SHIFTS = (0.0, 0.5, -0.3, -9.0, 9.0, 0.1)
 """Other counts at every call, none and all among them."""
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", TRAINED, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("function", "dynamic"),
+    [*((function, False) for function in TRAINED), *((function, True) for function in (chosen, picked, experts))],
+)
 def test_a_backward_is_planned_once_for_all_counts(function: Callable[[Tensor], Tensor], dynamic: bool) -> None:
     record = agrees_at_each(lambda x: function(x).sum(), SHIFTS, dynamic=dynamic)
     assert len(record.graphs) == 2 and runs_without_python(record)
