@@ -117,9 +117,16 @@ def test_who_sees_no_key_gets_zeros() -> None:
     assert taken(compiled) and not out[:, :, 0].any() and out[:, :, 1].all()
 
 
-@pytest.mark.parametrize("fill", [-65504.0, -1e9])
-@pytest.mark.parametrize("last", [[40], [-1], [-1, 5]], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("fill", "last", "dtype"),
+    [
+        *((-65504.0, last, torch.bfloat16) for last in ([40], [-1], [-1, 5])),
+        *((-1e9, last, torch.float16) for last in ([40], [-1, 5])),
+        (-1e9, [-1], torch.bfloat16),
+        (-65504.0, [-1], torch.float16),
+    ],
+    ids=str,
+)
 def test_what_hidden_scores_become(
     fill: float, last: list[int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
