@@ -1,9 +1,12 @@
 """Linear and cross entropy without a GPU: formula, chunks, gradients, registration, machine code."""
 
+import itertools
+
 import pytest
 import torch
 
 from tests.contract import broken
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, error_of_a_sure_row, inputs, of_all_logits
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.operators.own import linear_cross_entropy as row
@@ -15,9 +18,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row, "LOGITS_BYTES", 7 * 101 * 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("sizes", [(23, 16, 101), (1, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "options", "dtype"),
+    in_turn(itertools.product([(23, 16, 101), (1, 1, 3)], OPTIONS), [(torch.float32, torch.bfloat16, torch.float16)]),
+    ids=str,
+)
 def test_the_contract_is_kept(sizes: tuple[int, int, int], options: Options, dtype: torch.dtype) -> None:
     assert broken(SUITE, (*inputs(*sizes, dtype), *options), by_position) == []
 

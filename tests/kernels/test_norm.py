@@ -1,11 +1,14 @@
 """The norms without a GPU, beside `test_rows.py`: rows of one value, empty ones, some gradients; schedules that fit."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tests.contract import broken
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.devices import H200
 from tilewright.bench.catalogue import suite
 from tilewright.kernels import norm
@@ -22,9 +25,11 @@ def inputs_of(name: str, shape: tuple[int, int], dtype: str) -> tuple[Tensor, ..
     return inputs
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("value", [3.7, 1000.0, 1e-3])
-@pytest.mark.parametrize("columns", [5, 999, 5000, 50257])
+@pytest.mark.parametrize(
+    ("columns", "value", "dtype"),
+    in_turn(itertools.product([5, 999, 5000, 50257], [3.7, 1000.0, 1e-3]), [("float32", "bfloat16")]),
+    ids=str,
+)
 def test_rows_of_one_value(columns: int, value: float, dtype: str) -> None:
     """Where the true result and the weight's gradient are 0."""
     x, weight, _ = inputs_of("layer_norm", (3, columns), dtype)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.devices import limits
 from tests.kernels.row_operators import CALLS, layout, wrong
 from tilewright.bench.suites.softmax import SUITES
@@ -10,11 +11,9 @@ from tilewright.kernels.row import RowLayout, alignment_of
 from tilewright.kernels.softmax import cuda, log_softmax, softmax
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("name", "case"), CALLS)
+@pytest.mark.parametrize(("name", "case", "dtype"), in_turn(CALLS), ids=str)
 def test_the_numbers_contract(name: str, case: str, dtype: torch.dtype) -> None:
     assert wrong(name, layout(case, dtype, CPU, columns=61)) == []
 

@@ -51,9 +51,12 @@ def kernels(found: list[TritonLaunch]) -> list[str]:
     return [one.function.fn.__name__ for one in found]
 
 
-@pytest.mark.parametrize(("profile", "capability"), [*WITHOUT_WGMMA, HOPPER])
-@pytest.mark.parametrize("width", [64, 256])
-def test_the_portable_kernels(profile: str, capability: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "profile", "capability"),
+    [(64, *HOPPER), (256, *HOPPER), (64, "a100", "8.0"), (64, "h200", "10.0"), (256, "h200", "12.0")],
+)
+def test_the_portable_kernels(width: int, profile: str, capability: str) -> None:
+    """The widest heads also where a block has the least shared memory."""
     with device(profile, capability) as found:
         given = [x.requires_grad_() for x in drawn(200, 200, width)]
         out = attend(*given, *[None] * 4, 0.125, *NO_OPTIONS, "triton")[0]
@@ -87,11 +90,10 @@ def test_decoding_is_split_in_triton(profile: str, capability: str) -> None:
 
 
 @pytest.mark.parametrize(("profile", "capability"), [*WITHOUT_WGMMA, HOPPER])
-@pytest.mark.parametrize("width", [128, 256])
-def test_decoding_fits_with_the_most_queries_and_a_mask(profile: str, capability: str, width: int) -> None:
+def test_decoding_fits_with_the_most_queries_and_a_mask(profile: str, capability: str) -> None:
     with device(profile, capability) as found:
         mask = torch.zeros(1, 64, 1, 4096, dtype=torch.bfloat16, device="cuda")
-        attend(*drawn(1, 4096, width, (64, 1)), mask, *[None] * 3, 0.125, *NO_OPTIONS, "decode")
+        attend(*drawn(1, 4096, 256, (64, 1)), mask, *[None] * 3, 0.125, *NO_OPTIONS, "decode")
     assert kernels(found) == ["decode"]
 
 

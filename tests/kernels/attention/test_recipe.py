@@ -1,5 +1,6 @@
 """Attention's recipes without a GPU: Triton's kernels get their parameters; results lie as a graph is told."""
 
+import itertools
 import operator
 import re
 import struct
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.gpu.kernels.launching import in_turn
 from tilewright.anatomy.simulated import simulated
 from tilewright.hardware.profiles import profile_for
 from tilewright.kernels.attention import recipe, registered
@@ -93,9 +95,11 @@ def test_what_is_no_launch_is_left_to_the_operator() -> None:
         assert of((1, 2, 4, 512), (1, 2, 5, 512), torch.bfloat16) is None
 
 
-@pytest.mark.parametrize("along", ["bhsd", "bshd", "sbhd", "bhds"])
-@pytest.mark.parametrize("width", [64, 40, 5])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("width", "along", "dtype"),
+    in_turn(itertools.product([64, 40, 5], ["bhsd", "bshd", "sbhd", "bhds"]), [(torch.bfloat16, torch.float32)]),
+    ids=str,
+)
 def test_results_lie_as_a_graph_is_told(
     along: str, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
