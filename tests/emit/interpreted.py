@@ -22,7 +22,8 @@ from tests.emit.triton_programs import (
     operators,
     run_graph,
 )
-from tests.operators.pools import APART, LAYOUTS, OVERLAPPING, image, library_pools
+from tests.gpu.kernels.launching import in_turn
+from tests.operators.pools import APART, OVERLAPPING, image, in_layouts, library_pools
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
@@ -236,8 +237,7 @@ def test_a_kernel_that_does_not_compile_takes_its_own_operators_alone(monkeypatc
     assert "Triton failed: out of registers" in reasons
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*APART, *OVERLAPPING])
+@pytest.mark.parametrize(("name", "layout"), in_layouts(APART, OVERLAPPING))
 def test_pools_give_eagers_values_and_gradients(name: str, layout: str, in_triton: None) -> None:
     assert not library_pools(name, image(layout))
 
@@ -310,8 +310,9 @@ DEPTHWISE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", DEPTHWISE)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([(name,) for name in DEPTHWISE], [(torch.float32, torch.bfloat16)]), ids=str
+)
 def test_depthwise_convolutions_are_generated(
     name: str, dtype: torch.dtype, in_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,8 +324,14 @@ def test_depthwise_convolutions_are_generated(
     assert launched(record) == ["kernel"]
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "dim"),
+    [
+        *((torch.float32, dim) for dim in range(3)),
+        *((torch.bfloat16, 1), (torch.int32, 0), (torch.uint8, 2), (torch.int64, 1)),
+    ],
+    ids=str,
+)
 def test_places_of_extremes_are_eagers(dtype: torch.dtype, dim: int, in_triton: None) -> None:
     """The first of equal ones; zeros of both signs are equal, NaN is the extreme."""
     x = (torch.randn(7, 33, 5).abs() * 3).round()

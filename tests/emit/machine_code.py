@@ -1,19 +1,19 @@
-"""Generated kernels compiled for an H200, without one; run as a script.
+"""Generated kernels compiled for GPUs that are not there; run as a script, which prints one JSON object.
 
-With lengths of rows: prints, as JSON, the registers and the bytes spilled of each kernel of the golden nests. With
-`operators`: prints the errors of kernels that do not compile, of all samples of operators, and for an AMD GPU of one
-sample for each function that kernels call. With `architectures`: prints how many kernels of the golden nests became
+`resources`: registers and bytes spilled of the kernels of the golden nests, for an H200. `moments`: the names of the
+kernels of an instance norm's moments. `errors`: of kernels that do not compile, of all samples of operators, and for an
+AMD GPU of one sample for each function that kernels call. `architectures`: how many kernels of the golden nests became
 machine code of each. Compiling needs Triton without its interpreter, whatever the tests around it use.
 """
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
 import triton
+from torch import Tensor
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompilationError
@@ -111,29 +111,50 @@ def calling(nests: Iterable[Nest]) -> Iterator[Nest]:
 
 
 def kernels_of_architectures(nests: Iterable[Nest]) -> dict[str, int]:
-    """How many kernels each architecture has machine code of."""
+    """How many kernels each architecture has machine code of; each kernel is compiled for every other one."""
     found: Counter[str] = Counter()
-    for source, warps in (kernel for nest in nests for kernel in sources(nest)):
-        for capability in ARCHITECTURES:
+    for number, (source, warps) in enumerate(kernel for nest in nests for kernel in sources(nest)):
+        for capability in ARCHITECTURES[number % 2 :: 2]:
             driver.set_active(CompileDriver(capability))
             code = triton.compile(source, options={"num_warps": warps}).asm
             found[capability] += bool(code.get("cubin") or code.get("hsaco"))
     return found
 
 
+def errors() -> list[list[str]]:
+    """The errors of each nest's kernels."""
+    nests = list(operators())
+    found = [[error for kernel in sources(nest) if (error := error_of(*kernel))] for nest in nests]
+    driver.set_active(CompileDriver(MI300X.arch))
+    for nest in calling(nests):
+        found.append([error for kernel in sources(nest) if (error := error_of(*kernel, MI300X))])
+    return found
+
+
+def moments(x: Tensor, bias: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    wide = (x + bias.view(-1, 1, 1, 1)).double()
+    mean = wide.sum((2, 3, 4)) / 262144
+    var = (wide * wide).sum((2, 3, 4)) / 262144 - mean * mean
+    rstd = (var.clamp_min(0) + 1e-5).rsqrt().float()
+    return rstd, mean.float(), rstd * weight
+
+
+def moments_of_images() -> Iterator[Nest]:
+    x = torch.empty(2, 32, 64, 64, 64, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last_3d)
+    weight = torch.empty(32, dtype=torch.bfloat16)
+    for lowered in nests_of(moments, x, weight, weight):
+        yield lowered.nest
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["operators"]:
-        nests = list(operators())
-        for nest in nests:
-            errors = (error_of(*kernel) for kernel in sources(nest))
-            print(json.dumps([error for error in errors if error]))
-        driver.set_active(CompileDriver(MI300X.arch))
-        for nest in calling(nests):
-            errors = (error_of(*kernel, MI300X) for kernel in sources(nest))
-            print(json.dumps([error for error in errors if error]))
-    elif sys.argv[1:] == ["architectures"]:
-        print(json.dumps(kernels_of_architectures(golden_nests(1000))))
-    else:
-        for columns in map(int, sys.argv[1:]):
-            for nest in golden_nests(columns):
-                print(json.dumps(compiled(nest)))
+    golden_kernels = [compiled(nest) for columns in (1000, 16384) for nest in golden_nests(columns)]
+    print(
+        json.dumps(
+            {
+                "resources": [kernel for nest in golden_kernels for kernel in nest.items()],
+                "moments": [name for nest in moments_of_images() for name in compiled(nest)],
+                "errors": errors(),
+                "architectures": kernels_of_architectures(golden_nests(1000)),
+            }
+        )
+    )

@@ -10,6 +10,7 @@ from torch import Tensor
 from tests.backend.compiling import compiled
 from tests.emit.stored_values import DTYPES, FLOAT8, SOURCES, conversions, differing, same
 from tests.emit.triton_programs import nests_of
+from tests.gpu.kernels.launching import in_turn
 from tilewright.backend import backend, recording
 
 
@@ -40,8 +41,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([(name,) for name in CASES], [(torch.float32, torch.bfloat16, torch.int64)]), ids=str
+)
 def test_each_element_is_visited_once(name: str, dtype: torch.dtype) -> None:
     function, shape = CASES[name]
     x = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
