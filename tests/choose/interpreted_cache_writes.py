@@ -70,9 +70,11 @@ def check(function: Callable[[Operands, Tensor], Tensor], inputs: Operands, plac
     return record
 
 
-@pytest.mark.parametrize(("write", "dtype"), [(by_index_copy, torch.bfloat16), (by_index, torch.float16)], ids=str)
+@pytest.mark.parametrize(
+    ("write", "dtype", "turned"),
+    [(by_index_copy, torch.bfloat16, turned), (by_index, torch.float16, turned_by_halves)],
+)
 @pytest.mark.parametrize(("batch", "places"), [(1, [3]), (3, [11]), (2, [0, 7, 4])], ids=str)
-@pytest.mark.parametrize("turned", [turned, turned_by_halves])
 def test_keys_queries_and_values_are_one_launch(
     write: Callable[..., None], batch: int, places: list[int], dtype: torch.dtype, turned: Callable[..., Tensor]
 ) -> None:

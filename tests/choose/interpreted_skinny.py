@@ -52,8 +52,7 @@ def decisions(record: Recording) -> list[Decision]:
     return [d for d in record.decisions if d.passed_by == "skinny products"]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 40])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.bfloat16), (3, torch.float16), (40, torch.bfloat16)])
 def test_a_block_is_a_few_launches(rows: int, dtype: torch.dtype) -> None:
     record = infers(Block().to(dtype), torch.randn(rows, 1, 64, dtype=dtype))
     launches = calls(record)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.gpu.kernels.launching import in_turn
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
@@ -136,8 +137,7 @@ SORTED: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", SORTED)
+@pytest.mark.parametrize(("name", "dtype"), in_turn([(name,) for name in SORTED], [(torch.float32, torch.bfloat16)]))
 def test_many_rows_are_sorted(name: str, dtype: torch.dtype) -> None:
     """Sums at the same index share the sort."""
 
@@ -199,14 +199,15 @@ def neighbours(how: str, base: float, *, include: bool) -> Callable[..., Tensor]
     return function
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+NEIGHBOURS = [
+    ("amax", 0.0, True), ("amax", 0.0, False), ("amin", 0.0, True), ("amin", 0.0, False), ("amax", 0.5, True),
+    ("amin", 0.5, True), ("sum", 0.0, True), ("mean", 0.0, True), ("mean", 0.0, False),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("how", "base", "include"),
-    [
-        ("amax", 0.0, True), ("amax", 0.0, False), ("amin", 0.0, True), ("amin", 0.0, False), ("amax", 0.5, True),
-        ("amin", 0.5, True), ("sum", 0.0, True), ("mean", 0.0, True), ("mean", 0.0, False),
-    ],
-)  # fmt: skip
+    ("how", "base", "include", "dtype"), in_turn(NEIGHBOURS, [(torch.float32, torch.bfloat16)]), ids=str
+)
 def test_rows_of_neighbours(how: str, base: float, include: bool, dtype: torch.dtype, deterministic: None) -> None:
     """Neither they nor their gradient write a row for each edge. Two edges are the same, so that extremes are equal."""
     forward = neighbours(how, base, include=include)

@@ -8,14 +8,16 @@ import torch
 
 from examples.kernels import gelu, matmul, weighted_sum
 from tests.contract import broken
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.row_operators import layouts
 from tilewright.bench.catalogue import suite
 
 SIZES = [(1, 1, 1), (0, 5, 3), (5, 3, 0), (67, 130, 37), (64, 1, 65)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), in_turn([(sizes,) for sizes in SIZES], [(torch.float32, torch.float16)]), ids=str
+)
 def test_the_product_keeps_the_contract(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, n, k = sizes
     left, right = layouts(m, k, dtype), layouts(k, n, dtype, seed=1)
@@ -38,8 +40,14 @@ def test_nan_and_infinity_spread_as_in_eager() -> None:
     assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (13, 1), (37, 259), (40, 512)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    in_turn(
+        [(shape,) for shape in [(0, 5), (1, 1), (13, 1), (37, 259), (40, 512)]],
+        [(torch.float32, torch.bfloat16, torch.float16)],
+    ),
+    ids=str,
+)
 def test_the_weighted_sum_keeps_the_contract(shape: tuple[int, int], dtype: torch.dtype) -> None:
     inputs = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
     assert broken(suite("weighted_sum"), inputs, weighted_sum.weighted_sum, backward=False) == []

@@ -1,9 +1,12 @@
 """The kernels that add at computed places, also an embedding's gradient, in Triton's interpreter."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.embeddings import assert_added, assert_extremes, assert_sums
 from tilewright.kernels.index_sums import index_sums
 from tilewright.kernels.index_sums import triton as kernels
@@ -17,9 +20,14 @@ def exact(source: Tensor, index: Tensor, extent: int) -> Tensor:
     return total.scatter_add_(1, index.long() % extent, source.double())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", ["rows", "sorted", "rows of each", "elements", "one place", "negative"])
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype"),
+    in_turn(
+        itertools.product(["rows", "sorted", "rows of each", "elements", "one place", "negative"], SHAPES),
+        [(torch.float32, torch.bfloat16, torch.float16)],
+    ),
+    ids=str,
+)
 def test_sums_are_those_of_float64(kind: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     outer, positions, columns = shape
@@ -65,9 +73,14 @@ def test_many_places_take_rows_alone_or_together(kind: str) -> None:
     torch.testing.assert_close(index_sums(source, index, 200).double(), exact(source, index, 200), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (0, 3, 5), (20, 6, 7), (9, 3, 1031)], ids=str)
-@pytest.mark.parametrize("padding", [-1, 0])
+@pytest.mark.parametrize(
+    ("padding", "shape", "dtype"),
+    in_turn(
+        itertools.product([-1, 0], [(1, 1, 1), (0, 3, 5), (20, 6, 7), (9, 3, 1031)]),
+        [(torch.float32, torch.bfloat16, torch.float16)],
+    ),
+    ids=str,
+)
 def test_sums_are_exact_but_for_one_rounding(shape: tuple[int, int, int], dtype: torch.dtype, padding: int) -> None:
     positions, entries, columns = shape
     assert_sums(torch.randn(positions, columns).to(dtype), torch.randint(entries, (positions,)), entries, padding)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.contract import broken
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.vocabulary import OPTIONS, SUITE, Options, by_position, error_of_a_sure_row, inputs
 from tilewright.kernels.cross_entropy import triton as kernels
 from tilewright.operators.own import linear_cross_entropy as row
@@ -17,8 +18,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    in_turn([(options,) for options in OPTIONS], [(torch.float32, torch.bfloat16, torch.float16)]),
+    ids=str,
+)
 def test_the_contract_is_kept(options: Options, dtype: torch.dtype) -> None:
     for sizes in ((23, 16, 101), (1, 1, 3)):
         assert broken(SUITE, (*inputs(*sizes, dtype), *options), by_position) == [], sizes

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.few_rows import keeps_contract
 from tilewright.kernels import skinny_linear as kernels
 
@@ -19,8 +20,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("rows", "columns", "outputs", "activation"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "outputs", "activation", "dtype"), in_turn(CASES, [(torch.bfloat16, torch.float16)]), ids=str
+)
 def test_the_contract_is_kept(
     rows: int, columns: int, outputs: tuple[int, ...], activation: str, dtype: torch.dtype
 ) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.gpu.kernels.launching import in_turn
 from tests.kernels.attention.windows import CALLS, Windows, inputs, judged
 from tilewright.functional import window_attention
 from tilewright.kernels.attention.window import triton
@@ -10,8 +11,7 @@ from tilewright.kernels.attention.window import triton
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("parts", [1, 132], ids=str)
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize(("call", "parts"), in_turn([(call,) for call in CALLS], [(1, 132)]), ids=str)
 def test_the_numbers_contract(call: Windows, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # One program takes all windows of a mask, or each program one.
     monkeypatch.setattr(triton, "WAVES", parts)
