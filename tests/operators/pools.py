@@ -1,5 +1,6 @@
 """Pools and upsamplings for the tests of this package and of the Triton emitter: windows that hurt, NaN and ties."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,13 @@ LEFT: dict[str, Callable[[Tensor], Any]] = {
     "adaptive, some longer": lambda x: F.adaptive_avg_pool2d(x, (7, 7)),
 }
 """Windows that stay PyTorch's everywhere, or read what is computed once."""
+
+
+def in_layouts(*groups: dict[str, Callable[[Tensor], Any]]) -> list[tuple[str, str]]:
+    """Each in one layout, in turn; the first of each group in both."""
+    names = [name for group in groups for name in group]
+    both = [(next(iter(group)), layout) for group in groups for layout in LAYOUTS]
+    return list(dict.fromkeys([*both, *zip(names, itertools.cycle(LAYOUTS), strict=False)]))
 
 
 def image(layout: str) -> Tensor:

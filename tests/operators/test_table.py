@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.kernels.registered import all_operators
 from tests.operators.op_db import check
-from tests.operators.pools import APART, LAYOUTS, LEFT, OVERLAPPING, image, library_pools
+from tests.operators.pools import APART, LEFT, OVERLAPPING, image, in_layouts, library_pools
 from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
@@ -206,8 +206,7 @@ def test_samples_are_right_and_have_rows(name: str) -> None:
     assert (outcome.status, outcome.rowless) == ("right", ()), outcome
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", [*APART, *OVERLAPPING, *LEFT])
+@pytest.mark.parametrize(("name", "layout"), in_layouts(APART, OVERLAPPING, LEFT))
 def test_values_positions_and_gradients_are_eagers(name: str, layout: str) -> None:
     assert bool(library_pools(name, image(layout))) == (name not in APART and name != "max of an exponential")
 
@@ -255,9 +254,15 @@ def model(shape: tuple[int, ...], training: bool, dtype: torch.dtype) -> nn.Modu
     return nn.Sequential(norm, nn.ReLU()).train(training).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "training", "dtype"),
+    [
+        (shape, training, (torch.float32, torch.bfloat16)[(number + training) % 2])
+        for number, shape in enumerate(SHAPES.values())
+        for training in (True, False)
+    ],
+    ids=str,
+)
 def test_batch_norm_keeps_the_contract_in_one_kernel(
     shape: tuple[int, ...], training: bool, dtype: torch.dtype
 ) -> None:

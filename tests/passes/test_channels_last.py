@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from tests.contract import targets
+from tests.gpu.kernels.launching import in_turn
 from tilewright.backend import Recording, backend, recording
 from tilewright.choose import layouts
 from tilewright.choose.layouts import IN_TF32, channels_last
@@ -333,8 +334,7 @@ class DiffusionBlock(nn.Module):
         return torch.cat([F.interpolate(y, scale_factor=2.0), kept], 1)
 
 
-@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-@pytest.mark.parametrize("groups", [4, 32, 1])
+@pytest.mark.parametrize(("groups", "affine"), in_turn([(groups,) for groups in [4, 32, 1]], [(True, False)]), ids=str)
 def test_group_norms_keep_the_layout_and_the_contract(
     groups: int, affine: bool, planned_for_h200: list[Decision]
 ) -> None:

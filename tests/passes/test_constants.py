@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.backend.compiling import compiled
+from tests.gpu.kernels.launching import in_turn
 from tilewright.backend import recording
 from tilewright.hardware.target import target_named
 from tilewright.passes.constants import copy_constants_once
@@ -120,8 +121,7 @@ READS = {scaled: 1, promoted: 1, both: None, added_to: None, assigned: 1, clippe
 """Functions, and what their kernel reads where they become one."""
 
 
-@pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize("function, reads", READS.items())
+@pytest.mark.parametrize(("function", "reads", "dtype"), in_turn(READS.items(), [tuple(RTOL)]))
 def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
     x = torch.randn(5, 16, dtype=dtype)
     with recording() as record:

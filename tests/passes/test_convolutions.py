@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from tests.backend.compiling import compiled
 from tests.contract import keeps_contract
+from tests.gpu.kernels.launching import in_turn
 from tests.passes.test_channels_last import trains_as_eager
 from tilewright.backend import Recording, recording
 from tilewright.compile.stages import rewrite
@@ -96,8 +97,9 @@ def arguments(graph: fx.Graph, name: str) -> list[tuple[object, ...]]:
     return [node.args for node in graph.nodes if str(node.target) == f"aten.{name}.default"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype"), in_turn([(name,) for name in CASES], [(torch.float32, torch.bfloat16)]), ids=str
+)
 def test_outputs_and_gradients_keep_the_contract(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """PyTorch's transformer layer for inference, written out as for a GPU."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from tests.gpu.kernels.launching import in_turn
 from tests.passes.attention.test_recognise import check_numbers
 from tilewright.compile.stages import TORCH_LEVEL
 from tilewright.hardware.target import target_named
@@ -20,17 +22,17 @@ PADDING = torch.arange(S) >= torch.tensor([[S], [5], [0]])
 CAUSAL = torch.full((S, S), -torch.inf).triu(1)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("norm_first", [False, True])
+MASKS: dict[str, dict[str, Tensor]] = {
+    "unmasked": {}, "padding": {"src_key_padding_mask": PADDING}, "causal": {"src_mask": CAUSAL},
+    "both": {"src_mask": CAUSAL < 0, "src_key_padding_mask": PADDING},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "masks",
-    [
-        {}, {"src_key_padding_mask": PADDING}, {"src_mask": CAUSAL},
-        {"src_mask": CAUSAL < 0, "src_key_padding_mask": PADDING},
-    ],
-    ids=["unmasked", "padding", "causal", "both"],
-)  # fmt: skip
-def test_a_layer_is_written_out(masks: dict[str, Tensor], norm_first: bool, activation: str) -> None:
+    ("masked", "norm_first", "activation"), in_turn(itertools.product(MASKS, (False, True)), [("relu", "gelu")])
+)
+def test_a_layer_is_written_out(masked: str, norm_first: bool, activation: str) -> None:
+    masks = MASKS[masked]
     torch._dynamo.reset()
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(E, HEADS, 64, activation=activation, batch_first=True, norm_first=norm_first)

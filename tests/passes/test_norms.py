@@ -4,6 +4,7 @@ Batch norms of channels-last tensors; few long rows on a GPU; on a CPU rows alon
 """
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from tests.backend.compiling import agrees
 from tests.contract import keeps_contract
+from tests.gpu.kernels.launching import in_turn
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.backend import Recording, backend, recording
 from tilewright.hardware.target import target_named
@@ -46,8 +48,7 @@ def nests(record: Any) -> list[Any]:
     return [r.lowered.nest for r in regions if max(b.elements for b in r.lowered.nest.buffers) > STRIDED_BYTES // 8]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), in_turn([(shape,) for shape in SHAPES.values()]), ids=str)
 def test_two_kernels_each_way_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     record = keeps_contract(model(shape, dtype), [laid(torch.randn(shape) * 2 + 3).to(dtype).requires_grad_()])
     assert record.fallbacks == []
@@ -143,8 +144,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 SHAPE = (5, 37, 18, 17)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "dtype"), in_turn([(name,) for name in PROGRAMS]), ids=str)
 def test_kernels_over_columns_keep_the_contract(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
     record = keeps_contract(PROGRAMS[name], [x])
@@ -169,10 +169,11 @@ def test_special_values_are_eagers() -> None:
 PLACES_OF = [torch.argmax, torch.argmin, torch.max, torch.min]
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("function", PLACES_OF)
-def test_places_of_extremes_are_eagers(function: Callable[..., Any], dtype: torch.dtype, keepdim: bool) -> None:
+@pytest.mark.parametrize(
+    ("function", "keepdim", "dtype"),
+    in_turn(itertools.product(PLACES_OF, (False, True)), [(torch.float32, torch.bfloat16)]),
+)
+def test_places_of_extremes_are_eagers(function: Callable[..., Any], keepdim: bool, dtype: torch.dtype) -> None:
     x = torch.randint(-3, 4, (2, 17, 1100), generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, :, 0], x[1, 3, 1], x[0, 4, 2], x[1, 5:9, 3] = -torch.inf, -torch.inf, torch.inf, torch.nan
     agrees(lambda x: function(x, 1, keepdim=keepdim), [x])

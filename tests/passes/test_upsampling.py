@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.contract import keeps_contract, launched
+from tests.gpu.kernels.launching import in_turn
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "by 2": lambda x: F.interpolate(x, scale_factor=2.0),
@@ -50,10 +51,9 @@ BY_PYTORCH: dict[str, Callable[[Tensor], Tensor]] = {
 PLAIN, LAST = (torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last)
 
 
-@pytest.mark.parametrize(("dtype", "layout"), [PLAIN, LAST], ids=["fp32", "bf16, channels last"])
-@pytest.mark.parametrize("name", [*CALLS, *BY_PYTORCH])
-def test_gradients_are_sums_of_results(name: str, layout: torch.memory_format, dtype: torch.dtype) -> None:
-    function = {**CALLS, **BY_PYTORCH}[name]
+@pytest.mark.parametrize(("name", "laid"), in_turn([(name,) for name in [*CALLS, *BY_PYTORCH]], [(PLAIN, LAST)]))
+def test_gradients_are_sums_of_results(name: str, laid: tuple[torch.dtype, torch.memory_format]) -> None:
+    function, (dtype, layout) = {**CALLS, **BY_PYTORCH}[name], laid
     x = torch.randn(2, 5, 7, 11).contiguous(memory_format=layout).to(dtype).requires_grad_()
     ran = launched(keeps_contract(function, [x]))
     assert ["upsample" in what for what in ran if what != "kernel"] == [True] * (name in BY_PYTORCH)
@@ -70,8 +70,9 @@ FACTORS: list[tuple[str, int, float | tuple[float, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize(("mode", "axes", "factor"), FACTORS, ids=str)
+@pytest.mark.parametrize(
+    ("mode", "axes", "factor", "backward"), [*((*one, True) for one in FACTORS), (*FACTORS[0], False)], ids=str
+)
 def test_an_axis_that_keeps_or_doubles_its_size_by_another_factor(
     mode: str, axes: int, factor: float | tuple[float, ...], backward: bool
 ) -> None:

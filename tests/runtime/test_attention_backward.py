@@ -1,5 +1,6 @@
 """The backward of fused attention on a CPU: as exact as that of attention written out, whatever its shape."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.gpu.kernels.launching import in_turn
 from tilewright.backend import backend, recording
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.verify import verify
@@ -45,10 +47,14 @@ def ours(given: Sequence[Tensor], causal: bool = False, mask: Tensor | None = No
     return list(attention_backward()(grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("spread", [1.0, 2.0])
-@pytest.mark.parametrize("masked", ["no mask", "causal", "added", "of keys"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "masked", "spread", "dtype"),
+    in_turn(
+        itertools.product(SHAPES.values(), ["no mask", "causal", "added", "of keys"], [1.0, 2.0]),
+        [(torch.float32, torch.bfloat16, torch.float16)],
+    ),
+    ids=str,
+)
 def test_gradients_keep_the_contract(shape: Sequence[int], masked: str, spread: float, dtype: torch.dtype) -> None:
     queries, keys = shape[2:4]
     if masked == "causal" and queries != keys:

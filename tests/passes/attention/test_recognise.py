@@ -14,6 +14,7 @@ from torch._functorch.aot_autograd import make_boxed_compiler
 from torch.fx import GraphModule
 
 from tests.counting import calls_made
+from tests.gpu.kernels.launching import in_turn
 from tests.passes.attention.spellings import (
     CAUSAL,
     DROPPED_ROW,
@@ -140,8 +141,10 @@ def test_mask_is_passed_on(fn: Function, mask: Tensor) -> None:
     assert fused.args[4] is False and fused.kwargs["attn_mask"] is not None
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("fn", "truth"), [*IN_FP32, (plain, plain), (causal_tril, causal_tril)])
+@pytest.mark.parametrize(
+    ("fn", "truth", "dtype"),
+    in_turn([*IN_FP32, (plain, plain), (causal_tril, causal_tril)], [(torch.bfloat16, torch.float16)]),
+)
 def test_narrow_dtype(fn: Function, truth: Function, dtype: torch.dtype) -> None:
     check_fused(fn, with_gradients(heads(dtype)), truth)
 
@@ -156,8 +159,9 @@ def test_float64_stays_float64(fn: Function) -> None:
         torch.testing.assert_close(got, exact, rtol=1e-13, atol=1e-13, equal_nan=True)
 
 
-@pytest.mark.parametrize("fn", [added, filled, filled_low])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("fn", "dtype"), in_turn([(fn,) for fn in [added, filled, filled_low]], [(torch.bfloat16, torch.float16)])
+)
 def test_mask_in_narrow_dtype(fn: Function, dtype: torch.dtype) -> None:
     mask = LOST_ROW.to(dtype) if fn is added else DROPPED_ROW
     check_fused(fn, [*with_gradients(heads(dtype)), mask])
