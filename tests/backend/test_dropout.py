@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.backend.compiling import compiled, differentiate, tensors, twin
 from tests.contract import called, recorded
 from tilewright.backend import Recording, recording
-from tilewright.passes.dropout import SHAPE
+from tilewright.kernels.dropout_add.stream import SHAPE
 
 N, M = 211, 317
 """An odd number of elements, several blocks of the generator and of the kernels."""

@@ -19,9 +19,9 @@ from tilewright.choose.attention import choose_kernels
 from tilewright.choose.generated import work_of
 from tilewright.cost.work import predicted_us
 from tilewright.graph.calls import launched
+from tilewright.graph.constants import Constants
 from tilewright.hardware.target import target_named
 from tilewright.measure.racing.results import read_results
-from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, PEERS, Peer, name_attention
 from tilewright.passes.attention.mask_parts import Band

@@ -22,11 +22,10 @@ from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.dims import symbolic_shapes
 from tilewright.kernels.attention.registered import attend
-from tilewright.kernels.dropout_add import philox
+from tilewright.kernels.dropout_add import philox, stream
+from tilewright.kernels.norm import group as group_norm
 from tilewright.operators import table
 from tilewright.operators.counting import arithmetic_of
-from tilewright.passes import dropout
-from tilewright.passes.norm import group as group_norm
 from tilewright.records.program import Cost
 
 # Closed formulas.
@@ -349,7 +348,7 @@ UNCOUNTED = {
 
 def test_every_row_of_the_operator_table_has_its_arithmetic() -> None:
     # Who defines tilewright's own operators.
-    assert dropout.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
+    assert stream.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
     for row in table.rows().values():
         if row.name == "keep_mask":
             continue

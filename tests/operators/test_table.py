@@ -20,7 +20,8 @@ from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.backend import backend, recording
 from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.hardware.target import target_named
-from tilewright.kernels.dropout_add import philox
+from tilewright.kernels.dropout_add import philox, stream
+from tilewright.kernels.norm import group as group_norm
 from tilewright.loops.lower import lower
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
@@ -28,9 +29,7 @@ from tilewright.measure.truth.verify import verify
 from tilewright.operators import table
 from tilewright.operators.axes import Unfusable
 from tilewright.operators.table import rows
-from tilewright.passes import dropout
 from tilewright.passes.fusion import fuse
-from tilewright.passes.norm import group as group_norm
 from tilewright.passes.schedule import schedule
 from tilewright.records.measurement import Verified
 from tilewright.runtime.assemble import Scheduled, assemble
@@ -222,7 +221,7 @@ def test_a_costly_operand_is_computed_once() -> None:
 
 def test_names_of_arguments_are_those_of_the_schemas() -> None:
     # Who defines tilewright's own operators.
-    assert dropout.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
+    assert stream.draw_stream and philox.draw_philox and group_norm.group_norm and all_operators()
     for row in rows().values():
         if row.name == "keep_mask":
             continue

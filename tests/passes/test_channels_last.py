@@ -18,10 +18,10 @@ from tilewright.choose.layouts import IN_TF32, channels_last
 from tilewright.compile.stages import rewrite
 from tilewright.graph import calls
 from tilewright.hardware.target import target_named
+from tilewright.kernels.norm.group import group_norm
 from tilewright.kernels.offer import OURS, THEIRS
 from tilewright.measure.truth.contract import compare
 from tilewright.passes.convolution.channels_last import Convolution
-from tilewright.passes.norm.group import group_norm
 from tilewright.records.outcomes import Outcome
 from tilewright.records.program import Decision
 

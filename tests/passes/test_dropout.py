@@ -15,10 +15,12 @@ from torch.fx.node import Target
 from tests.kernels import philox
 from tests.passes.graphs import aten, calls, run
 from tilewright.hardware.target import target_named, target_of
+from tilewright.kernels.dropout_add import stream
 from tilewright.kernels.dropout_add.philox import draw_philox, keep_philox
+from tilewright.kernels.dropout_add.stream import draw_stream, generator_is_known, keep, keep_mask
 from tilewright.operators.random import STREAM, threshold
 from tilewright.passes import dropout
-from tilewright.passes.dropout import draw_stream, generator_is_known, keep, keep_mask, split_dropout
+from tilewright.passes.dropout import split_dropout
 
 
 def seeded(seed: int, words: int) -> None:
@@ -52,7 +54,7 @@ def test_this_pytorch_draws_as_it_is_known_to() -> None:
 
 
 def test_a_generator_that_draws_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropout, "threshold", lambda p: threshold(p) - 2**45)
+    monkeypatch.setattr(stream, "threshold", lambda p: threshold(p) - 2**45)
     generator_is_known.cache_clear()
     assert not generator_is_known()
     generator_is_known.cache_clear()

@@ -20,7 +20,7 @@ from tests.passes.graphs import aten, is_view, planned
 from tilewright.capture.partition import cut
 from tilewright.compile.stages import JOINT, TORCH_LEVEL
 from tilewright.hardware.target import target_named
-from tilewright.passes.dropout import keep_mask
+from tilewright.kernels.dropout_add.stream import keep_mask
 from tilewright.passes.fusion import fuse
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tests.backend.compiling import compiled, tensors
 from tilewright.capture.cuda_graph import written_inputs
-from tilewright.passes.dropout import BLOCK, SHAPE, keep
+from tilewright.kernels.dropout_add.stream import BLOCK, SHAPE, keep
 from tilewright.records import errors
 from tilewright.records.errors import CaptureError
 from tilewright.runtime.executable import conform, layout_of

@@ -38,11 +38,11 @@ from tilewright.cost.kinds import attention_kind
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.canonical import tensor_of
+from tilewright.graph.constants import Constants
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import CLEAR, THEIRS, Offer
-from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, OWN, PREFIX, WINDOWS, Peer, choice
 from tilewright.passes.attention.own import has_triton

@@ -26,9 +26,9 @@ from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
 from tilewright.graph.calls import readers
 from tilewright.hardware.target import Target
+from tilewright.kernels.dropout_add.stream import draw_stream
 from tilewright.launch.race import Alternatives, race_key, run
 from tilewright.loops.nest import describe, nameless
-from tilewright.passes.dropout import draw_stream
 from tilewright.passes.fusion import COPIED, Fusion, Region, split_region
 from tilewright.passes.units import is_view
 from tilewright.records import outcomes
@@ -129,7 +129,9 @@ MADE_FROM = ("emit", "loops", "runtime/compiler.py")
 
 def settle(fusion: Fusion, target: Target) -> Fusion:
     """`fusion` with the regions that lost a race split into their operators."""
-    several = [r for r in fusion.regions if len(r.members) > 1 and _is_here(r)]
+    # Whose kernels run on a device of this machine.
+    here = [r for r in fusion.regions if r.device.type == "cuda" or r.language == "c++"]
+    several = [r for r in here if len(r.members) > 1]
     if target.measures:
         unknown = [(r, parts) for r in several if _kept(r) is None and (parts := split_region(r)) is not None]
         close = [(region, parts) for region, parts in unknown if _is_close(region, parts, target)]
@@ -160,11 +162,6 @@ def faster(plain: Fusion, copies_first: Fusion, target: Target) -> Fusion:
 
 def _predicted_us(fusion: Fusion, target: Target) -> float:
     return sum(predicted_us(region_work(region.lowered), target.profile) for region in fusion.regions)
-
-
-def _is_here(region: Region) -> bool:
-    """Whether its kernel runs on a device of this machine."""
-    return region.device.type == "cuda" or region.language == "c++"
 
 
 def _is_close(region: Region, parts: Sequence[Region], target: Target) -> bool:

@@ -33,9 +33,14 @@ from tilewright.passes.index.embeddings import add_sums_in_place
 from tilewright.passes.index.orders import gather_back, narrow_sorts
 from tilewright.passes.index.upsampling import gather_gradients
 from tilewright.passes.loss import compute_across, compute_from_rows, compute_where_read
-from tilewright.passes.norm.group import split_group_norms
 from tilewright.passes.norm.rms import as_aten, norm_as_one
-from tilewright.passes.norm.split import compute_from_moments, split_norms, sum_samples_last, widen_moments
+from tilewright.passes.norm.split import (
+    compute_from_moments,
+    split_group_norms,
+    split_norms,
+    sum_samples_last,
+    widen_moments,
+)
 from tilewright.passes.pointwise import drop_identities, leaky_gradient_from_result
 from tilewright.passes.rule import Rule
 from tilewright.passes.simplify import simplify

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.cost.work import Work
+from tilewright.graph import calls
+from tilewright.graph.insert import insert_call
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -70,3 +72,18 @@ class Candidate:
     offers: Callable[[Node, Target, Container[Node]], Sequence[Offer]]
     """The offers for a match at a node; empty if there is none. The last argument has the nodes that depend on incoming
     gradients."""
+
+
+def is_late(reader: Node, waiting: Container[Node]) -> bool:
+    """Whether `reader` runs in backward: it is among the nodes that wait for gradients."""
+    return reader.op != "output" and reader in waiting
+
+
+def hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
+    """Let the readers of `old` in backward read `new` instead, through new views where they read views."""
+    for user in list(old.users):
+        if is_late(user, waiting):
+            user.replace_input_with(old, new)
+        elif calls.is_view(user) and any(is_late(reader, waiting) for reader in calls.readers(user)):
+            target: Any = user.target
+            hand_late(user, insert_call(user, target, new, *user.args[1:], **user.kwargs), waiting)

@@ -231,7 +231,7 @@ def _group_norm_backward_shapes(call: CallAxes) -> Result:
     return [source, source[1:2], source[1:2]]
 
 
-# Group norm of channels-last tensors on a GPU (`passes/norm/group.py`).
+# Group norm of channels-last tensors on a GPU (`kernels/norm/group.py`).
 declare(
     Row(
         f"{GROUP_NORM}(Tensor input, int group, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",

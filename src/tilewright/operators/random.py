@@ -4,7 +4,7 @@
     mask = keep(stream, [N, M], order, p)    True where the element's number is below p
 
 The first moves the generator and is a call of its own; the second depends on nothing but the stream
-and the element's place, so that any kernel can compute it, and backward again. `passes/dropout.py` defines both.
+and the element's place, so that any kernel can compute it, and backward again (`kernels/dropout_add/stream.py`).
 On a GPU the state is seed and offset (`kernels/dropout_add/philox.py`):
 
     state = draw_philox(like, advance)       the offset moves on by `advance`
@@ -114,7 +114,7 @@ calls(
     arithmetic=NOTHING,
 )
 declare(
-    # The mask of a dropout, drawn as PyTorch would draw it now (`passes/dropout.py`).
+    # The mask of a dropout, drawn as PyTorch would draw it now (`kernels/dropout_add/stream.py`).
     Row("keep_mask(like, p)", "random", shapes=None, arithmetic=NOTHING, pure=False),
     Row(f"{STREAM}(SymInt[] size) -> Tensor", "random", shapes=None, arithmetic=NOTHING, pure=False),
     Row(

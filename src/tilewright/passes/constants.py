@@ -53,16 +53,12 @@ def fold_constants(graph: fx.Graph, target: Target) -> None:
                 user.args = tuple(number if argument is node else argument for argument in user.args)
                 user.target = _scalar_overload(user.target)
             elif _reads_in_kernel(user) and (node.target is not aten.scalar_tensor.default or len(node.users) > 1):
-                user.replace_input_with(node, _insert_scalar_tensor(number, node, user))
+                dtype, device = node.meta["val"].dtype, user.meta["val"].device
+                made = insert_call(user, aten.scalar_tensor.default, number, dtype=dtype, device=device)
+                user.replace_input_with(node, made)
     for node in reversed(list(known)):
         if not node.users:
             graph.erase_node(node)
-
-
-def _insert_scalar_tensor(number: Any, node: fx.Node, user: fx.Node) -> fx.Node:
-    """A tensor of `number` in front of `user` and on its device, with the dtype of `node`."""
-    dtype, device = node.meta["val"].dtype, user.meta["val"].device
-    return insert_call(user, aten.scalar_tensor.default, number, dtype=dtype, device=device)
 
 
 def _reads_in_kernel(user: fx.Node) -> bool:

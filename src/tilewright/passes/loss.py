@@ -49,11 +49,8 @@ def _is_long(node: fx.Node, logits: fx.Node, dim: int) -> bool:
         return False
     if not x.dim() or x.shape[-1] < LEAST_COLUMNS or x.numel() < LEAST_ELEMENTS or not x.is_contiguous():
         return False
-    return all(_picks(reader, node) or _computes(reader) for reader in readers(node))
-
-
-def _computes(reader: fx.Node) -> bool:
-    return is_fusible(reader) is None and not calls.operator_name(reader.target).startswith("nll_loss")
+    others = [reader for reader in readers(node) if not _picks(reader, node)]
+    return all(is_fusible(x) is None and not calls.operator_name(x.target).startswith("nll_loss") for x in others)
 
 
 def _picks(reader: fx.Node, softmax: fx.Node) -> bool:

@@ -27,7 +27,7 @@ steps of an LSTM of width 512 took five times the memory). Runs on graphs with i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from math import prod
 from string import ascii_letters
 from typing import Any
@@ -53,31 +53,26 @@ LEAST_REUSE = 8
 """Multiplications per element of operands and sum below which the sum is as fast as a matrix product."""
 
 
-@dataclass(frozen=True)
-class _Contraction:
-    """Σ first · second over `summed`. Along other axes an operand has one element or a stride of 0."""
+def _contracted(
+    first: Tensor, second: Tensor, own: tuple[frozenset[int], frozenset[int]], rank: int, summed: frozenset[int],
+    keeps: bool, strides: tuple[int, ...],
+) -> Tensor:  # fmt: skip
+    """Σ first · second over `summed`, laid out by `strides`, on which later views depend.
 
-    own: tuple[frozenset[int], frozenset[int]]
-    """The axes that each operand varies with."""
-    rank: int
-    summed: frozenset[int]
-    keeps: bool
-    strides: tuple[int, ...]
-    """Strides of the sum; the product gets the same, since later views depend on them."""
-
-    def formula(self, first: Tensor, second: Tensor) -> Tensor:
-        letters = ascii_letters[: self.rank]
-        kept = [axis for axis in range(self.rank) if axis not in self.summed]
-        terms = [_without_constant_axes(x, self.rank, own) for x, own in zip((first, second), self.own, strict=True)]
-        sides = ["".join(letters[axis] for axis in sorted(own)) for own in self.own]
-        there = [axis for axis in kept if axis in self.own[0] | self.own[1]]
-        result = torch.einsum(f"{','.join(sides)}->{''.join(letters[axis] for axis in there)}", *terms)
-        for axis in range(self.rank) if self.keeps else kept:
-            if axis not in there:
-                result = result.unsqueeze(axis if self.keeps else kept.index(axis))
-        order = sorted(range(result.dim()), key=lambda axis: (-self.strides[axis], axis))
-        back = sorted(range(result.dim()), key=order.__getitem__)
-        return result.permute(order).contiguous().permute(back)
+    `own` are the axes that each operand varies with: along others it has one element or a stride of 0.
+    """
+    letters = ascii_letters[:rank]
+    kept = [axis for axis in range(rank) if axis not in summed]
+    terms = [_without_constant_axes(x, rank, axes) for x, axes in zip((first, second), own, strict=True)]
+    sides = ["".join(letters[axis] for axis in sorted(axes)) for axes in own]
+    there = [axis for axis in kept if axis in own[0] | own[1]]
+    result = torch.einsum(f"{','.join(sides)}->{''.join(letters[axis] for axis in there)}", *terms)
+    for axis in range(rank) if keeps else kept:
+        if axis not in there:
+            result = result.unsqueeze(axis if keeps else kept.index(axis))
+    order = sorted(range(result.dim()), key=lambda axis: (-strides[axis], axis))
+    back = sorted(range(result.dim()), key=order.__getitem__)
+    return result.permute(order).contiguous().permute(back)
 
 
 def _without_constant_axes(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
@@ -89,7 +84,7 @@ def _without_constant_axes(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:
     return x
 
 
-def _contraction(node: fx.Node, product: fx.Node, first: fx.Node, second: fx.Node) -> dict[str, _Contraction] | None:
+def _contraction(node: fx.Node, product: fx.Node, first: fx.Node, second: fx.Node) -> dict[str, Any] | None:
     result = node.meta["val"]
     values = [operand.meta["val"] for operand in (first, second, product)] + [result]
     if any(x.dtype != result.dtype or x.device != result.device or has_symbols(x) for x in values):
@@ -115,7 +110,7 @@ def _contraction(node: fx.Node, product: fx.Node, first: fx.Node, second: fx.Nod
     moved = prod(shape[axis] for axis in own[0]) + prod(shape[axis] for axis in own[1]) + result.numel()
     if prod(shape) < LEAST_REUSE * moved:
         return None
-    return {"found": _Contraction(own, rank, summed, keeps, result.stride())}
+    return {"how": {"own": own, "rank": rank, "summed": summed, "keeps": keeps, "strides": result.stride()}}
 
 
 def _varying_axes(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
@@ -131,8 +126,8 @@ def _varying_axes(x: Tensor, shape: tuple[int, ...]) -> frozenset[int]:
     reason="a sum of broadcast products is a matrix product",
     by="contractions",
 )
-def contract(node: fx.Node, first: fx.Node, second: fx.Node, found: _Contraction) -> Any:
-    return insert_formula(node, found.formula, first, second)
+def contract(node: fx.Node, first: fx.Node, second: fx.Node, how: dict[str, Any]) -> Any:
+    return insert_formula(node, partial(_contracted, **how), first, second)
 
 
 FEW = 4

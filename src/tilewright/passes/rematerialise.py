@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tilewright.graph.calls import nbytes, readers
+from tilewright.graph.calls import class_of, nbytes, readers
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.loops.exact import EXACT
 from tilewright.loops.trace import is_repeatable
-from tilewright.operators.table import row_of
 from tilewright.passes.fusion import COPIED, Region, computes_again
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import behind_views, is_view, live_out, values_of
@@ -108,18 +107,13 @@ def _chain(value: fx.Node, region: Region) -> list[fx.Node] | None:
         node = todo.pop()
         if node in chain or behind_views(node) not in inside:
             continue
-        if is_view(node) or (_is_pointwise(node) and (not node.meta.get(EXACT) or is_repeatable(node))):
+        if is_view(node) or (class_of(node) == "pointwise" and (not node.meta.get(EXACT) or is_repeatable(node))):
             chain[node] = None
             todo += node.all_input_nodes
         elif nbytes(node) * SMALL > nbytes(value):
             return None
     operators = [node for node in chain if not is_view(node)]
     return list(chain) if 0 < len(operators) <= MOST_OPERATORS else None
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    row = row_of(node.target)
-    return row is not None and row.operator_class == "pointwise"
 
 
 def _operands(chain: Sequence[fx.Node]) -> list[fx.Node]:

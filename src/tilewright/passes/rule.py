@@ -189,9 +189,6 @@ class Rule:
 
     def run(self, graph: fx.Graph, target: Target) -> list[Decision]:
         """Rewrite `graph` in place; the decisions."""
-        return self(graph, target)
-
-    def __call__(self, graph: fx.Graph, target: Target) -> list[Decision]:
         nodes = roots(self.pattern, graph) if self.on(target) else []
         behind = gradients(graph) if nodes and self.reason else set()
         # From the results upwards, so that the largest tree is found; what reads a result of the rule, once more.
@@ -209,6 +206,8 @@ class Rule:
         # A producer may have been rewritten since.
         decisions = [replace(one, producer=renamed.get(one.producer, one.producer)) for one in reversed(decisions)]
         return decisions if self.reason else []
+
+    __call__ = run
 
     def _at(self, node: Node, target: Target) -> tuple[Decision, Node | None] | None:
         """The decision about `node` and what takes its place; None if there is nothing to decide."""

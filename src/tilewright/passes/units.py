@@ -15,10 +15,10 @@ from tilewright.graph.specialise import has_symbols
 from tilewright.graph.undefined import is_tangent
 from tilewright.graph.views import hazards
 from tilewright.hardware.target import Target
+from tilewright.kernels.dropout_add.stream import keep_mask
 from tilewright.loops.trace import SUPPORTED
 from tilewright.operators.row import Row
 from tilewright.operators.table import row_of
-from tilewright.passes.dropout import keep_mask
 from tilewright.passes.simplify import is_pure
 from tilewright.records.program import GraphName
 

@@ -81,8 +81,11 @@ def drop_undefined(graph: fx.Graph, target: Target) -> None:
         elif (other := _other_term(node, undefined)) is not None:
             node.replace_all_uses_with(other)
         else:
-            for operand in filter(_is_contiguous, read):
-                node.replace_input_with(operand, _zeros(node, operand))
+            for operand, value in [(one, calls.output(one)) for one in read]:
+                if value is not None and not has_symbols(value) and value.is_contiguous():
+                    options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+                    zeros = insert_known(node, aten.full.default, value, list(value.shape), 0, **options)
+                    node.replace_input_with(operand, zeros)
     drop_unread(graph)
 
 
@@ -92,14 +95,3 @@ def _other_term(node: fx.Node, undefined: set[fx.Node]) -> fx.Node | None:
         return None
     terms = [term for term in node.args if isinstance(term, fx.Node) and term not in undefined]
     return terms[0] if len(terms) == 1 and layout(terms[0]) == layout(node) else None
-
-
-def _is_contiguous(node: fx.Node) -> bool:
-    value = calls.output(node)
-    return value is not None and not has_symbols(value) and value.is_contiguous()
-
-
-def _zeros(before: fx.Node, like: fx.Node) -> fx.Node:
-    value: Any = calls.output(like)
-    options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-    return insert_known(before, aten.full.default, value, list(value.shape), 0, **options)

@@ -21,11 +21,11 @@ from tilewright.graph.calls import arguments, class_of, closure, through
 from tilewright.graph.source import source_line
 from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of, written
 from tilewright.kernels.by_recipe import RECIPES
+from tilewright.kernels.dropout_add.stream import draw_stream
 from tilewright.kernels.registration import IMPLEMENTATIONS
 from tilewright.launch.builder import Operand
 from tilewright.launch.generated import kernel_of
 from tilewright.operators.collectives import WAIT
-from tilewright.passes.dropout import draw_stream
 from tilewright.passes.fusion import Region
 from tilewright.passes.index.embeddings import is_table
 from tilewright.passes.schedule import Unit

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewright.passes.dropout import SHAPE
+from tilewright.kernels.dropout_add.stream import SHAPE
 from tilewright.runtime.executable import OneResult, Slots, fill, slots_in
 
 _lock = threading.Lock()

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.kernels.dropout_add.stream import example_stream, keep
 from tilewright.measure.timing.device_records import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
-from tilewright.passes.dropout import example_stream, keep
 from tilewright.runtime.executable import Executable, Slots, Step, layout_of
 
 REPEATS = 9

@@ -23,9 +23,8 @@ from tilewright.graph import calls
 from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
-from tilewright.kernels.late import hand_late, is_late
 from tilewright.kernels.linear.cuda import COLUMNS, ROWS, VECTOR
-from tilewright.kernels.offer import Candidate, Offer
+from tilewright.kernels.offer import Candidate, Offer, hand_late, is_late
 from tilewright.launch.nvrtc import bindings_installed
 
 aten = torch.ops.aten

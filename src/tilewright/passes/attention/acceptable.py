@@ -139,7 +139,9 @@ def accepted(write: Writer, call: SdpaCall, target: Target) -> tuple[list[str], 
         changes.append("cuDNN, which takes what PyTorch's kernel for CPUs does not")
         new = _by_name(write, call, CUDNN.forward)
     else:
-        changes.append("PyTorch's memory-efficient kernel" + _for_mask_gradient(call))
+        mask = example(call.mask)
+        why = ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
+        changes.append(f"PyTorch's memory-efficient kernel{why}")
         new = _by_name(write, call, EFFICIENT)
     if one_head:
         new = write.method("squeeze", new, 1)
@@ -164,11 +166,6 @@ def _check(call: SdpaCall) -> None:
 def _check_static(*nodes: Node) -> None:
     if not all(static(tensor_of(x).shape) for x in nodes):
         raise Refusal("computed as products and a softmax: its sizes differ from call to call")
-
-
-def _for_mask_gradient(call: SdpaCall) -> str:
-    mask = example(call.mask)
-    return ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
 
 
 def _by_rows(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall:

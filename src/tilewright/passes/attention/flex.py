@@ -30,12 +30,12 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from tilewright.graph.canonical import argument, canonical_name, example, static, tensor_of
+from tilewright.graph.constants import MOST_BYTES, UNIFORM, computed
 from tilewright.graph.insert import Writer
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.kernels.attention.shown_keys import attend_to_shown_keys
 from tilewright.kernels.device import NARROW
-from tilewright.passes.attention.constants import MOST_BYTES, UNIFORM, computed
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import band_of
 from tilewright.passes.attention.own import WIDEST, call_attention

@@ -18,9 +18,9 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.canonical import same_shape, static, tensor_of
+from tilewright.graph.constants import Constants
 from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.library import OWN, PREFIX, Peer, options_of
 from tilewright.passes.attention.mask_parts import Band, read_hidden_keys
 from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated

@@ -16,9 +16,9 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.canonical import same_shape, static, tensor_of
+from tilewright.graph.constants import Constants, without_repeats
 from tilewright.graph.insert import Writer
 from tilewright.hardware.target import Language
-from tilewright.passes.attention.constants import Constants, without_repeats
 from tilewright.passes.attention.mask_parts import (
     ALL,
     EVERYWHERE,

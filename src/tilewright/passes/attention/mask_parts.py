@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from tilewright.graph.canonical import argument, canonical_name, example, where_arguments
-from tilewright.passes.attention.constants import SAME, Constants, Iota, compared_keys, iota_of, without_repeats
+from tilewright.graph.constants import SAME, Constants, Iota, compared_keys, iota_of, without_repeats
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.pytorch.state import in_real_tensors
 

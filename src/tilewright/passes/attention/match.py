@@ -250,7 +250,9 @@ def _below(attention: Attention) -> None:
     while True:
         users = [user for user in node.users if user.users or user.op == "output" or mutates(user)]
         if len(users) != 1:
-            raise Refusal(f"the weights are used by {_named(users, node)}: all N² of them must be written")
+            others = ["the caller" if user.op == "output" else user.name for user in users]
+            readers = " and ".join(others[:3]) or f"nobody but {node.name}"
+            raise Refusal(f"the weights are used by {readers}: all N² of them must be written")
         user = users[0]
         name = canonical_name(user)
         if name in PRODUCTS:
@@ -272,11 +274,6 @@ def _below(attention: Attention) -> None:
         raise Refusal("the second product broadcasts the weights")
     attention.result, attention.v, attention.order = user, weighted.v, weighted.order
     attention.weights_lead = tuple(lead)
-
-
-def _named(users: list[Node], weights: Node) -> str:
-    others = ["the caller" if user.op == "output" else user.name for user in users]
-    return " and ".join(others[:3]) or f"nobody but {weights.name}"
 
 
 def keep_scores(node: Node, x: Node) -> None:

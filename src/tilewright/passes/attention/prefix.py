@@ -13,8 +13,8 @@ from torch.fx import Node
 
 from tilewright.graph.calls import shape_of
 from tilewright.graph.canonical import argument, canonical_name, example, same_shape, static, tensor_of
+from tilewright.graph.constants import SAME, Constants, compared_keys
 from tilewright.graph.insert import insert_call
-from tilewright.passes.attention.constants import SAME, Constants, compared_keys
 from tilewright.passes.attention.library import FILLS
 from tilewright.passes.attention.mask_parts import MaskParts
 from tilewright.pytorch.state import in_real_tensors

@@ -33,10 +33,10 @@ from tilewright.graph.canonical import (
     tensor_of,
     written_by,
 )
+from tilewright.graph.constants import CONSTANT, Constants
 from tilewright.graph.insert import Writer
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
-from tilewright.passes.attention.constants import CONSTANT, Constants
 from tilewright.passes.attention.form import check_form, write_attention
 from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE

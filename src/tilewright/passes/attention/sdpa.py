@@ -32,10 +32,10 @@ from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
 from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static, tensor_of
+from tilewright.graph.constants import Constants
 from tilewright.graph.insert import Writer
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
-from tilewright.passes.attention.constants import Constants
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, read_mask
 from tilewright.passes.attention.prefix import unrepeated

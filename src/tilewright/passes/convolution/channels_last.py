@@ -36,7 +36,7 @@ from tilewright.graph.insert import insert_call
 from tilewright.graph.layouts import FORMATS, laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.norm.group import group_norm
+from tilewright.kernels.norm.group import group_norm
 from tilewright.passes.rule import call, cpu, gpu, rule
 
 CONVOLUTIONS = {
@@ -98,7 +98,8 @@ MOVES = ("permute", "transpose", "movedim", "swapaxes", "linear", "matmul")
 def lay_channels_last(graph: fx.Graph, convolutions: list[fx.Node], dtypes: tuple[torch.dtype, ...]) -> None:
     """Rewrite `graph`, a torch-level graph from Dynamo without an `obstacle`, in place."""
     for node in convolutions:
-        if _operand_channels(node) == 1:
+        x = example(argument(node, 0, "input"))
+        if x is not None and x.shape[1] == 1:
             _convert_result(node)
     changed, images = changed_by(convolutions), _images(convolutions)
     for node in convolutions:
@@ -170,11 +171,6 @@ def _order(node: Any) -> tuple[int, ...] | None:
     strides = value.stride()
     order = tuple(sorted(range(value.dim()), key=lambda d: (-strides[d], -value.shape[d])))
     return order if value.permute(order).is_contiguous() else None
-
-
-def _operand_channels(node: fx.Node) -> int | torch.SymInt | None:
-    x = example(argument(node, 0, "input"))
-    return None if x is None else x.shape[1]
 
 
 def _convert_result(node: fx.Node) -> None:

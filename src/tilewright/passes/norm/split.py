@@ -43,9 +43,10 @@ from tilewright.graph.calls import arguments, class_of, nbytes, through
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.layouts import laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
+from tilewright.kernels.norm.group import FORMULAS
+from tilewright.kernels.norm.group import normalised as group_normalised
 from tilewright.loops.lower import LONG_ROW
 from tilewright.passes.bodies import write_body
-from tilewright.passes.norm.group import normalised as group_normalised
 from tilewright.passes.rule import call, rule, triton
 from tilewright.passes.strided import STRIDED_BYTES
 from tilewright.schedule.places import WHOLE_ROW
@@ -75,19 +76,19 @@ def split_norms(node: fx.Node, target: Target) -> Any:
         return insert_formula(node, _layer_norm, *args)
     if node.target is LAYER_BACKWARD and _starves(args[1], _rows_of(*args[1:3]), target):
         return write_body(node)
-    return write_body(node) if node.target in SPREADS and _starves(args[0], _rows(node), target) else None
+    if node.target in SPREADS and _starves(args[0], calls.results(node)[0].numel(), target):
+        return write_body(node)
+    return None
+
+
+@rule(call(tuple(FORMULAS), ...))
+def split_group_norms(node: fx.Node) -> Any:
+    return insert_formula(node, FORMULAS[node.target], *node.args)
 
 
 def _rows_of(operand: fx.Node, shape: list[int]) -> int:
     """The number of rows of `shape` elements."""
     return calls.tensor(operand).numel() // max(prod(shape), 1)
-
-
-def _rows(node: fx.Node) -> int:
-    """The number of rows whose variance is computed."""
-    spread: Any = calls.outputs(node)[0]
-    found: int = spread.numel()
-    return found
 
 
 def _is_of_columns(node: fx.Node, target: Target) -> bool:
@@ -178,33 +179,35 @@ def _moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     return mean.float(), (var + eps).rsqrt().float(), var
 
 
+def _norm_of_rows(
+    x: Tensor, rows: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result and the moments of norms over `rows` rows of x; weight and bias broadcast to x."""
+    flat = x.view(1, rows, -1)
+    mean, rstd, _ = _moments(flat, eps)
+    y = normalised(flat.float(), None, None, mean, rstd).view(x.shape)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype), mean, rstd
+
+
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [N, C, …]; the moments [N, groups] in its dtype, as PyTorch gives them."""
-    rows = x.view(1, x.shape[0] * groups, -1)
-    mean, rstd, _ = _moments(rows, eps)
-    y = normalised(rows.float(), None, None, mean, rstd).view(x.shape)
-    if weight is not None:
-        y = y * _along(weight, x)
-    if bias is not None:
-        y = y + _along(bias, x)
-    mean, rstd = (moment.view(-1, groups).to(x.dtype) for moment in (mean, rstd))
-    return y.to(x.dtype), mean, rstd
+    scale, shift = (None if vector is None else _along(vector, x) for vector in (weight, bias))
+    y, mean, rstd = _norm_of_rows(x, x.shape[0] * groups, scale, shift, eps)
+    return y, mean.view(-1, groups).to(x.dtype), rstd.view(-1, groups).to(x.dtype)
 
 
 def _layer_norm(
     x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = x.view(1, -1, prod(shape))
-    mean, rstd, _ = _moments(rows, eps)
-    y = normalised(rows.float(), None, None, mean, rstd).view(x.shape)
-    if weight is not None:
-        y = y * weight
-    if bias is not None:
-        y = y + bias
+    y, mean, rstd = _norm_of_rows(x, x.numel() // prod(shape), weight, bias, eps)
     of_rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
-    return y.to(x.dtype), mean.view(of_rows), rstd.view(of_rows)
+    return y, mean.view(of_rows), rstd.view(of_rows)
 
 
 def _backward(
@@ -277,12 +280,8 @@ def _is_by_channel(node: fx.Node, x: fx.Node) -> bool:
     dims = {dim % value.dim() for dim in given["dim"] or range(value.dim())}
     by_channel = dims == set(range(value.dim())) - {1} and not given["keepdim"]
     several = value.shape[0] > 1 and value.shape[2:].numel() > 1
-    laid = lies_channels_last(_before_copies(x).meta["val"])
+    laid = lies_channels_last(through(x, lambda copy: copy.target is aten.clone.default).meta["val"])
     return by_channel and several and nbytes(x) >= LEAST_BYTES and laid and _reads_moments_of_samples(x)
-
-
-def _before_copies(x: fx.Node) -> fx.Node:
-    return through(x, lambda node: node.target is aten.clone.default)
 
 
 def _reads_moments_of_samples(x: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-"""Group norm of channels-last tensors: one operator until the graph is partitioned, then sums and pointwise operators.
+"""Group norm of channels-last tensors: one operator until a graph is partitioned, then sums and pointwise operators.
 
     y, mean, rstd = group_norm(x, G, w, b)   →   s = x.double(); Σ = sum(s); Σ² = sum(s · s)   over a channel's places
                                                  mean, rstd from those of the channels of a group
@@ -17,13 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from tilewright.graph.insert import insert_formula
 from tilewright.graph.layouts import laid_channels_last, lies_channels_last
 from tilewright.kernels.registration import define
 from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
-from tilewright.passes.rule import call, rule
 
 Norm = tuple[Tensor, Tensor, Tensor]
 
@@ -119,8 +117,3 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
     """Group norm of a 16-bit [N, C, …], with the same strides; `weight` and `bias` are [C]."""
     y: Tensor = torch.ops.tilewright.group_norm.default(x, groups, weight, bias, eps)[0]
     return y
-
-
-@rule(call(tuple(FORMULAS), ...))
-def split_group_norms(node: fx.Node) -> Any:
-    return insert_formula(node, FORMULAS[node.target], *node.args)
