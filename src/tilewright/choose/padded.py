@@ -34,15 +34,13 @@ from tilewright.graph.specialise import has_symbols
 from tilewright.graph.views import written
 from tilewright.hardware.target import Target
 from tilewright.kernels.offer import Offer
-from tilewright.passes.rule import Value, call, matches, roots
-from tilewright.passes.simplify import drop_unread
+from tilewright.passes.rule import Value, call, rule
 from tilewright.passes.units import behind_views, gradients
 
 aten = torch.ops.aten
 CLEAR, LEAST_US = 0.8, 5.0
 """Padding pays if it takes less than this share of the unaligned product's time and saves so much: the host takes about
 as long to launch a copy."""
-PADDED = call(aten.constant_pad_nd.default, "operand", [0, Value("by", (int,))], name="pad")
 OWN_GRADIENT = "tilewright.cross_entropy_backward.default"
 OPERATORS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 
@@ -195,14 +193,15 @@ class _Padder:
         return found if axis == _axis(padding) else insert_call(before, aten.transpose.int, found, -2, -1)
 
 
-def write_padded(graph: fx.Graph, target: Target) -> None:
-    """Let cross entropy write its gradient with padding where a pad still copies it: an undefined term between them is
-    gone."""
-    for found in (m for node in roots(PADDED, graph) for m in matches(PADDED, node)):
-        base, axis, by = _base(found["operand"], (0, found["by"]))
-        if axis == 1 and _is_own_gradient(base):
-            found["pad"].replace_all_uses_with(_padded_gradient(base, by)[0])
-    drop_unread(graph)
+def _pads_own_gradient(operand: fx.Node, by: int) -> dict[str, fx.Node] | None:
+    base, axis, _ = _base(operand, (0, by))
+    return {"base": base} if axis == 1 and _is_own_gradient(base) else None
+
+
+@rule(call(aten.constant_pad_nd.default, "operand", [0, Value("by", (int,))]), where=_pads_own_gradient)
+def write_padded(base: fx.Node, by: int) -> fx.Node:
+    """Where a pad still copies cross entropy's gradient: an undefined term between them is gone."""
+    return _padded_gradient(base, by)[0]
 
 
 def _padded_gradient(base: fx.Node, by: int) -> tuple[fx.Node, fx.Node]:

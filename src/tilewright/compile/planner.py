@@ -19,13 +19,16 @@ from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
+from tilewright.loops.lower import lower
 from tilewright.loops.nest import Nest, nameless
-from tilewright.passes.fused_like import fuse_like
+from tilewright.loops.sizes import NotAlike
+from tilewright.operators.axes import Unfusable
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
-from tilewright.passes.rematerialise import Copied, compute_in_each_reader
+from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
 from tilewright.passes.schedule import schedule
 from tilewright.passes.stage import Pass, attempt, left_out, skipped
+from tilewright.passes.units import live_out, with_results
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName
 
@@ -73,7 +76,7 @@ class Planner(Rewriter):
     def plan_like(self, other: GraphPlan, graph: fx.Graph) -> GraphPlan:
         """The plan of a graph with other sizes, with the regions of `other`. Raises NotAlike."""
         stages.EACH_GRAPH.run(graph, self.target, name=other.name, hand_written=self.hand_written)
-        fusion = Fusion(fuse_like(graph, other.fusion.regions, other.copied))
+        fusion = Fusion(_fuse_like(graph, other))
         sources = {region.name: "" for region in fusion.regions}
         return GraphPlan(other.name, graph, fusion, [], schedule(graph, fusion.regions), sources, other.copied)
 
@@ -131,3 +134,24 @@ class _Kernels:
         shared, source = self.known[key]
         region.share(shared)
         return source
+
+
+def _fuse_like(graph: fx.Graph, other: GraphPlan) -> list[Region]:
+    """The regions of `graph` with the members that those of `other` have, after the same copies of chains: a program
+    for all sizes of a graph has one structure. Raises NotAlike for other nodes, or regions that are no kernels here."""
+
+    def like(region: Region, members: list[fx.Node]) -> Region:
+        lowered = lower(with_results(members, order), live_out(members), region.kernel, region.language)
+        return Region(members, lowered, region.name)
+
+    try:
+        copy_again(graph, other.copied)
+        named = {node.name: node for node in graph.nodes}
+        members = [[named[node.name] for node in region.members] for region in other.fusion.regions]
+    except KeyError as error:
+        raise NotAlike(f"at some of them it has no {error.args[0]}") from error
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    try:
+        return [like(region, nodes) for region, nodes in zip(other.fusion.regions, members, strict=True)]
+    except Unfusable as error:
+        raise NotAlike(str(error)) from error

@@ -21,7 +21,6 @@ from tilewright.passes.attention.library import make_masks_contiguous, name_atte
 from tilewright.passes.attention.recognise import recognise_attention
 from tilewright.passes.attention.sdpa import leave_weights_out, mark_pinned, prepare_calls
 from tilewright.passes.attention.shift import zero_shift_gradients
-from tilewright.passes.changing_numbers import compute_with_tensors
 from tilewright.passes.constants import copy_constants_once, fold_constants
 from tilewright.passes.convolution import other_forms
 from tilewright.passes.convolution.channels_last import drop_kept_copies, lay_operands
@@ -41,7 +40,7 @@ from tilewright.passes.norm.split import (
     sum_samples_last,
     widen_moments,
 )
-from tilewright.passes.pointwise import drop_identities, leaky_gradient_from_result
+from tilewright.passes.pointwise import compute_with_tensors, drop_identities, leaky_gradient_from_result
 from tilewright.passes.rule import Rule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
@@ -112,7 +111,7 @@ EACH_GRAPH = Stage(
     after="what fusion partitions: norms are their formulas, writes are in place, no undefined gradient is read",
     passes=(
         Pass("drop_undefined", drop_undefined),
-        Pass("write_padded", write_padded),
+        write_padded,
         name_attention,
         find_shown_keys,
         split_norms,

@@ -9,7 +9,7 @@ frees them early; at the end, if the result is larger than all its operands.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 
@@ -34,7 +34,7 @@ def schedule(graph: fx.Graph, regions: list[Region]) -> list[Unit]:
     for node in units:
         if isinstance(node, fx.Node):
             unit_of[node] = node
-    before = {unit: _waits_for(unit, unit_of) - {unit} for unit in units}
+    before = {unit: {unit_of[node] for node in _reads(unit) if node in unit_of} - {unit} for unit in units}
     last_impure: Unit | None = None
     for node in graph.nodes:
         if node.op == "call_function" and node in needed and not is_view(node) and not is_pure(node):
@@ -66,17 +66,12 @@ def _reads(unit: Unit) -> Sequence[fx.Node]:
     return unit.lowered.inputs if isinstance(unit, Region) else unit.all_input_nodes
 
 
-def _waits_for(unit: Unit, unit_of: dict[fx.Node, Unit]) -> set[Unit]:
-    return {unit_of[node] for node in _reads(unit) if node in unit_of}
-
-
 def _topological(units: list[Unit], before: dict[Unit, set[Unit]], order: dict[fx.Node, int]) -> list[Unit]:
     """Units by rank, each after its dependencies; views and recomputed values as late as possible."""
-
     placed = _gradients_of_weights(units, order)
 
     def rank(unit: Unit) -> int:
-        return placed[unit] if unit in placed else _last(unit, order)
+        return placed[unit] if unit in placed else order[unit.members[-1] if isinstance(unit, Region) else unit]
 
     lazy = _computed_again(units, before, order)
     # Take one of several results at once: until then all of them stay allocated.
@@ -106,7 +101,10 @@ def _computed_again(units: list[Unit], before: dict[Unit, set[Unit]], order: dic
             waits[unit] = any(r in incoming for r in _reads(unit)) or any(map(waits_for_gradients, before[unit]))
         return waits[unit]
 
-    return {unit for unit in sorted(units, key=_position(order)) if not waits_for_gradients(unit)}
+    def place(unit: Unit) -> int:
+        return order[unit.members[0] if isinstance(unit, Region) else unit]
+
+    return {unit for unit in sorted(units, key=place) if not waits_for_gradients(unit)}
 
 
 def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[Unit, int]:
@@ -126,11 +124,3 @@ def _gradients_of_weights(units: list[Unit], order: dict[fx.Node, int]) -> dict[
                 found[unit] = max(places)
     ends = sorted(late, key=late.__getitem__, reverse=True)
     return found | {unit: len(order) + i for i, unit in enumerate(ends)}
-
-
-def _last(unit: Unit, order: dict[fx.Node, int]) -> int:
-    return order[unit.members[-1]] if isinstance(unit, Region) else order[unit]
-
-
-def _position(order: dict[fx.Node, int]) -> Callable[[Unit], int]:
-    return lambda unit: order[unit.members[0]] if isinstance(unit, Region) else order[unit]
