@@ -188,11 +188,7 @@ def _written(
         places(0, 1, int(batch), -1, 1, 1, 1, 1, 1),
         places(0, 1, int(heads), shared, 1, -1, 1, 1),
         places(run.first, 1, run.size * run.count, run.count, 1, run.size, 1),
-        write.call(
-            torch.add,
-            places(run.low, run.size, run.count, -1, 1, 1, 1),
-            places(0, 1, run.high - run.low, -1),
-        ),
+        write.call(torch.add, places(run.low, run.size, run.count, -1, 1, 1, 1), places(0, 1, run.high - run.low, -1)),
     ]
     return _formula(write, run, operands, functions, scale, indices)
 
