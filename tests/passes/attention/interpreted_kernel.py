@@ -25,8 +25,8 @@ from tests.passes.attention.spellings import (
 )
 from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
+from tilewright.graph import constants
 from tilewright.kernels.offer import THEIRS
-from tilewright.passes.attention import constants
 from tilewright.passes.attention.library import ON_CPU as ON_CPU_PEER
 from tilewright.passes.attention.library import OWN
 from tilewright.records.outcomes import Outcome

@@ -32,7 +32,7 @@ from tilewright.kernels.device import NARROW
 from tilewright.passes.attention.mask import Masking, added_mask, dropped_keys, mask_in_order, shifted
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention
-from tilewright.passes.attention.own import WIDEST, check_own, needs_own_kernel, write_own
+from tilewright.passes.attention.own import WIDEST, check_own, needs_own_kernel, write_own, write_windows
 from tilewright.passes.attention.spelling import Operand
 from tilewright.records.errors import Refusal
 
@@ -84,10 +84,12 @@ def _check_aligned(result: torch.Tensor, attention: Attention) -> None:
             raise Refusal(f"a head size of {depth}: fast fused kernels hold rows of up to {WIDEST}")
 
 
-def write_attention(graph: Graph, attention: Attention, masking: Masking, target: Target) -> Node:
-    """Write the fused form before `attention.result` and give the node that takes its place."""
+def write_attention(graph: Graph, attention: Attention, masking: Masking, target: Target, *, windows: bool) -> Node:
+    """Write the fused form before `attention.result`, of `windows` in their kernel; the node that takes its place."""
     write = Writer(graph, attention.result)
-    q, k, v = operands(write, attention)
+    q, k, v = _operands(write, attention)
+    if windows:
+        return _restored(write, write_windows(write, (q, k, v), attention, masking), attention)
     value_depth = tensor_of(v).shape[-1]
     q, k, v = _of_one_depth(write, q, k, v)
     dropped, mask = None if masking.in_order else dropped_keys(write, masking, attention.lead), None
@@ -119,10 +121,10 @@ def write_attention(graph: Graph, attention: Attention, masking: Masking, target
         out = _fill_dropped_rows(write, out, v, dropped, masking)
     if str(tensor_of(out).shape[-1]) != str(value_depth):
         out = write.method("narrow", out, -1, 0, value_depth)
-    return restored(write, out, attention)
+    return _restored(write, out, attention)
 
 
-def operands(write: Writer, attention: Attention) -> tuple[Node, Node, Node]:
+def _operands(write: Writer, attention: Attention) -> tuple[Node, Node, Node]:
     """q, k and v as [B, H, N, d]; q with the factors of the scores."""
     q = _ordered(write, attention.q)
     for name, factor in attention.factors:
@@ -252,7 +254,7 @@ def _fill_dropped_rows(write: Writer, out: Node, v: Node, dropped: Node, masking
     return write.call(torch.where, empty, rows, out)
 
 
-def restored(write: Writer, out: Node, attention: Attention) -> Node:
+def _restored(write: Writer, out: Node, attention: Attention) -> Node:
     """[B, H, Nq, dv] in the original's shape, order of axes and, where they can be seen, strides."""
     rank, lead = len(attention.lead) + 2, attention.weights_lead
     if rank == 2:

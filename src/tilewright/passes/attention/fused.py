@@ -22,8 +22,8 @@ from tilewright.graph.constants import Constants
 from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.library import OWN, PREFIX, Peer, options_of
-from tilewright.passes.attention.mask_parts import Band, read_hidden_keys
-from tilewright.passes.attention.prefix import Prefix, prefix_of, unrepeated
+from tilewright.passes.attention.mask_parts import Band, Prefix, prefix_of, read_hidden_keys
+from tilewright.passes.attention.spelling import unrepeated
 from tilewright.passes.zeros import shared_zeros
 from tilewright.pytorch.state import in_real_tensors
 from tilewright.records.errors import Refusal

@@ -3,6 +3,7 @@
     m = (k <= q) & (k > q - 8)                     →   a band: the query's own position and 7 keys before it
     m = (q >= 0) & padding[:, None, None, :]       →   padding, [B, 1, 1, Sk]
     m = where((k <= q) & padding, bias, -inf)      →   a band, padding, bias
+    m = (arange(S) <= position)[None, None]        →   the keys of a cache below position + 1 (`Prefix`)
 
 The parts are a constant bool tensor, further bool tensors, and biases. Works on torch-level graphs and on graphs of
 ATen operators, like `constants`.
@@ -12,16 +13,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
-from tilewright.graph.canonical import argument, canonical_name, example, where_arguments
+from tilewright.graph.calls import shape_of
+from tilewright.graph.canonical import argument, canonical_name, example, tensor_of, where_arguments
 from tilewright.graph.constants import SAME, Constants, Iota, compared_keys, iota_of, without_repeats
+from tilewright.graph.insert import insert_call
+from tilewright.passes.attention.library import FILLS
 from tilewright.passes.attention.match import NEGLIGIBLE
 from tilewright.pytorch.state import in_real_tensors
 
+aten: Any = torch.ops.aten
 AND = frozenset({"and_", "bitwise_and", "logical_and"})
 OPPOSITES = {"le": "gt", "gt": "le", "lt": "ge", "ge": "lt"}
 NOT = frozenset({"bitwise_not", "not_"})
@@ -275,3 +280,77 @@ def band_of(known: torch.Tensor, queries: int, keys: int) -> Band | None:
     shift = keys - queries
     found = Band(None if unlimited_left else left + shift, None if unlimited_right else right - shift)
     return found if found.left is None or found.left >= 0 else None
+
+
+class Prefix(NamedTuple):
+    """A query sees the keys below `last + more`."""
+
+    last: Node
+    """Integers, aligned with the comparison at the right."""
+    more: int
+    rank: int
+    """Axes of the comparison."""
+    inserted: tuple[int, ...]
+    """Axes of size 1 that were inserted since, one after the other."""
+    else_all: bool
+    """Whether a query that sees no key sees all of them."""
+
+    def write(self, before: Node, batch: int, queries: int) -> Node:
+        """`last` as [batch, 1, queries, 1], written before `before`."""
+        node = self.last
+        for axis in (*[0] * (self.rank - _rank(node)), *self.inserted):
+            node = insert_call(before, aten.unsqueeze.default, node, axis)
+        return insert_call(before, aten.expand.default, node, [batch, 1, queries, 1])
+
+
+def prefix_of(mask: MaskParts, constants: Constants, keys: int | torch.SymInt) -> Prefix | None:
+    """The prefix of `keys` that a mask [B, H, Sq, Sk] lets queries see; None if heads differ or it is no prefix."""
+    if len(mask.conditions) != 1 or mask.biases or not mask.shows_all or not mask.fill_values <= FILLS.keys():
+        return None
+    inserted: list[int] = []
+    (node,) = mask.conditions
+    if tensor_of(node).shape[-1] != keys:
+        return None
+    while True:
+        name, source = canonical_name(node), argument(node, 0, "input")
+        if name == "unsqueeze" and isinstance(source, Node) and isinstance(axis := argument(node, 1, "dim"), int):
+            inserted.insert(0, axis % (_rank(source) + 1))
+        elif not isinstance(source, Node) or not (name in (*SAME, "expand", "broadcast_to") or _from_first(node)):
+            break
+        elif _rank(source) != _rank(node):
+            inserted[:0] = [0] * (_rank(node) - _rank(source))
+        node = source
+    found = _compared_prefix(node, constants)
+    if found is None:
+        return None
+    last, more = found
+    sizes = [1] * (_rank(node) - _rank(last)) + list(shape_of(tensor_of(last)))
+    for axis in inserted:
+        sizes.insert(axis, 1)
+    sizes = [1] * (4 - len(sizes)) + sizes
+    fits = len(sizes) == 4 and sizes[1] == sizes[3] == 1
+    shows_all = any(FILLS[fill] for fill in mask.fill_values)
+    return Prefix(last, more, _rank(node), tuple(inserted), shows_all) if fits else None
+
+
+def _from_first(node: Node) -> bool:
+    """Whether a call cuts off the last keys, if anything."""
+    if canonical_name(node) != "slice" or argument(node, 4, "step", 1) != 1 or argument(node, 2, "start"):
+        return False
+    return shape_of(tensor_of(node.args[0]))[:-1] == shape_of(tensor_of(node))[:-1]
+
+
+@in_real_tensors()
+def _compared_prefix(node: Node, constants: Constants) -> tuple[Node, int] | None:
+    """x and m of `key < x + m`, where keys count up along the last axis and x is an integer tensor."""
+    found = compared_keys(node, str(canonical_name(node)), constants)
+    if found is None:
+        return None
+    first_key, last, name = found
+    value = example(last)
+    is_bound = name in ("le", "lt") and value is not None and value.dtype in (torch.int64, torch.int32)
+    return (last, (name == "le") - first_key) if is_bound else None
+
+
+def _rank(node: Node) -> int:
+    return tensor_of(node).dim()

@@ -41,8 +41,8 @@ from tilewright.passes.attention.form import check_form, write_attention
 from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
+from tilewright.passes.attention.own import in_windows
 from tilewright.passes.attention.spelling import PRODUCTS, normalised, scores_at, sink_at
-from tilewright.passes.attention.windows import in_windows, write_windows
 from tilewright.passes.rule import between, memories, undecided
 from tilewright.records.errors import Refusal
 from tilewright.records.program import Cost, Decision
@@ -100,10 +100,7 @@ def _decide(graph: Graph, root: Node, above: Node, below: Node, constants: Const
         _check_order(attention)
         unread = _unread_afterwards(attention, masking)
         saved = sum(_nbytes(node, attention.scores) for node in attention.replaced)
-        if within:
-            write = partial(write_windows, graph, attention, masking)
-        else:
-            write = partial(write_attention, graph, attention, masking, target)
+        write = partial(write_attention, graph, attention, masking, target, windows=within)
         _replace(graph, attention, unread, write)
     except Refusal as refusal:
         return replace(here, reason=str(refusal))

@@ -38,7 +38,7 @@ from tilewright.hardware.target import Target
 from tilewright.passes.attention.acceptable import SdpaCall, accepted, fused_kernel
 from tilewright.passes.attention.form import in_old_layout
 from tilewright.passes.attention.mask_parts import EVERYWHERE, Band, MaskParts, read_mask
-from tilewright.passes.attention.prefix import unrepeated
+from tilewright.passes.attention.spelling import unrepeated
 from tilewright.passes.rule import call, rule, undecided
 from tilewright.records.errors import Refusal
 from tilewright.records.program import Decision

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
-from tilewright.graph.canonical import argument, canonical_name, example, is_last, same_shape, tensor_of
+from tilewright.graph.canonical import argument, canonical_name, example, is_last, same_shape, static, tensor_of
 from tilewright.records.errors import Refusal
 
 PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
@@ -275,3 +276,45 @@ def _leaves_last_out(node: Node) -> bool:
     if value is None or not isinstance(index, tuple) or not index or index[-1] != BUT_LAST:
         return False
     return index[:-1] in ((Ellipsis,), (slice(None),) * (value.dim() - 1))
+
+
+def unrepeated(node: Node) -> Node:
+    """x [B, H, S, D] of a tensor that has each of its heads several times in a row; else the node itself.
+
+    Such as `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)`, `repeat_interleave(x, n, 1)` or, of one head,
+    `x.expand(B, n, S, D)`, in either kind of graph.
+    """
+    whole, source = example(node), argument(node, 0, "input")
+    if whole is None or whole.dim() != 4 or not isinstance(source, Node):
+        return node
+    if canonical_name(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
+        return source if isinstance(argument(node, 1, "repeats"), int) else node
+    if canonical_name(node) == "expand":
+        one = example(source)
+        if one is None or one.dim() != 4 or one.shape[1] != 1 or not static(whole.shape[1:2]):
+            return node
+        return source if same_shape(whole.shape[:1], one.shape[:1]) else node
+    while canonical_name(source) == "contiguous" and isinstance(source.args[0], Node):
+        source = source.args[0]
+    new_axis = argument(source, 0, "input")
+    if canonical_name(node) != "view" or canonical_name(source) != "expand" or not isinstance(new_axis, Node):
+        return node
+    x = argument(new_axis, 0, "input")
+    wide, narrow = example(source), example(x)
+    if wide is None or wide.dim() != 5 or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
+        return node
+    batch, heads, times, keys, width = wide.shape
+    if not static((heads, times)):
+        return node
+    fits = same_shape(narrow.shape, (batch, heads, keys, width))
+    return x if fits and same_shape(whole.shape, (batch, heads * times, keys, width)) else node
+
+
+def _inserts_third(node: Node) -> bool:
+    """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
+    if canonical_name(node) == "unsqueeze":
+        return argument(node, 1, "dim") in (2, -3)
+    index: Any = node.args[1] if canonical_name(node) == "getitem" else None
+    everything = slice(None)
+    padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
+    return padded == (everything, everything, None, everything, everything)
