@@ -12,7 +12,7 @@ from tests.gpu.kernels.launching import in_turn
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
-from tilewright.passes.index.orders import gather_back, narrow_sorts
+from tilewright.passes.index.sorted_rows import gather_back, narrow_sorts
 from tilewright.passes.simplify import simplify
 
 put = torch.ops.aten.index_put

@@ -25,8 +25,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.offer import Offer
 from tilewright.passes.index.embeddings import Group, groups_of
-from tilewright.passes.index.orders import narrowest
-from tilewright.passes.index.sorted_rows import sort_keys
+from tilewright.passes.index.sorted_rows import narrowest, sort_keys
 
 aten = torch.ops.aten
 GRADIENT = aten.embedding_dense_backward.default

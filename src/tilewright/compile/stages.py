@@ -29,7 +29,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.encoder_layers import write_layers_out
 from tilewright.passes.in_place import write_back_together, write_in_place
 from tilewright.passes.index.embeddings import add_sums_in_place
-from tilewright.passes.index.orders import gather_back, narrow_sorts
+from tilewright.passes.index.sorted_rows import gather_back, narrow_sorts
 from tilewright.passes.index.upsampling import gather_gradients
 from tilewright.passes.loss import compute_across, compute_from_rows, compute_where_read
 from tilewright.passes.norm.rms import as_aten, norm_as_one

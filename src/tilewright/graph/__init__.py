@@ -1,1 +1,1 @@
-"""Queries on graphs with one vocabulary of calls: operands, views, writes, layouts, sizes, names of dimensions."""
+"""Graphs of calls with one vocabulary: operands, constants, insertion, views, layouts, sizes, names of dimensions."""

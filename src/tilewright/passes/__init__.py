@@ -1,1 +1,1 @@
-"""Rewrites of the graph, one per file. A pass proposes and gives reasons; no pass measures."""
+"""Rewrites of the graph. A pass proposes and gives reasons; no pass measures."""

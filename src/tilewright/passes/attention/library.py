@@ -247,9 +247,6 @@ def name_attention(node: fx.Node, query: fx.Node, mask: fx.Node | None, target: 
     return node
 
 
-aten = torch.ops.aten
-
-
 def _is_strided(mask: fx.Node) -> bool:
     """Whether a mask is computed, and not contiguous but for axes along which it repeats (stride 0)."""
     value = calls.tensor(mask)

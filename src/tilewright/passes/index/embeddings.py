@@ -38,8 +38,7 @@ from tilewright.graph.specialise import has_symbols
 from tilewright.graph.views import maker
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
-from tilewright.passes.index.orders import narrowest
-from tilewright.passes.index.sorted_rows import sort_keys
+from tilewright.passes.index.sorted_rows import narrowest, sort_keys
 from tilewright.passes.rule import call, cplusplus, rule
 
 aten: Any = torch.ops.aten
