@@ -146,7 +146,6 @@ def run(request: Request) -> None:
         running.compile(kind)
     if on_gpu:
         torch.cuda.empty_cache()
-    # What runs tilewright's graphs is built once for all processes of a machine; here every model has empty caches.
     EXTENSION.wait()
     (request.folder / f"{request.name}.ready").touch()
     while not (request.folder / "go").exists():
