@@ -1,10 +1,20 @@
 """The race that settles choices: what is wrong takes no part, draws are the same, the generator stays."""
 
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE
+
 import pytest
 import torch
 
 from tilewright.measure.timing import contest as contest_module
-from tilewright.measure.timing.contest import agree, contest
+from tilewright.measure.timing.contest import agree, contest, only_race
+from tilewright.measure.timing.stopwatch import Lap
 
 CPU = torch.device("cpu")
 X = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -46,3 +56,64 @@ def test_rounding_is_no_difference_and_nan_is_one() -> None:
     hole[0, 0] = torch.nan
     assert agree([hole], [hole]) and not agree([X], [hole]) and not agree([hole], [X])
     assert not agree([X[:1]], [X]) and not agree([], [X])
+
+
+class Busy:
+    """A device on which other programs add to seven calls of eight."""
+
+    def __init__(self) -> None:
+        self.calls, self.draws = 0, random.Random(0)
+
+    def lead(self, us: float) -> None:
+        pass
+
+    def time(self, function: Callable[[], object]) -> Lap:
+        function()
+        self.calls += 1
+        return Lap(function.us + (0.0 if self.calls % 8 == 0 else self.draws.uniform(1.0, 90.0)))  # type: ignore[attr-defined]
+
+    def now(self) -> float:
+        return self.calls * 1e-3
+
+
+def test_calls_are_repeated_until_the_shortest_time_is_seen_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(us: float) -> Callable[[], object]:
+        def function() -> torch.Tensor:
+            return X
+
+        function.us = us  # type: ignore[attr-defined]
+        return function
+
+    monkeypatch.setattr(contest_module, "stopwatch_for", lambda device: Busy())
+    monkeypatch.setattr(contest_module, "MOST_ROUNDS", 10_000)
+    outcome = contest({"slow": call(12.0), "fast": call(10.0)}, CPU, seconds=0.005)
+    assert outcome.times_us == {"slow": 12.0, "fast": 10.0}
+
+
+HOLDER = """
+import sys, torch
+from tilewright.measure.timing.contest import only_race
+with only_race(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_race_waits_for_that_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with subprocess.Popen([sys.executable, "-c", HOLDER, "gpu"], stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdin and other.stdout and other.stdout.readline() == "held\n"
+        waiting = threading.Thread(target=lambda: order.append(enter()))
+        order: list[str] = []
+
+        def enter() -> str:
+            with only_race("gpu"):
+                return "entered"
+
+        waiting.start()
+        waiting.join(0.2)
+        assert order == []
+        other.stdin.close()
+        waiting.join(60)
+    assert order == ["entered"]
