@@ -21,6 +21,7 @@ from tilewright.backend import backend, recording
 from tilewright.capture.decompositions import by_tensor, decompositions
 from tilewright.compile.capture import capture
 from tilewright.measure.truth.contract import compare
+from tilewright.records import errors
 from tilewright.records.case import Case, InputSpec
 
 
@@ -304,3 +305,41 @@ def test_gradients_of_conjugated_and_negated_results() -> None:
             gradients += torch.autograd.grad(results, x, incoming)
         torch.testing.assert_close(*gradients)
     assert record.fallbacks == []
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4)])
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, *states: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.scale * mask + states[0][1] + states[0][0]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_inputs_have_the_names_that_the_model_gives_them(training: bool) -> None:
+    x = InputSpec.parse("f32[3,4]")
+    case = Case("net", lambda: Net().train(training), [x, (x, x)], training=training, keywords={"mask": x})
+    graphs = capture(case).graphs
+    named = {node.name for graph in graphs.values() for node in graph.find_nodes(op="placeholder")}
+    parameters = {"layers_0_weight", "layers_0_bias", "layers_1_weight", "layers_1_bias", "scale"}
+    assert named >= parameters | {"x", "states_0_0", "states_0_1", "mask", "layers_1_running_mean"}
+    assert not [name for name in named if name.startswith(("primals", "arg"))]
+
+
+def test_an_input_named_as_a_gradient_is_no_gradient() -> None:
+    keeps_contract(lambda tangents_1, add: (tangents_1 + add) * add, [torch.randn(3), torch.randn(3)])
+
+
+@pytest.mark.parametrize("does", ["dropout draws masks", "batch norms use the batch's own mean and variance", ""])
+def test_a_model_in_training_mode_is_said_to_be_so(
+    does: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors, "_warned", set())
+    layer = {"d": nn.Dropout(0.1), "b": nn.BatchNorm1d(4), "": nn.Linear(4, 4)}[does[:1]]
+    capture(Case("net", lambda: nn.Sequential(layer), InputSpec.parse_many("f32[3,4]"), training=False))
+    told = f"tilewright: net is in training mode: {does}; for inference call its eval()\n"
+    assert capfd.readouterr().err == (told if does else "")

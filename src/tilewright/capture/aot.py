@@ -113,6 +113,7 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
     from torch._dynamo.utils import flatten_graph_inputs
 
     from tilewright.capture import program_cache
+    from tilewright.capture.input_names import named_inputs
 
     identity = compiler.identity()
     # Compiled autograd passes its tensors in a list.
@@ -122,9 +123,10 @@ def through_aot(compiler: Compiler, module: fx.GraphModule, inputs: Sequence[Any
         if key is not None and (loaded := _loaded(compiler, key, inputs)) is not None:
             return loaded
         with outcomes.recording() as looked_up:
+            names = named_inputs(module)
             compiler.rewriter.before_autograd(module)
             if is_flat:
-                return _traced(compiler, module, inputs, key, looked_up)
+                return _traced(compiler, module, inputs, names, key, looked_up)
             through = partial(_traced, compiler)
             flat: Callable[..., Any] = flatten_graph_inputs(module, inputs, through)
             return flat
@@ -138,6 +140,7 @@ def _traced(
     compiler: Compiler,
     module: Any,
     inputs: Sequence[Any],
+    names: Sequence[str] = (),
     key: str | None = None,
     looked_up: Mapping[str, Outcome | None] | None = None,
 ) -> Callable[..., Any]:
@@ -153,7 +156,7 @@ def _traced(
 
     program_cache.counts["compiled"] += 1
     on_floats = size_guards.on_floats()
-    pairs = GraphPair(compiler, len(inputs), is_kept=key is not None, is_symbolic=size_guards.are_symbolic(inputs))
+    pairs = GraphPair(compiler, len(inputs), names, size_guards.are_symbolic(inputs), is_kept=key is not None)
     if key is None:
         functions = aot_entry.plain(pairs.forward, pairs.backward, pairs.inference)
     else:
@@ -174,7 +177,7 @@ def _traced(
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
         if not isinstance(module, fx.GraphModule) or not custom_operators.call_gradients(module):
             raise
-        return _traced(compiler, module, inputs)
+        return _traced(compiler, module, inputs, names)
     if key is not None:
         try:
             if size_guards.on_floats() > on_floats:

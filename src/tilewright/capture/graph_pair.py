@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from tilewright.capture.aot import Boxed, CallableGraph, Compiler, Kind
+from tilewright.capture.input_names import rename_inputs
 from tilewright.capture.partition import cut
 from tilewright.graph.undefined import (
     BackwardByGradients,
@@ -35,6 +36,8 @@ class GraphPair:
 
     compiler: Compiler
     inputs: int
+    names: Sequence[str] = ()
+    """What the user calls the inputs; empty if that is not known."""
     is_symbolic: bool = False
     """Whether sizes are symbolic."""
     is_kept: bool = False
@@ -62,6 +65,7 @@ class GraphPair:
     def partition(
         self, joint: fx.GraphModule, _joint_inputs: object, *, num_fwd_outputs: int, **_: object
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        rename_inputs(joint.graph, self.names)
         self.compiler.rewriter.joint(joint.graph)
         forward, backward = cut(joint, num_fwd_outputs, self.compiler.rewriter.saved)
         self.backward_graph = backward
@@ -136,6 +140,7 @@ class GraphPair:
 
     def inference(self, gm: fx.GraphModule, example_inputs: object) -> Boxed:
         self._note_written()
+        rename_inputs(gm.graph, self.names)
         self.compiler.rewriter.joint(gm.graph)
         (run,) = self.compiler.compile({"forward": gm})
         self.static = _static_inputs()

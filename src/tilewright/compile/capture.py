@@ -16,6 +16,7 @@ from tilewright.capture.aot import Boxed, Compiler, Rewriter, through_aot
 from tilewright.capture.call_cycles import Folded, Traced, folded
 from tilewright.capture.errors import capture_error, messages_ignored
 from tilewright.capture.fakes import Fakes
+from tilewright.capture.input_names import argument_names, set_argument_names
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
@@ -23,7 +24,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import traced_for_gpu
-from tilewright.measure.inputs import make_arguments
+from tilewright.measure.inputs import make_arguments, note_training_mode
 from tilewright.pytorch.compiler import forget_compiled, is_compilers
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, InputError
@@ -99,12 +100,15 @@ def _trace(case: Case, device: str, fold: bool, observe: Callable[[Traced], Call
     """Let Dynamo capture `case`; `observe` gets the program, and ends the capture."""
     fakes = Fakes(device)
     function = fakes.model(case.build())
+    note_training_mode(case, function)
     with fakes.making():
         arguments = make_arguments(case, seed=0, device=device, requires_grad=case.training)
     inputs = {id(x): number for number, x in enumerate(arguments.tensors)}
+    names = argument_names(function, arguments.positional, arguments.keywords)
 
     def backend(module: fx.GraphModule, examples: Sequence[Any], **_: Any) -> Callable[..., Any]:
         known = {place: inputs[id(x)] for place, x in enumerate(examples) if id(x) in inputs}
+        set_argument_names(module, {place: names[id(x)] for place, x in enumerate(examples) if id(x) in names})
         # Tensors that are no parameters, such as those of a closure, are real.
         traced = Traced(module, fakes.tensors(examples), known)
         return observe((folded(traced, fakes.making) if fold else None) or traced)

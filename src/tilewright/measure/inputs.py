@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilewright.records.case import InputSpec, leaves, with_leaves
-from tilewright.records.errors import UsageError
+from tilewright.records.errors import UsageError, warn_once
 
 if TYPE_CHECKING:
     import torch
@@ -101,3 +101,24 @@ def on_device(model: Callable[..., Any], device: str) -> Callable[..., Any]:
     import torch
 
     return model.to(device) if isinstance(model, torch.nn.Module) else model
+
+
+def note_training_mode(case: Case, model: Callable[..., Any]) -> None:
+    """A line on standard error if a module is called for inference, but its dropout or batch norms act as in training.
+
+    PyTorch makes modules so: a model for inference is `model.eval()`.
+    """
+    from torch import nn
+
+    if case.training or not isinstance(model, nn.Module):
+        return
+    acting = [module for module in model.modules() if module.training]
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    does = []
+    if any(isinstance(module, dropouts) and module.p for module in acting):
+        does.append("dropout draws masks")
+    if any(isinstance(module, norms) for module in acting):
+        does.append("batch norms use the batch's own mean and variance")
+    if does:
+        warn_once(f"{case.name} is in training mode: {' and '.join(does)}; for inference call its eval()")

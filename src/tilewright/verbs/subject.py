@@ -28,13 +28,14 @@ class Subject:
         import torch
 
         from tilewright.backend import Recording, backend, recording
-        from tilewright.measure.inputs import make_arguments, on_device
+        from tilewright.measure.inputs import make_arguments, note_training_mode, on_device
         from tilewright.pytorch.compiler import forget_compiled
 
         self.case = case
         torch.manual_seed(0)
         self.device = device
         model = on_device(case.build(), device)
+        note_training_mode(case, model)
         self.arguments = make_arguments(case, seed=0, device=device, requires_grad=case.training)
         self.inputs = self.arguments.tensors
         self.model = model if self.arguments.are_flat else _of_tensors(model, self.arguments)
