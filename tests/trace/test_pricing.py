@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.kernels.registered import all_operators
 from tests.operators import samples
@@ -38,7 +39,31 @@ def zeros(*shape: int) -> Tensor:
 
 B, N, M, K = 3, 5, 7, 11
 MATRIX, VECTOR, LOGITS, INDEX = ones(N, M), ones(M), ones(N, K), zeros(N)
+# An LSTM of K features and M hidden: N steps of B sequences.
+CELLS = [ones(4 * M, K), ones(4 * M, M), ones(4 * M), ones(4 * M), ones(B, M), ones(B, M)]
+LSTM = (aten.mkldnn_rnn_layer, ones(N, B, K), *CELLS, False, [], 2, M, 1, True, False, False)
+RUN = LSTM[0](*LSTM[1:], True)
 PRODUCTS: list[tuple[Any, ...]] = [
+    (*LSTM, False),
+    (
+        aten.mkldnn_rnn_layer_backward,
+        LSTM[1],
+        *CELLS,
+        *RUN[:3],
+        RUN[0],
+        None,
+        None,
+        False,
+        2,
+        M,
+        1,
+        True,
+        True,
+        False,
+        [],
+        False,
+        RUN[3],
+    ),
     (aten.mm, ones(N, K), ones(K, M)),
     (aten.mm, ones(K, N).bfloat16().t(), ones(K, M).bfloat16()),
     (aten.mm, ones(1, 1), ones(1, 1)),
@@ -103,6 +128,7 @@ COMMON = {
 }  # fmt: skip
 """Samples that have a price; of others the results need not follow from what a trace tells of the call."""
 ANOTHER_COST = {
+    "aten.mkldnn_rnn_layer.default 0": "only the library knows the size of the workspace that it keeps for backward",
     "aten.gelu.default 1": "text is not recorded: the exact formula, which takes fewer FLOPs, is counted",
     "aten.gelu_backward.default 1": "text is not recorded",
     "aten.sum.dim_IntList 4": "the dtype that was asked for is not read",
@@ -217,6 +243,23 @@ def test_tilewrights_attention(window: tuple[int | None, int | None]) -> None:
         call = read_call(f"tilewright::{name}", written(*tensors, *options))
         assert call is not None and (priced := price(call)) is not None and priced.kind == "compute"
         assert counts(priced.cost) == cost_of_node(getattr(own, name).default, (*tensors, *options), {})
+
+
+def test_an_lstm_multiplies_what_its_steps_multiply() -> None:
+    def cell(x: Tensor, h: Tensor, c: Tensor, into: Tensor, again: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (x @ into.t() + h @ again.t()).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+    _, x, into, again, _, _, h, c, *_ = LSTM
+    with FlopCounterMode(display=False) as forward:
+        for step in x:
+            h, c = cell(step, h, c, into, again)
+    cells = x[..., 0].numel() * h.shape[-1]
+    _, _, flops, transcendentals = cost_of_node(LSTM[0].default, (*LSTM[1:], False), {})
+    assert (flops, transcendentals) == (forward.get_total_flops() + 13 * cells, 5 * cells)
+    _, _, flops, _ = cost_of_node(aten.mkldnn_rnn_layer_backward.default, PRODUCTS[1][1:], {})
+    assert flops == 2 * forward.get_total_flops() + 26 * cells
 
 
 def test_what_cudnn_runs_costs_what_a_cpu_s_library_would() -> None:

@@ -30,6 +30,7 @@ from tilewright.operators import (  # noqa: F401, each declares its rows as it i
     pooling,
     products,
     random,
+    recurrent,
     reduction,
     scatters,
     special_functions,
