@@ -14,7 +14,7 @@ from tests.report.sample import CEILINGS, measurements, program, verified, write
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
-from tilewright.report.page import write_page
+from tilewright.report.page import prose, write_page
 from tilewright.report.queries import DRAWN, MOST_ROWS
 from tilewright.report.views import PROGRAM
 from tilewright.store import Run, query
@@ -135,6 +135,10 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in harmless.tags]
     assert "<script>document" not in html and "<img src=x" not in html and "49" not in hostile.texts["h1"][0]
     assert island(html)["memory"]["rows"][0][3] == HOSTILE
+
+
+def test_code_in_a_sentence_is_code() -> None:
+    assert prose("`a < b` fits it; `c` and d's") == ("<code>a &lt; b</code> fits it; <code>c</code> and d&#39;s")
 
 
 def test_a_page_says_what_it_leaves_out(tmp_path: Path) -> None:

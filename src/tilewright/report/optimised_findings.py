@@ -86,8 +86,8 @@ def _mispredicted(launches: Sequence[Operator]) -> list[str]:
     worst = max(wrong, key=lambda name: off[name])
     return [
         f"{len(wrong):,} of {len(off):,} predictions are off by more than {_FAR_OFF} times, "
-        f"that of {worst} by {ratio(off[worst])}: the model of times is not fitted to such kernels on this device; "
-        "`tilewright doctor --kernels` fits it."
+        f"that of {worst} by {ratio(off[worst])}: predictions of such kernels are not fitted to this device yet; "
+        "`tilewright doctor --kernels` does that."
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -28,6 +29,7 @@ from tilewright.store.query import reading
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
 
 _SCRIPTS = (
     *("dom.js", "table.js", "draw.js", "graph.js", "page.js"),
@@ -36,6 +38,7 @@ _SCRIPTS = (
 _STYLES = ("page.css", "trace.css")
 # A speedup of at least this is within the noise of 1.
 _NEVER_BELOW = 0.98
+_CODE = re.compile("`([^`]+)`")
 _THINNEST_PERCENT, _MOST_PARTS = 0.5, 8
 
 
@@ -114,13 +117,22 @@ def template(name: str) -> Template:
     """A template, which escapes what it is given and refuses what it is not."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("tilewright.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template(name)
+    )
+    environment.filters["prose"] = prose
+    return environment.get_template(name)
+
+
+def prose(sentence: str) -> Markup:
+    """A sentence as HTML: `code` between backticks, which a terminal shows as they are."""
+    from markupsafe import Markup, escape
+
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(sentence))))
 
 
 def _step_bar(trace: Mapping[str, Any] | None) -> list[dict[str, object]]:

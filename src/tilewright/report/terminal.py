@@ -193,6 +193,12 @@ def _by_reason(decisions: Sequence[Decision]) -> list[list[Decision]]:
     return list(groups.values())
 
 
+def pair(decision: Decision) -> str:
+    """Producer and consumer; one name where a decision is on one operator."""
+    ends = dict.fromkeys((decision.producer, decision.consumer))
+    return " → ".join(ends)
+
+
 def _decisions(groups: Sequence[Sequence[Decision]]) -> FittedTable:
     """A row per group of one reason, with the source line of its first."""
     table = FittedTable(("verdict", "pair…", "reason…", "saved>", "predicted>", "measured>", "source…"), ("source",))
@@ -201,7 +207,7 @@ def _decisions(groups: Sequence[Sequence[Decision]]) -> FittedTable:
         more = f" and {len(group) - 1:,} more" if len(group) > 1 else ""
         table.add_row(
             Text(first.verdict, _VERDICT_STYLE[first.verdict]),
-            Text(plain(f"{first.producer} → {first.consumer}") + more),
+            Text(plain(pair(first)) + more),
             Text(plain(first.reason)),
             nbytes(saved) if saved else "-",
             *(duration(us) if not more else "" for us in (first.predicted_us, first.measured_us)),

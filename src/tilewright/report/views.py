@@ -62,16 +62,16 @@ PROGRAM = (
         "Decisions",
         "What became of every pair of neighbours in the graph, and why.",
         """\
-SELECT verdict, producer || ' → ' || consumer AS pair, reason, nullif(bytes_saved, 0) AS saved_bytes, predicted_us,
-       measured_us, passed_by AS pass, graph, source
+SELECT verdict, concat_ws(' → ', producer, nullif(consumer, producer)) AS pair, reason,
+       nullif(bytes_saved, 0) AS saved_bytes, predicted_us, measured_us, passed_by AS pass, graph, source
 FROM decision""",
     ),
     View(
         "predicted",
         "Prediction",
         "Predicted against measured",
-        "What is off by more than two times is marked: the model of times is not fitted to such kernels on this "
-        "device, which `tilewright doctor --kernels` does.",
+        "What is off by more than two times is marked: predictions of such kernels are not fitted to this device yet, "
+        "which `tilewright doctor --kernels` does.",
         """\
 WITH timed AS (
     SELECT 'region' AS what, graph || ' ' || name AS name, predicted_us, measured_us FROM region

@@ -54,7 +54,7 @@ SELECT name, target, graph, shape, launches, measured_us, floor_us, lost_us, sha
             WHEN is_view THEN 'a view: it moves no data, this is the host''s time for the call'
             WHEN floor_us IS NULL THEN 'no floor: the operator table does not know its work'
             WHEN bound = 'launch-bound' THEN 'only its launch takes time'
-            WHEN off > 2 THEN 'the model of times is not fitted to such a kernel on this device'
+            WHEN off > 2 THEN 'predicted wrongly: times of such kernels are not fitted to this device yet'
             WHEN measured_us <= 1.3 * predicted_us THEN 'as expected: kernels of its kind take as long on this device'
        END AS why,
        source

@@ -7,6 +7,11 @@ function html(tag, attributes = {}, ...children) {
   return node;
 }
 
+// A sentence, with code between its backticks.
+function prose(sentence) {
+  return (sentence ?? "–").split("`").map((part, i) => (i % 2 ? html("code", {}, part) : part));
+}
+
 // The rows of one query, as objects.
 function records(answer) {
   return answer.rows.map((row) => Object.fromEntries(answer.columns.map((name, i) => [name, row[i]])));

@@ -40,7 +40,7 @@ function operators() {
 
 // Columns that hold names as programs write them, that hold sentences, and that a narrow window leaves out.
 const CODE = new Set(["operator", "shapes", "name", "kernel", "stack", "launch", "tensor", "pair"]);
-const PROSE = new Set(["why", "reason"]);
+const PROSE = new Set(["why", "reason", "action"]);
 const ASIDE = new Set(["graph", "pass", "shape", "suite", "direction", "repeats", "of_ceiling_percent", "max_error", "eager_max_error", "max_bound", "of_all_percent", "times_off"]);
 const MOST_CHOICES = 8;
 const FEW_ROWS = 12;
@@ -57,7 +57,8 @@ function viewColumn(key, rows) {
     return { key, label, number, aside: ASIDE.has(key), cell: (row) => write(row[key]) };
   }
   const plain = values.every((value) => String(value ?? "").length <= 24) ? "plain word" : "plain";
-  return { key, label, aside: ASIDE.has(key), kind: CODE.has(key) ? "code" : PROSE.has(key) ? "prose" : plain };
+  if (PROSE.has(key)) return { key, label, aside: ASIDE.has(key), kind: "prose", cell: (row) => prose(row[key]) };
+  return { key, label, aside: ASIDE.has(key), kind: CODE.has(key) ? "code" : plain };
 }
 
 function viewTable(id, answer) {
