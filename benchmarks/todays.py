@@ -12,7 +12,7 @@ from tilewright.records.sources import digest
 
 MARK, NO_MARK = " †", "\0"
 FOOTNOTE = "\n†: measured before the last change of its sources.\n"
-ALL = "\nAll figures of tilewright in this table were measured before the last change of their sources (†).\n"
+ALL = "\ntilewright's figures in this table are older than its kernels, whose sources have changed since (†).\n"
 
 
 @functools.cache
