@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tilewright.records.case import Case, leaves
@@ -32,6 +33,7 @@ class Subject:
         from tilewright.pytorch.compiler import forget_compiled
 
         self.case = case
+        _expect_no_cuda()
         torch.manual_seed(0)
         self.device = device
         model = on_device(case.build(), device)
@@ -137,6 +139,13 @@ class Subject:
         parameters = self.model.parameters() if isinstance(self.model, torch.nn.Module) else ()
         for tensor in (*self.inputs, *parameters):
             tensor.grad = None
+
+
+@cache
+def _expect_no_cuda() -> None:
+    """Drop the warning with which Inductor finds a CUDA toolkit but no GPU: nothing asked for one."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    logger.addFilter(lambda record: "No CUDA runtime is found" not in record.getMessage())
 
 
 def _eager_with_sdpa(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
