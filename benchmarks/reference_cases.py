@@ -63,6 +63,7 @@ def table(reference: Reference, rows: Sequence[Measurement]) -> str:
     eager = next(row for row in measured if row.impl == "eager")
     lines = [
         f"## {reference.suite} {reference.case}\n\n{suite(reference.suite).summary}. {reference.lesson}\n",
+        f"<!-- table: reference {reference.suite.replace('_', ' ')} -->",
         "| impl | time | × eager | GB/s | of limit | peak memory | error | what limits it |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
@@ -79,7 +80,7 @@ def table(reference: Reference, rows: Sequence[Measurement]) -> str:
         ]
         lines.append(f"| {' | '.join(figures)} |")
     where = measured[0]
-    lines.append(f"\n{where.device}, torch {where.torch}, {where.date[:10]}.")
+    lines.append(f"<!-- /table -->\n\n{where.device}, torch {where.torch}, {where.date[:10]}.")
     return "\n".join(lines)
 
 

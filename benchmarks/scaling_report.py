@@ -43,8 +43,10 @@ SERIES = (
 
 def table(series: Series, rows: Sequence[Measurement]) -> str:
     """Markdown: measured beside predicted, and by how much each grew from the row before."""
+    name = re.sub(r"\W+", " ", series.title)
     lines = [
         f"### {series.title}\n\nExpected: {series.expected}.\n",
+        f"<!-- table: {name} -->",
         "| size | measured | predicted | measured / predicted | TFLOP/s | grew | predicted to grow |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -58,7 +60,7 @@ def table(series: Series, rows: Sequence[Measurement]) -> str:
         figures = [count(size), duration(row.median_us), duration(row.predicted_us)]
         lines.append(f"| {' | '.join([*figures, ratio(row.median_us / row.predicted_us), rate, grew, expected])} |")
         before = row
-    return "\n".join(lines)
+    return "\n".join([*lines, "<!-- /table -->"])
 
 
 def points(rows: Sequence[Measurement]) -> list[dict[str, Any]]:
