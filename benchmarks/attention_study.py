@@ -95,6 +95,7 @@ def times(study: Sequence[Point], direction: Direction) -> str:
     widths, lengths = (sorted({key[i] for key in own}) for i in range(2))
     lines = [
         f"### {DIRECTIONS[direction]}\n",
+        f"<!-- table: study {re.sub(r'[^a-z]+', ' ', direction)} -->",
         f"| S | {' | '.join(f'd {width}' for width in widths)} |",
         f"|---:|{'---:|' * len(widths)}",
     ]
@@ -104,7 +105,7 @@ def times(study: Sequence[Point], direction: Direction) -> str:
         won = ["" if gain is None else f", **{ratio(gain)}**" for gain in gains]
         shown = [f"{p.time('eager')} → {p.time('tilewright')}{gain}" for p, gain in zip(cells, won, strict=True)]
         lines.append(f"| {count(length)} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "<!-- /table -->"])
 
 
 def memory(study: Sequence[Point]) -> str:
@@ -112,6 +113,7 @@ def memory(study: Sequence[Point]) -> str:
     own = {(p.width, p.length, p.direction): p for p in study}
     widths = sorted({p.width for p in study})
     lines = [
+        "<!-- table: study memory -->",
         "| d | S | inference: written out | fused | training: written out | fused |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
@@ -120,13 +122,14 @@ def memory(study: Sequence[Point]) -> str:
             pair = [own[width, length, direction] for direction in MEMORY]
             cells = [p.peak(way) for p in pair for way in WAYS]
             lines.append(f"| {width} | {count(length)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "<!-- /table -->"])
 
 
 def growth(sweep: Sequence[Point]) -> str:
     """Markdown: peak memory of one head over its length, and how much that is for each position."""
     own = {(p.length, p.direction): p for p in sweep}
     lines = [
+        "<!-- table: study growth -->",
         "| S | inference | bytes a position | training | bytes a position | written out, training |",
         "|---:|---:|---:|---:|---:|---:|",
     ]
@@ -136,7 +139,7 @@ def growth(sweep: Sequence[Point]) -> str:
             row = own[length, direction].rows["tilewright"]
             cells += [nbytes(row.peak_bytes or 0), count((row.peak_bytes or 0) // length)]
         lines.append(f"| {count(length)} | {' | '.join(cells)} | {own[length, 'fwd+bwd'].peak('eager')} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "<!-- /table -->"])
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,7 @@ def accounts(study: Sequence[Point], width: int = ACCOUNTED_WIDTH) -> str:
     """Markdown: FLOPs, bytes, what they take, and predicted and measured time of both ways for one head size."""
     own = {(p.length, p.direction): p for p in study if p.width == width}
     lines = [
+        "<!-- table: study accounts -->",
         "| S | | way | GFLOP | moved | products | memory | predicted | measured | limited by |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
@@ -196,7 +200,7 @@ def accounts(study: Sequence[Point], width: int = ACCOUNTED_WIDTH) -> str:
             cells += [own[length, direction].time(way), one.bound.removesuffix("-bound")]
             name = "forward" if direction == "fwd" else "backward"
             lines.append(f"| {count(length)} | {name} | {WAYS[way]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "<!-- /table -->"])
 
 
 def exponentials_us(length: int) -> float:
