@@ -267,10 +267,13 @@ def _check_rate(outcome: VariantResult, GBps: float, dram_GBps: float, device: s
         # The caches of a CPU have no measured ceiling.
         outcome.notes.append("above the bandwidth of memory: a cache of the CPU held the data")
         return
+    from tilewright.measure.truth.contract import told_apart
+
     l2_GBps = _l2_GBps(device, limit)
     if GBps > l2_GBps:
         outcome.invalid, outcome.timing = True, None
-        outcome.refusal = f"{GBps:,.0f} GB/s is more than L2 was measured to give, {l2_GBps:,.0f} GB/s"
+        rate, most = told_apart(GBps, l2_GBps, "f", 0)
+        outcome.refusal = f"{rate} GB/s is more than L2 was measured to give, {most} GB/s"
     else:
         outcome.notes.append("above the bandwidth of memory: L2 held the data")
 

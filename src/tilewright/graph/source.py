@@ -9,6 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from tilewright.records.notebook import file_name
+
 if TYPE_CHECKING:
     from torch.fx import Node
 
@@ -60,7 +62,7 @@ def user_line(trace: str) -> str | None:
 
 def place_text(file: str, line: int | str, code: str) -> str:
     """A line of a program as messages name it: `model.py:12: y = x + 1`."""
-    return f"{Path(file).name}:{line}" + (f": {code.strip()}" if code.strip() else "")
+    return f"{file_name(file)}:{line}" + (f": {code.strip()}" if code.strip() else "")
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

@@ -23,6 +23,7 @@ from tilewright.measure.timing import timers
 from tilewright.measure.timing.benchmark import WARM_UP, Timing, interleaved
 from tilewright.measure.timing.gpu_state import persisting_bytes, read_sm_clock, set_persisting_bytes, throttled
 from tilewright.measure.timing.stopwatch import CudaStopwatch, Lap, Stopwatch, stopwatch_for
+from tilewright.measure.truth.contract import told_apart
 from tilewright.measure.truth.proof import RunOutput, truth_of
 from tilewright.pytorch.compiler import buffers_kept, forget_compiled
 from tilewright.records.measurement import Direction, Verified
@@ -285,10 +286,9 @@ class _Running:
         broken = [row for row in outcome.verified if not row.ok]
         if broken:
             worst = max(broken, key=lambda row: row.error)
-            why = (
-                f"is wrong: error {worst.error:.1e}, allowed {worst.bound:.1e}; "
-                f"largest {worst.max_error:.1e}, allowed {worst.max_bound:.1e}"
-            )
+            error, allowed = told_apart(worst.error, worst.bound)
+            largest, largest_allowed = told_apart(worst.max_error, worst.max_bound)
+            why = f"is wrong: error {error}, allowed {allowed}; largest {largest}, allowed {largest_allowed}"
             if worst.max_error == inf and worst.max_bound == 0.0:
                 why += f"; its shape or dtype ({worst.dtype}) is not eager's"
             self._refuse(outcome.impl, f"{worst.direction} {worst.tensor} {why}", invalid=True)

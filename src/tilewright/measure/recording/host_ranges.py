@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tilewright.measure.recording.line_tracer import LINES, LineTracer
+from tilewright.records.notebook import cell_of, in_ipython
 
 _PIECE = 1 << 20
 _TIME = re.compile(rb'"ts": (\d+(?:\.\d+)?)')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FRAME = re.compile(rb'(?<="name": ")([^"(]+)(?=\(\d+\): )')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 
 
@@ -100,6 +102,20 @@ class HostRanges:
             + f', "ts": {_us(began - base)}, "dur": {_us(ended - began)}}}'.encode()
             for name, began, ended, thread in self._kept
         ]
+
+
+def name_cells(trace: Path) -> None:
+    """Rename the files that stand for cells of this process's notebook in a trace of Kineto's: `In [3](12): step`."""
+    if not in_ipython():
+        return
+
+    def named(frame: re.Match[bytes]) -> bytes:
+        return (cell_of(frame[1].decode("utf-8", "replace")) or "").encode() or frame[1]
+
+    renamed = trace.with_suffix(".renamed")
+    with trace.open("rb") as given, renamed.open("wb") as made:
+        made.writelines(_FRAME.sub(named, line) for line in given)
+    renamed.replace(trace)
 
 
 def _us(ns: int) -> str:

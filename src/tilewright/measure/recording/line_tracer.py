@@ -21,6 +21,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from tilewright.records.notebook import cell_of
+
 LINES = "tilewright lines"
 """Key in the header of a trace; its value is the result of `LineTracer.told`."""
 MOST_LINES = 1_000_000
@@ -46,7 +48,7 @@ class _UserFiles(dict[str, bool]):
     """Caches whether a file, as code names it, is the user's."""
 
     def __missing__(self, name: str) -> bool:
-        self[name] = found = is_user_file(Path(name))
+        self[name] = found = is_user_file(Path(name)) or cell_of(name) is not None
         return found
 
 
@@ -117,7 +119,8 @@ class LineTracer:
         entered = cache(enters_blocks)
         for place in places:
             code, line = self._codes[place >> _LINE_BITS], place % (1 << _LINE_BITS)
-            yield [code.co_filename, code.co_name, line, *(["with"] if line in entered(code) else [])]
+            file = cell_of(code.co_filename) or code.co_filename
+            yield [file, code.co_name, line, *(["with"] if line in entered(code) else [])]
 
     def _monitor(self, running: list[FrameType]) -> None:
         """Events of lines and returns in the user's code only; other code reports its first call, then nothing."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tilewright.measure.recording.line_tracer import is_user_file, outwards
 from tilewright.measure.recording.plan import ProcessorTime
+from tilewright.records.notebook import file_name
 
 
 class ProcessorClock:
@@ -68,5 +69,5 @@ def _name(ident: int) -> str:
     name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), "a thread")
     for frame in outwards(sys._current_frames().get(ident)):
         if is_user_file(path := Path(frame.f_code.co_filename)):
-            return f"{name} at {path.name}:{frame.f_lineno}"
+            return f"{name} at {file_name(str(path))}:{frame.f_lineno}"
     return name

@@ -20,6 +20,7 @@ from tilewright.measure.recording.compilation import Replacements
 from tilewright.measure.recording.line_tracer import is_user_file
 from tilewright.measure.recording.ranges import Marker
 from tilewright.records.errors import warn_once
+from tilewright.records.notebook import cell_of
 
 MARK = "synchronisation at "
 """Prefix of a mark in the trace; `file:line` follows. The mark is right after the wait."""
@@ -103,4 +104,4 @@ def line_of(frame: FrameType | None) -> str:
 
 def _shown(path: Path) -> str:
     here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    return cell_of(str(path)) or str(path.relative_to(here) if path.is_relative_to(here) else path)

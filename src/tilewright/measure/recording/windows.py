@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.measure.recording.compilation import Replacements, forget_this_thread, unrecorded_thread
-from tilewright.measure.recording.host_ranges import HostRanges
+from tilewright.measure.recording.host_ranges import HostRanges, name_cells
 from tilewright.measure.recording.line_tracer import LineTracer
 from tilewright.measure.recording.modules import module_ranges
 from tilewright.measure.recording.other_profilers import starting_our_own
@@ -123,6 +123,7 @@ class _TraceWindow:
         profiler.stop()
         bare = self._path.with_suffix(".bare")
         profiler.export_chrome_trace(str(bare))
+        name_cells(bare)
         if self.finds_modules:
             self._host_ranges.add(module_ranges(profiler.profiler.kineto_results, layers=self._layers))
         try:

@@ -23,6 +23,18 @@ TIMES_EAGER = 2.0
 ULPS = 4.0
 
 
+def told_apart(value: float, bound: float, style: str = "e", digits: int = 1) -> tuple[str, str]:
+    """Both as text, with as many more digits as it takes to tell them apart.
+
+    >>> told_apart(0.5, 0.25), told_apart(1.0002e-3, 1e-3), told_apart(9000.4, 9000.0, "f", 0)
+    (('5.0e-01', '2.5e-01'), ('1.0002e-03', '1.0000e-03'), ('9,000.4', '9,000.0'))
+    """
+    texts = f"{value:,.{digits}{style}}", f"{bound:,.{digits}{style}}"
+    return (
+        texts if texts[0] != texts[1] or value == bound or digits > 16 else told_apart(value, bound, style, digits + 1)
+    )
+
+
 def ulp(value: float, dtype: torch.dtype) -> float:
     """The spacing of `dtype` at |value|; below the smallest normal number, the smallest subnormal.
 

@@ -62,9 +62,10 @@ LEFT JOIN (
 ) AS launch ON launch.file_id = work.file_id AND launch.correlation = TRY_CAST(told[1] AS BIGINT)
 LEFT JOIN by_flow ON by_flow.slice_id = work.slice_id;
 
--- A frame of the user's code: `train.py(12): step`, the file and the first line of its function.
+-- A frame of the user's code: `train.py(12): step`, the file and the first line of its function; of a notebook
+-- `In [3](12): step`.
 CREATE OR REPLACE TEMP MACRO own_frame(name) AS (
-    regexp_matches(name, '\.py\(\d+\): ')
+    regexp_matches(name, '(\.py|^In \[\d+\])\(\d+\): ')
     AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|^(typer|click)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
     AND NOT regexp_matches(name, '^(threading|contextlib|functools|runpy)\.py\(|^c[a-z0-9]{40,}\.py\(')
 );
@@ -97,7 +98,7 @@ running AS (
          OR bool_or(position = 1 AND name LIKE 'threading.py(%): \_bootstrap' ESCAPE '\') OVER thread
 )
 SELECT slice.id, CASE WHEN running.id IS NULL THEN slice.name
-                      ELSE regexp_replace(slice.name, '\.py\(\d+\): ', '.py(?): ') END AS name
+                      ELSE regexp_replace(slice.name, '\(\d+\): ', '(?): ') END AS name
 FROM slice LEFT JOIN running USING (id)
 WHERE slice.category = 'python_function' AND slice.name IN (
     SELECT name FROM (SELECT DISTINCT name FROM slice WHERE category = 'python_function')
@@ -186,7 +187,7 @@ forward AS (
 )
 SELECT own.inner_id AS launch_id, own.operator_id, own.operator, forward_of.forward_id, called.caller_id,
        regexp_replace(regexp_replace(called.caller, '^<built-in (?:function|method) (\S+?)(?: .*)?>$', '\1'),
-                      '^.*\.py\(\d+\): ', '') AS caller,
+                      '^(.*\.py|In \[\d+\])\(\d+\): ', '') AS caller,
        -- A frame on the thread that runs backward called the engine, not the operator.
        coalesce(forward.frame_id, own.frame_id) AS frame_id,
        CASE WHEN forward.frame_id IS NULL THEN coalesce(own.operator_id, own.inner_id) ELSE forward_of.forward_id END

@@ -3,7 +3,7 @@
 CREATE OR REPLACE TEMP MACRO plain_name(name) AS
 regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
     '^<built-in (?:function|method) (\S+?)(?: of type object.*| of module.*| of .* object.*)?>$', '\1'),
-    '^.*(?:\.py|>)\((?:\d+|\?)\): |^(nn\.Module: .*)_\d+$', '\1'), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
+    '^(?:.*(?:\.py|>)|In \[\d+\])\((?:\d+|\?)\): |^(nn\.Module: .*)_\d+$', '\1'), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 
 -- Once for each name, of which there are few.
 CREATE OR REPLACE TEMP TABLE plain AS
@@ -11,7 +11,7 @@ SELECT number, name, plain_name(name) AS plain,
        -- PyTorch's own Python, or one operator.
        regexp_matches(name, '(^|/)torch/|^nn\.Module: ') AS is_torch,
        category = 'cpu_op' OR regexp_matches(name, ' of (torch|Tensor|Parameter|pybind11|type object)|^aten::') AS is_operator,
-       regexp_matches(name, '(\.py|>)\(\d+\): ') AS is_frame
+       regexp_matches(name, '(\.py|>|^In \[\d+\])\(\d+\): ') AS is_frame
 FROM class_of;
 
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;

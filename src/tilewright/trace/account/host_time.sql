@@ -39,7 +39,7 @@ SELECT row_number() OVER () - 1 AS number, category, name,
             WHEN category IN ('cuda_runtime', 'cuda_driver') THEN 203
             WHEN category = 'python_function'
              AND regexp_matches(name, '(^|/)(tilewright/(measure|profiling)/|torch/(autograd/)?profiler)') THEN 102
-            WHEN category = 'python_function' AND regexp_matches(name, '\.py\(\d+\): ')
+            WHEN category = 'python_function' AND regexp_matches(name, '(\.py|^In \[\d+\])\(\d+\): ')
              AND NOT regexp_matches(name, '(^|/)(lib/python\d[^/]*/)?(contextlib|functools|pathlib|threading|warnings)\.py\(') THEN 101
             ELSE 0 END AS code
 FROM named;
