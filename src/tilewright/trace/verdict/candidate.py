@@ -41,6 +41,8 @@ class Step:
     tf32_times: float = 1.0
     """How many times as fast as fp32 its device multiplies matrices in TF32."""
     bf16_times: float = 1.0
+    restarts: bool = False
+    """Whether a DataLoader starts its workers in each step."""
 
 
 @dataclass(frozen=True)

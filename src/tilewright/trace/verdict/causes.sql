@@ -23,12 +23,13 @@ FROM host_step_time LEFT JOIN (SELECT file_id, stopped_ms FROM stopped) USING (f
 CREATE OR REPLACE TEMP TABLE calling_line AS
 WITH called AS (
     SELECT file_id, source, called, max(calls) AS calls, sum(typical_ms) AS ms, sum(operators) AS operators,
-           arg_max(what, operators) AS what, bool_or(coalesce(is_torch, false)) AS is_torch
+           arg_max(what, operators) AS what, string_agg(DISTINCT what, ' ' ORDER BY what) FILTER (WHERE class = 'operators') AS names,
+           bool_or(coalesce(is_torch, false)) AS is_torch
     FROM host_cause WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY ALL
 )
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
-       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, max(calls) AS runs,
+       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
        sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.025 END AS is_small,
        coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
@@ -36,9 +37,9 @@ FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
-SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, runs, operators FROM calling_line WHERE is_busy
+SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, names, runs, operators FROM calling_line WHERE is_busy
 UNION ALL
-SELECT file_id, source, operators, ms, what, runs, operators FROM calling_line
+SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
 WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
 
 -- The optimizer's step, if it calls an operator for each parameter; `kinds` is how many.
@@ -118,7 +119,7 @@ waits AS (
 -- Lines one after the other are a loop or a block, and one cause.
 loops AS (
     SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(calls) AS calls, arg_max(what, ms) AS what, max(runs) AS runs,
-           CASE WHEN sum(operators) < 0.5 * sum(calls) THEN 'Python' END AS inner_what
+           CASE WHEN sum(operators) < 0.5 * sum(calls) THEN 'Python' ELSE string_agg(names, ' ') END AS inner_what
     FROM (SELECT *, line_of(source) - row_number() OVER (PARTITION BY file_id, file_of(source) ORDER BY line_of(source)) AS block FROM busy_line)
     GROUP BY file_id, file_of(source), coalesce(block, 0)
 ),
@@ -163,7 +164,7 @@ copies AS (
 constants AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what FROM host_cause
     WHERE class IN ('operators', 'Python') AND source IS NOT NULL
-      AND called IN ('zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
+      AND called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
     GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
 ),
 doubles AS (
@@ -194,12 +195,21 @@ interpreter AS (
            greatest(least(other_ms, stopped_ms), stopped_ms * other_ms / (other_ms + thread_ms)) AS ms
     FROM stopped WHERE other_ms > 0
 ),
+-- The line at which forward is called whose results backward computes again.
+checkpointed AS (
+    SELECT host_event.file_id, any_value(host_time.source) AS source
+    FROM (host_event JOIN plain ON number = named AND regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): checkpoint$'))
+    ASOF JOIN host_time ON host_time.file_id = host_event.file_id AND host_event.ts >= host_time.ts GROUP BY host_event.file_id
+),
 -- What PyTorch itself has a cheaper way for; with all that it calls.
 replaceable AS (
     WITH chosen AS (
-        SELECT number, CASE WHEN name LIKE '%: zero_grad' THEN 'zero_grad' WHEN name LIKE '%tensor_str%' THEN 'format' ELSE plain END AS what FROM plain
-        WHERE name IN ('autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort')
-           OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|optim/optimizer\.py\(\d+\): zero_grad)$')
+        SELECT number, CASE WHEN name LIKE '%: zero_grad' THEN 'zero_grad' WHEN name LIKE '%tensor_str%' THEN 'format'
+                            WHEN name LIKE '%: recompute_fn' THEN 'recompute' ELSE plain END AS what FROM plain
+        WHERE name IN ('autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2',
+                       'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
+           OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
+           OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$')
     ),
     written AS (
         SELECT file_id, ts FROM host_event JOIN plain ON plain.number = host_event.named WHERE name IN ('aten::zero_', 'aten::_foreach_zero_')
@@ -224,8 +234,76 @@ replaceable AS (
         SELECT called.file_id, called.step_ts, called.what, any_value(host_time.source) AS source, sum(called.dur) AS ns, count(*) AS calls
         FROM called ASOF JOIN host_time ON host_time.file_id = called.file_id AND called.ts >= host_time.ts GROUP BY ALL
     )
-    SELECT one_step.file_id, what, any_value(source) AS source, median(ns) / 1e6 * any_value(bare_ms / recorded_ms) AS ms, max(calls) AS calls
-    FROM one_step JOIN host_step_time USING (file_id) GROUP BY one_step.file_id, what
+    SELECT one_step.file_id, what, coalesce(any_value(checkpointed.source) FILTER (WHERE what = 'recompute'), any_value(one_step.source)) AS source,
+           median(ns) / 1e6 * any_value(bare_ms / recorded_ms) AS ms, max(calls) AS calls
+    FROM one_step JOIN host_step_time USING (file_id) LEFT JOIN checkpointed USING (file_id) GROUP BY one_step.file_id, what
+),
+backward AS (
+    SELECT file_id, ts, dur FROM host_event JOIN plain ON number = named WHERE name LIKE '<built-in method run\_backward of %' ESCAPE '\'
+),
+-- Calls of a model that nothing differentiates, beside others of the same that are: as for evaluation.
+evaluations AS (
+    WITH called AS (
+        SELECT file_id, ts, dur, named, name,
+               max(ts + dur) OVER (PARTITION BY file_id ORDER BY ts, dur DESC, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
+        FROM host_event JOIN plain ON number = named WHERE name LIKE 'nn.Module: %'
+    ),
+    forward AS (
+        SELECT DISTINCT host_event.file_id, host_event.ts FROM flow JOIN host_event ON host_event.id = slice_out WHERE flow.category = 'fwdbwd'
+    ),
+    judged AS (
+        SELECT called.*, coalesce(forward.ts < called.ts + called.dur, false) AS is_differentiated
+        FROM called ASOF LEFT JOIN forward ON forward.file_id = called.file_id AND called.ts <= forward.ts
+        ASOF LEFT JOIN backward ON backward.file_id = called.file_id AND called.ts >= backward.ts
+        WHERE coalesce(called.ts + called.dur > reached, true) AND coalesce(called.ts >= backward.ts + backward.dur, true)
+    ),
+    one_step AS (
+        SELECT judged.file_id, step.ts AS step_ts, sum(judged.dur) AS ns, count(*) AS calls, arg_max(judged.ts, judged.dur) AS ts, any_value(name) AS name
+        FROM judged JOIN host_step AS step ON step.file_id = judged.file_id AND judged.ts >= step.ts AND judged.ts < step.ts + step.dur
+        WHERE NOT is_differentiated AND (judged.file_id, named) IN (SELECT (file_id, named) FROM judged WHERE is_differentiated) GROUP BY ALL
+    )
+    SELECT one_step.file_id, plain_name(any_value(name)) AS what, any_value(host_time.source) AS source,
+           list_median(list_resize(list(ns), any_value(steps), 0)) / 1e6 * any_value(bare_ms / recorded_ms) AS ms, max(calls) AS calls
+    FROM one_step JOIN host_step_time USING (file_id)
+    ASOF JOIN host_time ON host_time.file_id = one_step.file_id AND one_step.ts >= host_time.ts GROUP BY one_step.file_id
+),
+-- Two products of a line of which one takes the other's result, by their shapes: `times` is how much less the other order computes.
+chains AS (
+    WITH called AS (
+        -- Operators, without those that only call others or make views.
+        SELECT host_event.file_id, host_event.id, host_event.ts, sourced, plain.name,
+               lag(CASE WHEN plain.name = 'aten::mm' THEN host_event.id END) OVER one AS before_id, lag(sourced) OVER one AS before_sourced
+        FROM host_event JOIN plain ON plain.number = named
+        WHERE plain.name LIKE 'aten::%' AND NOT regexp_matches(plain.name, '^aten::(matmul|linear|t|transpose|numpy_T|as_strided|resolve_conj|resolve_neg|view|detach)$')
+        WINDOW one AS (PARTITION BY host_event.file_id ORDER BY host_event.ts, host_event.id)
+    ),
+    followed AS (
+        SELECT called.file_id, id, before_id, sourced
+        FROM called ASOF LEFT JOIN backward ON backward.file_id = called.file_id AND called.ts >= backward.ts
+        WHERE name = 'aten::mm' AND before_id IS NOT NULL AND before_sourced = sourced AND coalesce(called.ts >= backward.ts + backward.dur, true)
+    ),
+    sized AS (
+        SELECT slice.id, TRY_CAST(args->'$."Input Dims"' AS BIGINT[][]) AS dims FROM slice JOIN arg_set USING (arg_set_id)
+        WHERE slice.id IN (SELECT id FROM followed UNION SELECT before_id FROM followed)
+    ),
+    pair AS (
+        SELECT followed.file_id, place AS source, first.dims[1] AS a, first.dims[2] AS b, second.dims[1] AS c, second.dims[2] AS d
+        FROM followed JOIN named_place ON named_place.number = sourced
+        JOIN sized AS first ON first.id = before_id JOIN sized AS second ON second.id = followed.id
+        WHERE len(first.dims[1]) = 2 AND len(first.dims[2]) = 2 AND len(second.dims[1]) = 2 AND len(second.dims[2]) = 2
+    ),
+    ordered AS (
+        SELECT file_id, source, (a[1] * a[2] * b[2] + c[1] * c[2] * d[2])
+               / least(CASE WHEN c = [a[1], b[2]] THEN b[1] * b[2] * d[2] + a[1] * a[2] * d[2] END,
+                       CASE WHEN d = [a[1], b[2]] THEN c[1] * c[2] * a[2] + c[1] * b[1] * b[2] END) AS times
+        FROM pair
+    )
+    SELECT ordered.file_id, ordered.source, any_value(line.ms) AS ms, any_value(line.calls) AS calls, max(times) AS times
+    FROM ordered JOIN (
+        SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls FROM host_cause
+        WHERE class = 'operators' AND what = 'aten::mm' GROUP BY file_id, source
+    ) AS line ON line.file_id = ordered.file_id AND line.source = ordered.source
+    WHERE times >= 3 GROUP BY ordered.file_id, ordered.source
 ),
 -- Where PyTorch looks for anomalies, each operator formats the stack that called it, and backward tests its gradients.
 anomalies AS (
@@ -265,7 +343,7 @@ UNION ALL SELECT file_id, 'exchange', source, 'collectives', moved_ms, calls, NU
 UNION ALL SELECT file_id, 'loop', source, what, ms, calls, inner_what, NULL, runs FROM loops
 -- Most of the calls are PyTorch's own where it looks for anomalies.
 UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FROM small ANTI JOIN anomalies USING (file_id)
-UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM converting
+UNION ALL SELECT file_id, 'Python', source, what, ms, calls, 'PyTorch', NULL, NULL FROM converting
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
 UNION ALL SELECT file_id, 'constant', source, what, ms, calls, NULL, NULL, NULL FROM constants
@@ -279,6 +357,8 @@ UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NUL
                            FROM host_distance JOIN host_step_time USING (file_id) WHERE host_distance.file_id = anomalies.file_id),
                           (SELECT sum(ms) / 2 FROM small WHERE small.file_id = anomalies.file_id))
 FROM anomalies
+UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
+UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, NULL, NULL, times FROM broadcasts
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

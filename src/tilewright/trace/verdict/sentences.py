@@ -9,6 +9,12 @@ from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
 
 _ON_DEVICE = ("single",)
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_NORMS = ("aten::norm", "aten::linalg_vector_norm")
+_IN_A_LIST = (
+    *("add_", "sub_", "mul_", "div_", "zero_", "copy_", "lerp_", "addcmul_", "addcdiv_", "clamp_min_", "clamp_max_"),
+    *("sqrt_", "neg_", "abs_", "norm", "mul", "add", "abs", "max"),
+)
+"""Operators that `torch._foreach_…` calls on a list of tensors at once."""
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -37,6 +43,13 @@ def _loop(cause: Candidate, step: Step) -> Advice:
         if reads
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
+    name = cause.what.removeprefix("aten::")
+    if any(norm in (cause.inner_what or "").split() for norm in _NORMS):
+        action = (
+            "torch.nn.utils.clip_grad_norm_, or torch._foreach_norm, takes a list of tensors, and reads no norm alone"
+        )
+    elif name in _IN_A_LIST and not reads:
+        action += f"; torch._foreach_{name} takes a list of tensors"
     if cause.what in _CLOCKS:
         why = f"It asks for the time {cause.calls:,.0f} times a step, and does nothing else until it is late enough."
         return Advice("A loop that waits", why, "Wait for what is to happen, or leave the loop out", cause.ms)
@@ -73,7 +86,11 @@ def _python(cause: Candidate, step: Step) -> Advice:
         action = "Copy into tensors made before the loop (torch._foreach_copy_), every 100th step"
         return Advice("deepcopy()", "It allocates and copies every tensor again.", action, 0.99 * cause.ms)
     if cause.what:
-        why = "It is no operator of PyTorch's, and the step waits for it."
+        why = (
+            "PyTorch works there outside of its operators, and the step waits for it."
+            if cause.inner_what == "PyTorch"
+            else "It is no operator of PyTorch's, and the step waits for it."
+        )
         action = "Do it once before the loop, every 100th step, or with operations on tensors"
         return Advice(f"{cause.what}()", why, action, 0.99 * cause.ms)
     why = "Python runs line by line there, outside of every operator."
@@ -93,6 +110,12 @@ def _copy(cause: Candidate, step: Step) -> Advice:
 
 
 def _constant(cause: Candidate, step: Step) -> Advice:
+    if cause.what in ("zero_", "fill_"):
+        why = "It writes every element, in every step."
+        action = (
+            "Set gradients to None instead (optimizer.zero_grad()), and overwrite other tensors where they are filled"
+        )
+        return Advice(f"Filling tensors (.{cause.what}())", why, action, 0.99 * cause.ms)
     why = f"{cause.what} fills memory that was allocated anew, in every step."
     action = "Make it once before the loop (register_buffer in a module), and write only what changes"
     return Advice(f"Making a tensor (torch.{cause.what.removeprefix('new_')}())", why, action, 0.99 * cause.ms)
@@ -103,6 +126,22 @@ def _broadcast(cause: Candidate, step: Step) -> Advice:
     why = f"{cause.what} makes a tensor of {times:,.0f} times the elements of its operands, and sums most of it away."
     action = "torch.einsum, a matrix product or torch.cdist computes the sums without that tensor"
     return Advice("Combining tensors by broadcasting", why, action, cause.ms * (1 - 1 / times))
+
+
+def _chain(cause: Candidate, step: Step) -> Advice:
+    times = cause.inner_ms or 1.0
+    why = f"One product takes the other's result; the other order multiplies {times:,.0f} × fewer numbers."
+    action = "a @ (b @ c) instead of a @ b @ c, or torch.linalg.multi_dot([a, b, c]), which finds the order"
+    return Advice("Multiplying matrices in a costly order", why, action, cause.ms * (1 - 1 / times))
+
+
+def _evaluation(cause: Candidate, step: Step) -> Advice:
+    calls = f"{cause.calls:,.0f} times" if cause.calls >= 1.5 else "once"
+    why = (
+        f"{cause.what} is called {calls} in a step without a gradient, as for evaluation, beside the calls that train."
+    )
+    action = "Evaluate every 100th step (if step % 100 == 0:), or use what the training forward gave (logits.detach())"
+    return Advice("Calling the model without a backward", why, action, 0.99 * cause.ms)
 
 
 def _double(cause: Candidate, step: Step) -> Advice:
@@ -145,16 +184,19 @@ def _logits(cause: Candidate, step: Step) -> Advice:
     return Advice("The loss over the logits", why, action, cause.inner_ms or 0.0)
 
 
-_REPLACED = {
+_ALMOST_ALL = 0.99
+_REPLACED: dict[str, tuple[str, str, str, float]] = {
     "EmbeddingBackward0": (
         "The gradient of an embedding",
         "It is as large as the table of the embedding, and most of it is zero.",
         "nn.Embedding(..., sparse=True) has a gradient of the rows that were read; SGD and SparseAdam take it",
+        _ALMOST_ALL,
     ),
     "aten::one_hot": (
         "one_hot()",
         "It writes a row of all classes for each index, of which one element is not zero.",
         "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row",
+        _ALMOST_ALL,
     ),
     **dict.fromkeys(
         ("aten::sort", "aten::argsort"),
@@ -162,24 +204,60 @@ _REPLACED = {
             "Sorting",
             "It orders all elements, whatever is read of them.",
             "torch.topk, kthvalue or median find the few that are needed; what does not change is sorted once",
+            _ALMOST_ALL,
         ),
     ),
     "format": (
         "Formatting a tensor",
         "Its elements are copied to the host and turned to text one by one, also where nothing prints the text.",
         "Format a number (loss.item()), every 100th step",
+        _ALMOST_ALL,
     ),
     "zero_grad": (
         "zero_grad(set_to_none=False)",
         "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
         "optimizer.zero_grad() sets gradients to None",
+        _ALMOST_ALL,
+    ),
+    "aten::_unique2": (
+        "Finding the elements that differ",
+        "torch.unique() sorts all elements, and looks for the repeated ones.",
+        "torch.bincount or a mask (seen[ids] = True) finds those of a known range; what does not change is found once",
+        _ALMOST_ALL,
+    ),
+    **dict.fromkeys(
+        ("aten::nonzero", "aten::masked_select"),
+        (
+            "Selecting by a mask",
+            "It lists the positions first, and the size of the result is known only then.",
+            "torch.where(mask, x, 0), or a product by the mask, keeps the size instead of x[mask]",
+            _ALMOST_ALL,
+        ),
+    ),
+    "aten::linalg_inv_ex": (
+        "Inverting a matrix",
+        "An inverse takes three times the operations of a solution, and rounds more.",
+        "torch.linalg.solve(A, B) instead of torch.inverse(A) @ B; torch.linalg.lu_factor once if A stays",
+        0.6,
+    ),
+    "aten::linalg_svd": (
+        "Decomposing a matrix (svd)",
+        "It computes all singular vectors, whatever is read of them.",
+        "torch.linalg.svdvals for the values alone, matrix_norm(A, 2) or some steps of power iteration for the largest",
+        0.5,
+    ),
+    "recompute": (
+        "Computing forward again in backward (checkpoint)",
+        "torch.utils.checkpoint keeps no activations, and backward computes them once more.",
+        "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
+        _ALMOST_ALL,
     ),
 }
 
 
 def _replaceable(cause: Candidate, step: Step) -> Advice:
-    slow, why, action = _REPLACED[cause.what]
-    return Advice(slow, why, action, 0.99 * cause.ms)
+    slow, why, action, part = _REPLACED[cause.what]
+    return Advice(slow, why, action, part * cause.ms)
 
 
 def _anomalies(cause: Candidate, step: Step) -> Advice:
@@ -213,4 +291,6 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "replaceable": _replaceable,
     "anomalies": _anomalies,
     "broadcast": _broadcast,
+    "chain": _chain,
+    "evaluation": _evaluation,
 }

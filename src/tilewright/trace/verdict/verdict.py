@@ -40,7 +40,7 @@ CREATE OR REPLACE TABLE verdict (       -- at most three sentences
     place           BIGINT NOT NULL,
     sentence        VARCHAR NOT NULL
 )"""
-_STEPS = """
+_STEPS = r"""
 WITH busy AS (
     SELECT file_id, max(ms) AS ms FROM (
         SELECT file_id, upid, sum(ms_per_step) AS ms FROM step_account
@@ -48,11 +48,13 @@ WITH busy AS (
     ) GROUP BY file_id
 )
 SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
-       EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\\_MultiProcessing%' ESCAPE '\\'),
+       EXISTS (FROM slice WHERE name LIKE 'enumerate(DataLoader)#\_MultiProcessing%' ESCAPE '\'),
        coalesce((SELECT any_value(name) FROM slice WHERE name LIKE 'compiled again: %'), ''),
        (SELECT max(TRY_CAST(str_value AS BIGINT)) FROM metadata
         WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id),
-       coalesce(recording.workers, 0), coalesce(recording.workers_us, 0) / 1e3
+       coalesce(recording.workers, 0), coalesce(recording.workers_us, 0) / 1e3,
+       (SELECT count(*) FROM host_event JOIN plain ON number = named WHERE host_event.file_id = host_step_time.file_id
+        AND regexp_matches(name, 'torch/utils/data/dataloader\.py\(\d+\): _get_iterator$')) >= host_step_time.steps
 FROM host_step_time
 LEFT JOIN description ON described_by = host_step_time.file_id
 LEFT JOIN busy ON busy.file_id = coalesce(description.file_id, host_step_time.file_id)
@@ -67,10 +69,10 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     cores = host_cores(connection) or Step.cores
     found: list[_Found] = []
     for file_id, *row in connection.execute(_STEPS).fetchall():
-        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms = row
+        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms, restarts = row
         reason = reason.partition(": ")[2]
         rates = _tensor_cores(connection)
-        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, *rates)
+        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, *rates, restarts)
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         # Medians of parts may add up to more than the mean step.
         candidates = [replace(cause, ms=min(cause.ms, bare_ms)) for cause in (Candidate(*row) for row in rows)]

@@ -50,6 +50,12 @@ def advise_data(cause: Candidate, step: Step) -> Advice:
 
 def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
     """The workers make a batch in each step, so that each worker takes as many steps for one as there are workers."""
+    if step.restarts:
+        why = "A DataLoader starts its workers anew in each step, and loads its first batch after that."
+        action = (
+            "Make one iterator before the loop, or DataLoader(..., persistent_workers=True), which keeps its workers"
+        )
+        return Advice("Waiting for data", why, action, 0.99 * cause.ms)
     why = "The workers do not keep up: the next batch is not ready when the step asks for it"
     cheaper = "make __getitem__ and the transforms cheaper"
     if not step.workers:
