@@ -20,7 +20,7 @@ from tilewright import backend
 from tilewright.compile.stages import rewrite
 from tilewright.hardware.profiles import local_profile, profile_for
 from tilewright.hardware.target import Target
-from tilewright.launch.cxx import compile_to
+from tilewright.records.cxx import compile_to
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -154,7 +154,7 @@ def test_an_interrupt_while_the_compiler_starts_stops_it(
         signal.raise_signal(signal.SIGINT)
         return started[0]
 
-    monkeypatch.setattr("tilewright.launch.cxx.subprocess.Popen", interrupted)
+    monkeypatch.setattr("tilewright.records.cxx.subprocess.Popen", interrupted)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

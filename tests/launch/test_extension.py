@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.launch import cxx
 from tilewright.launch.extension import Extension
+from tilewright.records import cxx
 from tilewright.records.errors import CompilerError
 
 SOURCE = """

@@ -52,8 +52,8 @@ def bench(
 ) -> None:
     """Implementations side by side, verified."""
     from tilewright.bench import suite_named
-    from tilewright.launch.cxx import require_compiler
     from tilewright.measure.racing.results import check_results
+    from tilewright.records.cxx import require_compiler
     from tilewright.records.suite_filter import SuiteFilter
 
     wanted = SuiteFilter.parse(impl=impl, shapes=shapes, dtype=dtype, direction=direction, sweep=sweep, shard=shard)

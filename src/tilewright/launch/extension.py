@@ -17,7 +17,7 @@ from types import ModuleType
 
 import torch
 
-from tilewright.launch import cxx
+from tilewright.records import cxx
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 LIBRARIES = ("torch_python", "torch_cpu", "c10")

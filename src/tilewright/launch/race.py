@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.launch import cxx, nvrtc
+from tilewright.launch import nvrtc
 from tilewright.measure.timing.contest import SECONDS, contest
 from tilewright.pytorch.state import in_real_tensors
-from tilewright.records import cache, outcomes, sources
+from tilewright.records import cache, cxx, outcomes, sources
 from tilewright.records.errors import CompilerError, warn_once
 from tilewright.records.outcomes import Outcome
 

@@ -9,8 +9,7 @@ import platform
 import tempfile
 from pathlib import Path
 
-from tilewright.launch import cxx
-from tilewright.records import cache
+from tilewright.records import cache, cxx
 from tilewright.records.errors import CacheError, CompilerError, warn_once
 
 

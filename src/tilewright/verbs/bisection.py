@@ -56,7 +56,7 @@ def bisect_case(case: Case, device: str = "cpu", tell: Callable[[str], None] = l
     first call whose value it changes. Raises CaptureError, InputError or CompilerError.
     """
     from tilewright.compile.stages import STAGES
-    from tilewright.launch.cxx import require_compiler
+    from tilewright.records.cxx import require_compiler
 
     if device == "cpu":
         # Without one PyTorch would run all, and nothing would be wrong.

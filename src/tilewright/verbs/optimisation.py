@@ -99,8 +99,8 @@ def optimize_case(
     from tilewright.hardware.detect import detect
     from tilewright.hardware.profiles import local_profile, remeasured_profile
     from tilewright.hardware.summary import machine_report
-    from tilewright.launch.cxx import require_compiler
     from tilewright.records.cache import ensure_usable
+    from tilewright.records.cxx import require_compiler
     from tilewright.report.page import write_page
     from tilewright.store.run import Run
     from tilewright.store.run_paths import new_run_path

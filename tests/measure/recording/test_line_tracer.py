@@ -71,6 +71,12 @@ def test_every_line_and_the_way_back() -> None:
     assert ways == [("outer", "a = 1"), ("outer", "b = inner(a) + inner(a)"), *call, *call, ("outer", "return b")]
 
 
+def test_without_a_compiler_the_lines_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = followed(outer)
+    monkeypatch.setattr(line_tracer, "library", lambda: None)
+    assert followed(outer) == compiled
+
+
 def test_the_function_that_runs_already_is_followed_too() -> None:
     given = LineTracer()
     given.start()

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from tilewright.measure.recording.line_events import LineEvents, library, traced
 from tilewright.records.notebook import cell_of
 
 LINES = "tilewright lines"
@@ -55,9 +56,10 @@ class _UserFiles(dict[str, bool]):
 class LineTracer:
     """Traces the calling thread through the user's functions, from `start` to `stop`.
 
-    From Python 3.12 on by `sys.monitoring`, which adds nothing to code that is not the user's. Before by
-    `sys.settrace`, which adds 0.3 µs to each line of the user's, and 0.1 µs to each call of any Python function. If
-    the thread is traced already (by a debugger or coverage), it does nothing.
+    From Python 3.12 on by `sys.monitoring`, which adds nothing to code that is not the user's. Before by compiled code
+    (`line_events.cpp`), or without a C++ compiler by `sys.settrace`, which adds 0.3 µs to each line of the user's, and
+    0.1 µs to each call of any Python function. If the thread is traced already (by a debugger or coverage), it does
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -70,9 +72,17 @@ class LineTracer:
         self._thread = 0
         self._stopped = False
         self._most = MOST_LINES
-        self.ended_early = False
-        """Whether there were more lines than are kept; what ran after them has no line."""
+        self._ended_early = False
         self._release: Callable[[], None] = lambda: None
+        self._compiled = library() if _MONITORING is None else None
+        self._events: LineEvents | None = None
+        self._others: list[CodeType] = []
+        """Code that is not the user's and that `_events` knows by its address, which therefore stays."""
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether there were more lines than are kept; what ran after them has no line."""
+        return self._ended_early or (self._events is not None and self._events.ended_early)
 
     def start(self) -> None:
         if sys.gettrace() is not None:
@@ -81,7 +91,9 @@ class LineTracer:
         frame = sys._getframe(1)
         self._return_to(frame)
         running = [outer for outer in outwards(frame) if self._user_files[outer.f_code.co_filename]]
-        if _MONITORING is None:
+        if self._compiled is not None:
+            self._events = LineEvents(self._compiled, self._first_if_followed, self._most - len(self._at))
+        elif _MONITORING is None:
             self._trace(running)
         else:
             self._monitor(running)
@@ -90,6 +102,10 @@ class LineTracer:
         self._stopped, self._most = True, 0
         release, self._release = self._release, lambda: None
         release()
+        if self._events is not None:
+            self._events.stop()
+            self._ended_early = self.ended_early
+            self._events.take(self._at, self._which)
 
     def told(self, begins: Iterable[int]) -> str | None:
         """JSON of `thread` (its number), `places` (file, function, line, and "with" where it enters a block), `since`
@@ -205,6 +221,16 @@ class LineTracer:
 
         return on_event
 
+    def _first_if_followed(self, code: CodeType) -> int:
+        try:
+            if self._user_files[code.co_filename]:
+                return self._first(code)
+        except Exception:
+            # Such as a name that is no path.
+            pass
+        self._others.append(code)
+        return _NOWHERE
+
     def _first(self, code: CodeType) -> int:
         """The place of a function's line 0."""
         if (first := self._firsts.get(id(code))) is None:
@@ -228,7 +254,7 @@ class LineTracer:
     def _end(self) -> None:
         """Stop at the last line that fits; the time after it is unknown."""
         if not self._stopped:
-            self._stopped = self.ended_early = True
+            self._stopped = self._ended_early = True
             self._at.append(time.time_ns())
             self._which.append(_NOWHERE)
 
@@ -247,7 +273,7 @@ def enters_blocks(code: CodeType) -> set[int]:
 def traced_by_another() -> bool:
     """Whether this thread's lines or calls are followed by anything but this module and PyTorch's profiler."""
     tracer, profiler = sys.gettrace(), sys.getprofile()
-    if tracer is not None and getattr(tracer, "__module__", "") != __name__:
+    if tracer is not None and tracer is not traced and getattr(tracer, "__module__", "") != __name__:
         return True
     if profiler is not None and not is_of_pytorch(profiler):
         return True
