@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.commands import documented_keys
 from tests.report.printing import printed
-from tests.trace.kineto import Trace
+from tests.trace.kineto import AUTOGRAD, Trace, analysed
 from tests.trace.test_diff import run
 from tilewright.records.errors import StoreError, UsageError
 from tilewright.report.whatif import show_whatif
@@ -32,6 +32,7 @@ CREATE TABLE device_call (slice_id BIGINT, file_id BIGINT, ts BIGINT, dur BIGINT
 CREATE TABLE wait (slice_id BIGINT);
 CREATE TABLE device_slice (slice_id BIGINT, file_id BIGINT, ts BIGINT, dur BIGINT, kind VARCHAR, operator VARCHAR,
     name VARCHAR, upid BIGINT, stream BIGINT, launch_id BIGINT, launch_ts BIGINT);
+CREATE TABLE host_collective (slice_id BIGINT, file_id BIGINT, track_id BIGINT, ts BIGINT, dur BIGINT, name VARCHAR);
 CREATE TABLE collective (slice_id BIGINT, file_id BIGINT, rank BIGINT, name VARCHAR, in_group VARCHAR,
     position BIGINT, skew_ns DOUBLE);
 CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR, events BIGINT DEFAULT 0,
@@ -282,6 +283,32 @@ def test_what_recording_adds_to_the_host_is_not_predicted_to_stay() -> None:
     connection.execute("INSERT INTO host_step_time VALUES (0, 2000)")
     connection.execute("INSERT INTO bare_step VALUES (0.1, 0.14)")
     assert Simulator(connection, read_timeline(connection)).predict("class:data").predicted_us == pytest.approx(40)
+
+
+@pytest.mark.parametrize("late_us", [0, 400])
+def test_ranks_without_a_device(late_us: int) -> None:
+    """Steps of 90 µs of work, a collective of 500 µs after the last rank, and the rest; rank 1 works longer."""
+    traces = []
+    for rank in (0, 1):
+        trace = Trace(4000 + rank, rank)
+        trace.frame("train.py(1): main", 0, 4000)
+        for number, at in enumerate(range(0, 4000, 1000)):
+            begin, end = at + 90 + rank * late_us, at + 590 + late_us
+            trace.step(number, at, at + 1000)
+            trace.operator("aten::mm", at, begin - 1)
+            trace.frame("<built-in method wait of pybind11_builtins.x object at 0x7f>", begin, end)
+            trace.slice("user_annotation", "gloo:all_reduce", begin + 1, end, AUTOGRAD)
+        traces.append(trace)
+    connection = analysed(traces)
+    simulator = Simulator(connection, read_timeline(connection))
+    rest = 1000 - 590 - late_us
+    expected = {
+        "rank:1": 90 + 500 + rest,
+        "overlap": 90 + late_us + rest,
+        "class:communication": 90 + late_us + rest,
+    }
+    for asked, us in expected.items():
+        assert simulator.predict(asked).predicted_us == pytest.approx(us, abs=4), asked
 
 
 def path_of(machines: list[Machine]) -> dict[str, float]:

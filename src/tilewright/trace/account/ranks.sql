@@ -39,7 +39,7 @@ ORDER BY rank, device;
 
 -- Collectives of processes without a device, which a thread of their own runs.
 CREATE OR REPLACE TABLE host_collective AS
-SELECT slice.id AS slice_id, process.file_id, slice.ts, slice.dur, slice.name, slice.arg_set_id
+SELECT slice.id AS slice_id, process.file_id, slice.track_id, slice.ts, slice.dur, slice.name, slice.arg_set_id
 FROM slice JOIN thread_track ON thread_track.id = slice.track_id JOIN thread USING (utid) JOIN process USING (upid)
 WHERE slice.category IN ('user_annotation', 'cpu_op') AND (slice.name LIKE 'gloo:%' OR slice.name LIKE 'mpi:%')
   AND slice.dur >= 0 AND process.file_id NOT IN (SELECT file_id FROM device_slice);

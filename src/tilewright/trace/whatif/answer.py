@@ -107,7 +107,8 @@ def _all(connection: DuckDBPyConnection, simulator: Simulator) -> Iterator[Predi
     ).fetchall()
     asked = [f"floor:{operator}" for (operator,) in operators] + [f"class:{name}" for (name,) in classes]
     ((on_device, communicates),) = connection.execute(
-        "SELECT count(*) > 0, coalesce(bool_or(kind = 'communication'), false) FROM device_slice"
+        """SELECT count(*) > 0, coalesce(bool_or(kind = 'communication'), false) OR EXISTS (FROM host_collective)
+           FROM device_slice"""
     ).fetchall()
     asked += ["host", "graph"] if on_device else []
     asked += ["overlap"] if communicates else []

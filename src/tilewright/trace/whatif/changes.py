@@ -12,7 +12,7 @@ from tilewright.records.errors import UsageError
 from tilewright.trace.account.host_time import CLASSES
 from tilewright.trace.events.rows import Ints
 from tilewright.trace.whatif.simulation import Edge, Simulated, Task, simulate
-from tilewright.trace.whatif.timeline import Timeline
+from tilewright.trace.whatif.timeline import AWAITS_RANKS, Timeline
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -177,9 +177,10 @@ class Simulator:
         part, tasks = self._host_part("class = ?", name), self._timeline.tasks
 
         def lag(_: int, task: Task, edge: Edge) -> float | None:
-            return None if task.kind == "wait" and tasks[edge.task].kind in WORK else edge.lag
+            awaited = AWAITS_RANKS if task.name == AWAITS_RANKS else "device"
+            return None if task.kind == "wait" and tasks[edge.task].kind in WORK and name == awaited else edge.lag
 
-        return _Change(lambda at, _: part.left(at, 0), lag if name == "device" else None)
+        return _Change(lambda at, _: part.left(at, 0), lag if name in ("device", AWAITS_RANKS) else None)
 
     def _workers(self, number: str) -> _Change:
         """They make batches while the step goes on, and the step waits for what they lack."""

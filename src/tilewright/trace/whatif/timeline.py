@@ -22,18 +22,35 @@ _ROUNDING_NS = 1_000
 _STEPS = """
 SELECT file_id, min(ts), max(ts + host_dur), max(ts + dur), count(*) FROM step WHERE dur > 0
 GROUP BY file_id ORDER BY file_id"""
-_CALLS = """
-SELECT call.slice_id, call.ts, call.ts + call.dur, call.name,
+AWAITS_RANKS = "communication"
+"""The name of a wait of the host for collectives that another thread of its process runs."""
+_CALLS = f"""
+WITH spans AS (
+    SELECT file_id, ts, ts + dur AS ended FROM host_time
+    WHERE class = 'communication' AND file_id IN (SELECT file_id FROM host_collective)
+)
+SELECT call.slice_id, call.ts, call.ts + call.dur AS ended, call.name,
        EXISTS (FROM wait WHERE wait.slice_id = call.slice_id) AS waits
 FROM device_call AS call
-WHERE call.file_id = ? AND call.ts BETWEEN ? AND ?
+WHERE call.file_id = $file AND call.ts BETWEEN $begin AND $end
   AND (waits OR EXISTS (FROM device_slice WHERE launch_id = call.slice_id))
-ORDER BY call.ts, call.slice_id"""
+UNION ALL
+-- One that begins while the host waits for it already was asked for when that wait began.
+SELECT slice_id, least(asked.ts, spans.ts), least(asked.ts, spans.ts), asked.name, false
+FROM (SELECT * FROM host_collective WHERE file_id = $file AND ts BETWEEN $begin AND $end) AS asked
+LEFT JOIN spans ON spans.file_id = asked.file_id AND asked.ts >= spans.ts AND asked.ts < spans.ended
+UNION ALL
+SELECT -1, ts, ended, '{AWAITS_RANKS}', true FROM spans WHERE file_id = $file AND ts BETWEEN $begin AND $end
+ORDER BY 2, 5, 1"""
 _WORK = """
 SELECT work.ts, work.ts + work.dur, work.kind, coalesce(work.operator, work.name, '(no name)'),
        (work.upid, work.stream), work.launch_id, work.slice_id, collective.rank, collective.name, collective.in_group,
        collective.position
-FROM device_slice AS work LEFT JOIN collective USING (slice_id)
+FROM (
+    SELECT file_id, ts, dur, kind, operator, name, upid, stream, launch_id, slice_id, launch_ts FROM device_slice
+    UNION ALL
+    SELECT file_id, ts, dur, 'communication', name, NULL, NULL, track_id, slice_id, slice_id, NULL FROM host_collective
+) AS work LEFT JOIN collective USING (slice_id)
 WHERE work.file_id = ? AND coalesce(work.launch_ts, work.ts) BETWEEN ? AND ?
 ORDER BY work.ts, work.slice_id"""
 
@@ -90,7 +107,9 @@ def _add_host(
         after = [Edge(len(tasks) - 1, 0)] if len(tasks) > first else []
         tasks.append(Task(start, done, kind, name, file_id, after))
 
-    for slice_id, ts, done, name, does_wait in connection.execute(_CALLS, [file_id, begin, end]).fetchall():
+    for slice_id, ts, done, name, does_wait in connection.execute(
+        _CALLS, {"file": file_id, "begin": begin, "end": end}
+    ).fetchall():
         start = max(ts, free)
         add(free, start, "host", "host")
         before[slice_id] = len(tasks) - 1
