@@ -311,6 +311,27 @@ def test_ranks_without_a_device(late_us: int) -> None:
         assert simulator.predict(asked).predicted_us == pytest.approx(us, abs=4), asked
 
 
+def test_ranks_whose_recordings_begin_apart() -> None:
+    """Rank 0 is recorded 200 µs earlier and waits for rank 1, which is never late afterwards."""
+    traces = []
+    for rank, early in ((0, 200), (1, 0)):
+        trace = Trace(4000 + rank, rank)
+        trace.frame("train.py(1): main", 0, 2400)
+        for number in range(2):
+            at = 400 + 1000 * number - (early if number == 0 else 0)
+            begin, end = at + 500, 1400 + 1000 * number
+            trace.step(number, at, 1400 + 1000 * number)
+            trace.operator("aten::mm", at, begin - 1)
+            trace.frame("<built-in method wait of pybind11_builtins.x object at 0x7f>", begin, end)
+            trace.slice("user_annotation", "gloo:all_reduce", begin + 1, end, AUTOGRAD)
+        traces.append(trace)
+    connection = analysed(traces)
+    timeline = read_timeline(connection)
+    assert len({*timeline.begins.values()}) == 1
+    simulator = Simulator(connection, timeline)
+    assert simulator.predict("rank:1").gain == pytest.approx(0, abs=0.01)
+
+
 def path_of(machines: list[Machine]) -> dict[str, float]:
     """Microseconds of the critical path by kind, which has no holes."""
     connection = recorded(machines)

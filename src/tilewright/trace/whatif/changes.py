@@ -178,7 +178,9 @@ class Simulator:
 
         def lag(_: int, task: Task, edge: Edge) -> float | None:
             awaited = AWAITS_RANKS if task.name == AWAITS_RANKS else "device"
-            return None if task.kind == "wait" and tasks[edge.task].kind in WORK and name == awaited else edge.lag
+            if task.kind != "wait" or name != awaited:
+                return edge.lag
+            return None if tasks[edge.task].kind in WORK else 0 if name == AWAITS_RANKS else edge.lag
 
         return _Change(lambda at, _: part.left(at, 0), lag if name in ("device", AWAITS_RANKS) else None)
 

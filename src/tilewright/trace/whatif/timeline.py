@@ -92,6 +92,7 @@ def read_timeline(connection: DuckDBPyConnection) -> Timeline:
     if not found.tasks:
         raise StoreError("the run has no steps; `tilewright profile` and `tilewright trace` make runs that have")
     _join_ranks(found.tasks, arrivals)
+    _begin_together(found)
     return found
 
 
@@ -227,6 +228,23 @@ def _bind_waits(tasks: list[Task], waits: list[int], launched: list[tuple[int, i
             spent = min(_WAIT_NS, spent)
         wait.after += [Edge(task, spent) for task in host]
         wait.start = wait.end
+
+
+def _begin_together(found: Timeline) -> None:
+    """The recording of a rank that began earlier has a longer first wait for the others, which belongs to no step.
+
+    What a rank does before its first collective goes on is moved by that much, as far as it waits afterwards.
+    """
+    latest = max(found.begins.values())
+    for file_id, begin in found.begins.items():
+        own = [task for task in found.tasks if task.file_id == file_id]
+        joined = [task.start for task in own if task.kind == "communication" and task.rank is not None]
+        first = [task for task in own if joined and task.end <= min(joined) and task.start < min(joined)]
+        room = min(joined) - max((task.end for task in first), default=0) if joined else 0
+        if (later := min(latest - begin, room)) > 0:
+            for task in first:
+                task.start, task.end = task.start + later, task.end + later
+            found.begins[file_id] = begin + later
 
 
 def _join_ranks(tasks: list[Task], arrivals: dict[tuple[str, str, int], list[int]]) -> None:
