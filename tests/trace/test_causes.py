@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.trace.kineto import Analysis, Trace
+from tests.trace.kineto import HOST, Analysis, Trace
 from tests.trace.loading import Rows
 from tests.trace.test_host_time import EVENTS, lines
 
 Happening = Callable[[Trace], object]
 TENSOR = "<built-in method tensor of type object at 0x7f>"
+BACKWARD = "<built-in method run_backward of torch._C._EngineBase object at 0x1>"
 FILLS = {"dims": [[4, 4], []]}
 
 
@@ -62,6 +63,21 @@ def product(dims: list[list[int]], *, is_summed: bool = True) -> list[Happening]
     return [operator("aten::mul", 100, 700 if is_summed else 900, dims=dims), *summed]
 
 
+def products(first: list[list[int]], second: list[list[int]], between: str = "aten::t") -> list[Happening]:
+    last = [operator(between, 852, 855), operator("aten::mm", 860, 900, dims=second)]
+    return [operator("aten::mm", 100, 850, dims=first), *last]
+
+
+def calls(module: str, *, within: str = "") -> list[Happening]:
+    """A step that trains the module Net_0, and then calls one that nothing differentiates."""
+    around = [frame(within, 99.5, 900.5)] if within else []
+    trained = [frame("nn.Module: Net_0", 1, 40), operator("aten::addmm", 5, 35), frame(BACKWARD, 41, 90)]
+    forward = lambda trace: trace.flow("fwdbwd", 1, (5, HOST), (50, HOST))  # noqa: E731
+    trained += [operator("AddmmBackward0", 50, 80), forward]
+    return [*trained, *around, frame(f"nn.Module: {module}"), operator("aten::addmm", 110, 890)]
+
+
+SQUARES = [[700, 700], [700, 700]]
 CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "a tensor of a list": ([frame(TENSOR)], "torch.tensor()", "Python's numbers, one by one", "Keep the data as a"),
     "a tensor of an array": ([frame(TENSOR), operator("aten::copy_", 101, 899)], "Copying a tensor", "", "from_numpy"),
@@ -105,6 +121,23 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                                 "Combining tensors by broadcasting", "96 times the elements", "torch.einsum"),
     "a product of rows summed": (product([[512, 1, 64], [512, 64]]),
                                  "Combining tensors by broadcasting", "512 times the elements", "torch.einsum"),
+    "a model evaluated in each step": (calls("Net_0"), "Calling the model without a backward",
+                                       "once in a step without a gradient", "Evaluate every 100th step"),
+    "products from the left": (products(SQUARES, [[700, 700], [700, 1]]),
+                               "Multiplying matrices in a costly order", "350 × fewer", "multi_dot"),
+    "products from the right": (products(SQUARES, [[1, 700], [700, 700]]),
+                                "Multiplying matrices in a costly order", "350 × fewer", "multi_dot"),
+    "a checkpoint": ([frame("torch/utils/checkpoint.py(9): checkpoint", 100, 102),
+                      operator("aten::addmm", 100.5, 101.5), frame(BACKWARD, 102.5, 905),
+                      frame("torch/utils/checkpoint.py(99): recompute_fn", 103, 903),
+                      operator("aten::addmm", 104, 902)],
+                     "Computing forward again in backward", "", "Checkpoint only"),
+    "gradients filled in a loop": ([method("zero_", "Tensor object"), operator("aten::zero_", 101, 899)],
+                                   "Filling tensors (.zero_())", "", "optimizer.zero_grad()"),
+    "an inverse": ([operator("aten::linalg_inv_ex", 100, 900)], "Inverting a matrix", "", "linalg.solve"),
+    "singular vectors": ([operator("aten::linalg_svd", 100, 900)], "Decomposing a matrix", "", "svdvals"),
+    "unique": ([operator("aten::_unique2", 100, 900)], "Finding the elements that differ", "", "bincount"),
+    "a mask": ([operator("aten::nonzero", 100, 900)], "Selecting by a mask", "", "torch.where"),
     "data": ([marked(EVENTS[0][1])], "Waiting for data", "", "num_workers="),
     "sleep": ([frame("<built-in function sleep>")], "time.sleep", "", "time.sleep"),
     "a lock": ([method("acquire", "_thread.lock object")], "Waiting in acquire", "", "earlier"),
@@ -121,6 +154,10 @@ NO_CAUSE: dict[str, Sequence[Happening]] = {
     "a product that was asked for": product([[96, 96, 1], [1, 96, 96]], is_summed=False),
     "a bias": product([[64, 512], [512]]),
     "a number": product([[64, 512], []]),
+    "a teacher": calls("Teacher_0"),
+    "a forward that backward calls": calls("Net_0", within=BACKWARD),
+    "products in the better order": products([[700, 700], [700, 1]], [[700, 700], [700, 1]]),
+    "products with an operator between": products(SQUARES, [[700, 700], [700, 1]], between="aten::relu"),
 }
 
 

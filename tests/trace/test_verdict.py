@@ -213,3 +213,22 @@ def test_a_recompilation_by_its_guard(reason: str, action: str) -> None:
     cause = Candidate(1, "compilation", "train.py:5", "compilation", 90.0, 1, None, None, None)
     advice = advice_on(cause, Step(100.0, reason=f"{reason}\nUser stack trace:\n  File 'x.py'"))
     assert action in advice.action and "User stack" not in advice.why and "\n" not in advice.why
+
+
+@pytest.mark.parametrize(
+    ("what", "names", "action"),
+    [
+        ("item", "aten::item aten::linalg_vector_norm", "torch.nn.utils.clip_grad_norm_"),
+        ("aten::mul_", "aten::mul_", "torch._foreach_mul_ takes a list"),
+        ("item", "aten::item aten::select", "Read all elements at once with .tolist()"),
+    ],
+)
+def test_loops_over_parameters(what: str, names: str, action: str) -> None:
+    cause = Candidate(0, "loop", "train.py:5", what, 5.0, 200, names, None, 100.0)
+    assert action in advice_on(cause, Step(10.0)).action
+
+
+def test_a_loader_that_starts_its_workers_in_each_step() -> None:
+    cause = Candidate(0, "data", "train.py:5", "DataLoader", 8.0, 1, None, None, None)
+    advice = advice_on(cause, Step(10.0, has_workers=True, restarts=True))
+    assert "persistent_workers=True" in advice.action and advice.win_ms < 8.0
