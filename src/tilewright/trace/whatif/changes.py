@@ -182,7 +182,10 @@ class Simulator:
                 return edge.lag
             return None if tasks[edge.task].kind in WORK else 0 if name == AWAITS_RANKS else edge.lag
 
-        return _Change(lambda at, _: part.left(at, 0), lag if name in ("device", AWAITS_RANKS) else None)
+        def dur(at: int, task: Task) -> float:
+            return 0 if name == AWAITS_RANKS and task.kind == "communication" else part.left(at, 0)
+
+        return _Change(dur, lag if name in ("device", AWAITS_RANKS) else None)
 
     def _workers(self, number: str) -> _Change:
         """They make batches while the step goes on, and the step waits for what they lack."""
