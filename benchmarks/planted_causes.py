@@ -122,6 +122,53 @@ def hold():
         time.sleep(0.0005)
 threading.Thread(target=hold, daemon=True).start()
 """
+_EVALUATED = f"""
+held = [(torch.randn(64, 256), torch.randint(0, 10, (64,))) for _ in range(20)]
+def evaluate():
+    model.eval()
+    with torch.no_grad(): right = sum((model(x).argmax(1) == y).sum().item() for x, y in held){_PLANTED}
+    model.train(); return right
+for i in range(14):
+    train(); evaluate()
+"""
+_CLIPPED = f"""
+weights = [nn.Parameter(torch.randn(8)) for _ in range(400)]; optimizer = torch.optim.SGD(weights, lr=1e-3, foreach=True)
+for i in range(14):
+    torch.stack(weights).square().sum().backward()
+    for p in weights: p.grad.mul_(min(1, 1 / (p.grad.norm().item() + 1e-6))){_PLANTED}
+    optimizer.step(); optimizer.zero_grad()
+"""
+_CHECKPOINTED = f"""
+from torch.utils.checkpoint import checkpoint
+model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)) for _ in range(6)]); head = nn.Linear(512, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x, y = torch.randn(256, 512), torch.randint(0, 10, (256,))
+def forward(x):
+    for layer in model: x = checkpoint(layer, x, use_reentrant=False){_PLANTED}
+    return head(x)
+for i in range(14):
+    train(forward, x, y)
+"""
+_ZEROED = f"""
+model = perceptron(2048, 2); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x, y = torch.randn(2, 2048), y[:2]
+for i in range(14):
+    loss = F.cross_entropy(model(x), y); loss.backward(); optimizer.step()
+    for p in model.parameters(): p.grad.zero_(){_PLANTED}
+"""
+_STARTED = f"""
+class Rows(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i): return torch.randn(256), i % 10
+data = Rows()
+for i in range(14):
+    for x, y in DataLoader(data, batch_size=64, num_workers=1):{_PLANTED}
+        train(x=x, y=y)
+"""
+_MASK = """
+def mask_of(scores): return torch.tensor([[score.item() > 0.5 for score in row] for row in scores])  # planted
+scores = torch.rand(64, 16)
+for i in range(14):
+    mask_of(scores); train()
+"""
 _TOKENS = "pieces = re.findall(r'\\w+|[^\\w\\s]', 'a word, and more! ' * 300)"
 _LSTM = """
 model, head = nn.LSTM(256, 512, batch_first=True), nn.Linear(512, 10); optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
@@ -192,6 +239,17 @@ PROGRAMS = {
     "lines of a file": Program(_loop("open(path, 'w').writelines(f'{k}\\n' for k in range(100_000))", _FILE.partition("\n")[0]), "Writing"),
     "log": Program(_loop("for k in range(2000): log.info('step %d loss %f', i, k * 0.1)", "log = logging.getLogger('train'); log.setLevel(20); log.addHandler(logging.FileHandler(os.devnull))"), "info()"),
     "a lock": Program(_loop("with lock: pass", _LOCKED), "Entering a with block"),
+    "evaluation in each step": Program(_EVALUATED, "Calling the model without a backward"),
+    "a mask of items": Program(_MASK, "A loop of small calls"),
+    "gradients clipped by item": Program(_CLIPPED, "A loop of small calls"),
+    "a checkpoint of everything": Program(_CHECKPOINTED, "Computing forward again in backward"),
+    "gradients filled with zeros": Program(_ZEROED, "Filling tensors"),
+    "workers that start in each step": Program(_STARTED, "Waiting for data"),
+    "products from the left": Program(_loop("a @ a @ b", "a, b = torch.randn(700, 700), torch.randn(700, 1)"), "Multiplying matrices in a costly order"),
+    "an inverse": Program(_loop("torch.inverse(a) @ b", "a, b = torch.randn(500, 500) + 500 * torch.eye(500), torch.randn(500, 1)"), "Inverting a matrix"),
+    "singular vectors": Program(_loop("torch.linalg.svd(a).S[0]", "a = torch.randn(200, 200)"), "Decomposing a matrix"),
+    "unique": Program(_loop("torch.unique(ids)", "ids = torch.randint(0, 1000, (300_000,))"), "Finding the elements that differ"),
+    "a selection by a mask": Program(_loop("z[z > 0]", "z = torch.randn(2000, 1000)"), "Selecting by a mask"),
     "healthy: an LSTM": Program(_LSTM, "Nothing stands out"),
     "healthy: data as fast as needed": Program(_LOADED, "Nothing stands out"),
     "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),

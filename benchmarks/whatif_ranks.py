@@ -49,7 +49,7 @@ class Ranks:
 
     def step(self) -> Step:
         late, data = self.late_ms[dist.get_rank()], torch.ones(self.elements)
-        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+        model: nn.Module = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
         model = nn.parallel.DistributedDataParallel(model) if self.wrapped else model
         x = torch.randn(8, 64)
 
