@@ -72,6 +72,13 @@ def test_the_tree_of_the_block(tilewright: Tilewright) -> None:
     assert "float32[B, H, S, D/H]" in leaves and "transformer_block.py:" in leaves
 
 
+SOFTMAX_SCHEDULES = {
+    "h200": "tile 1 × 5·1024, 8 warps, 4000 programs",
+    "a100": "tile 1 × 5·1024, 8 warps, 4000 programs",
+    "cpu": "tile 1 × 512, columns in a loop, 4000 for all threads",
+}
+
+
 def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
     floors = {}
     for device in ("h200", "a100", "cpu"):
@@ -82,6 +89,7 @@ def test_floors_of_a_device_that_is_not_here(tilewright: Tilewright) -> None:
         (region,) = document["regions"]
         assert region["language"] == ("c++" if device == "cpu" else "triton")
         assert ("tl.load" in region["source_code"]) == (device != "cpu")
+        assert region["schedule"] == SOFTMAX_SCHEDULES[device]
     # 160 MB at the 4255 GB/s that were measured on an H200.
     assert floors["h200"] == pytest.approx(160e6 / 4255e3, rel=0.01)
     assert floors["h200"] < floors["a100"] < floors["cpu"]

@@ -27,6 +27,10 @@ from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.records import program as records
 from tilewright.records.program import Cost, Decision, GraphName
+from tilewright.schedule.choose import schedule_of
+from tilewright.schedule.cpu import cpu_schedule
+from tilewright.schedule.schedule import Schedule
+from tilewright.schedule.tiles import Limits
 
 
 def operators_before(
@@ -152,7 +156,15 @@ def _region(
         floor_us=floor,
         bound=bound,
         predicted_us=None if floor is None else _predicted_us(work, distances, profile),
+        schedule=str(_schedule(region, profile)),
     )
+
+
+def _schedule(region: Region, profile: DeviceProfile) -> Schedule:
+    nest, device = region.lowered.nest, profile.limits
+    if region.language == "c++":
+        return cpu_schedule(nest)
+    return schedule_of(nest, Limits.of(device.multiprocessors, device.shared_bytes_per_block) if device else Limits())
 
 
 def works(plan: GraphPlan) -> Iterator[tuple[Unit, Work | None]]:

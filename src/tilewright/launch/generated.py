@@ -28,7 +28,7 @@ from tilewright.records.progress import tell
 from tilewright.records.recipe import Argument, Launch, Layout, Number, Pointer, Recipe
 from tilewright.schedule.choose import neighbours, schedule_of
 from tilewright.schedule.schedule import Schedule
-from tilewright.schedule.tiles import SHARED_BYTES, Limits
+from tilewright.schedule.tiles import Limits
 
 ALIGNED = 16
 """Bytes. Triton compiles a kernel again for pointers that are not multiples of this."""
@@ -38,8 +38,6 @@ INTERPRETED_TILE = 16384
 """The interpreter's time depends on the number of programs and operations, hardly on elements."""
 LEAST_SHARED_BYTES = 48 * 1024
 """Shared memory available to every program; PyTorch does not report the limit of AMD GPUs."""
-REDUCTION_BYTES = 32 * 1024
-"""The part of a program's shared memory for reductions and layout conversions."""
 
 
 class TritonKernel:
@@ -172,7 +170,7 @@ def _limits(device: torch.device) -> Limits:
         return Limits(2, INTERPRETED_TILE)
     found = torch.cuda.get_device_properties(device)
     most = getattr(found, "shared_memory_per_block_optin", LEAST_SHARED_BYTES)
-    return Limits(found.multi_processor_count, shared_bytes=max(min(SHARED_BYTES, most - REDUCTION_BYTES), 0))
+    return Limits.of(found.multi_processor_count, most)
 
 
 @functools.cache

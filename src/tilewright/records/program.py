@@ -96,6 +96,8 @@ class Region:
     bound: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
+    schedule: str = ""
+    """How its rows and columns are divided, in words."""
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,8 @@ def _region_table(kinds: Sequence[Alike[Region]], names: Sequence[str], everythi
             duration(region.predicted_us),
             duration(region.measured_us),
         )
+        if everything:
+            table.add_row("", *("" for _ in several), Text(region.schedule, style="italic"), *[""] * 6)
     return table
 
 

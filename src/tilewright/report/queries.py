@@ -50,7 +50,7 @@ FROM memory
 ORDER BY graph DESC, stage DESC, index""",
 }
 
-SOURCES = "SELECT graph, name, language, members, source_code FROM region"
+SOURCES = "SELECT graph, name, language, members, schedule, source_code FROM region"
 
 MOST_ROWS = 4_000
 # Characters of the page, with markup escaped: per answer, and for all beside Vega's million.

@@ -94,7 +94,8 @@ class Schedule:
         parts += ["columns in a loop"] * (self.cols.place == "loop")
         if self.warps:
             parts += [f"{self.warps} warp{'s' * (self.warps > 1)}"]
-            parts += [f"{self.programs} program{'s' * (self.programs > 1)} along the {self.order}"]
+            along = f" along the {self.order}" if self.cols.place == "programs" else ""
+            parts += [f"{self.programs} program{'s' * (self.programs > 1)}{along}"]
         else:
             parts += [f"{self.programs} for all threads" if self.is_shared else "one thread"]
         if self.combination:

@@ -15,6 +15,8 @@ TILE = 1024
 """Elements of a block on a GPU: eight for each thread of four warps."""
 SHARED_BYTES = 100 * 1024
 """Shared memory of a program: a little less than half of an H200's, so that two fit a multiprocessor."""
+REDUCTION_BYTES = 32 * 1024
+"""The part of a program's shared memory for reductions and layout conversions."""
 PER_PROCESSOR = 16
 """With more programs per multiprocessor than this, larger and fewer programs are balanced as well."""
 SLOW = frozenset({"rsqrt", "sqrt", "div", "exp", "log", "tanh", "erf", "pow", "sigmoid"})
@@ -75,6 +77,11 @@ class Limits:
     processors: int = 132
     tile: int = TILE
     shared_bytes: int = SHARED_BYTES
+
+    @classmethod
+    def of(cls, processors: int, shared_bytes: int) -> Limits:
+        """Of a device whose programs may have so much shared memory."""
+        return cls(processors, shared_bytes=max(min(SHARED_BYTES, shared_bytes - REDUCTION_BYTES), 0))
 
 
 def flat(places: Places, limits: Limits) -> Schedule:
