@@ -210,6 +210,22 @@ def test_positions_beyond_32_bits_have_another_program() -> None:
     assert len(record.graphs) == 2
 
 
+def test_loads_at_computed_places_beyond_32_bits_have_another_program() -> None:
+    """Rows mirrored at their ends, a megabyte from each other."""
+
+    def mirrored(x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x[None, None, :, :3].float(), (0, 0, 2, 2), mode="reflect") * 2
+
+    memory = torch.empty(3000 * 2**20, dtype=torch.uint8)
+    run = compiled(mirrored, dynamic=True)
+    with recording() as record:
+        for rows, programs in ((1400, 1), (1600, 1), (3000, 2)):
+            x = memory[: rows * 2**20].view(rows, 2**20)
+            x[:, :3] = torch.randint(256, (rows, 3), dtype=torch.uint8)
+            torch._dynamo.mark_static(x, 1)
+            assert torch.equal(run(x), mirrored(x)) and len(record.graphs) == programs
+
+
 def test_one_program_serves_all_places_of_a_cache() -> None:
     run = compiled(step_of_cache, dynamic=True)
     mine, theirs = torch.zeros(2, 64, 8), torch.zeros(2, 64, 8)

@@ -23,7 +23,7 @@ from tilewright.capture.aot import Boxed
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
-from tilewright.emit.narrow_integers import narrow_steps
+from tilewright.emit.narrow_integers import far_loads, narrow_steps
 from tilewright.emit.source import source_of
 from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols, remainders
 from tilewright.graph.specialise import specialise
@@ -168,11 +168,12 @@ class SymbolicProgram:
         self.sizes, self.taken_as = map(graph.symbols.evaluator, known.same)
         narrow = {name: narrow_steps(nest) for name, nest in self.nests.items()}
         self.narrow = [
-            (self.nests[name], narrow[name], step.sizes)
+            (self.nests[name], narrow[name], far_loads(self.nests[name]), step.sizes)
             for step in steps
             if isinstance(step, KernelStep) and narrow[name := self.kernel_of[step.name]]
         ]
-        """Kernels that compute some integers in 32 bits: the nest, these steps, and the arguments."""
+        """Kernels that compute some integers in 32 bits: the nest, these steps, the loads whose places take 64 bits,
+        and the arguments."""
 
     def _assembled(self, plan: GraphPlan, arguments: Mapping[str, tuple[Number, ...]]) -> Executable:
         units = {unit.name: unit for unit in plan.units}
@@ -192,8 +193,11 @@ class SymbolicProgram:
         if not self.narrow:
             return True
         integers = self.integers(*sizes)
-        given = ((nest, steps, filled(arguments, integers)) for nest, steps, arguments in self.narrow)
-        return all(steps <= narrow_steps(filled(nest, arguments)) for nest, steps, arguments in given)
+        for nest, narrow, far, arguments in self.narrow:
+            there = filled(nest, filled(arguments, integers))
+            if not (narrow <= narrow_steps(there) and far_loads(there) <= far):
+                return False
+        return True
 
     def is_near(self, sizes: Sizes) -> bool:
         middle = self.points[len(self.points) // 2]

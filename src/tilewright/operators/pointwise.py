@@ -98,7 +98,7 @@ formulas(
             _term(c, y) - _term(c, x, alpha)
         ),
         "mul.Tensor(self, other) mul.Scalar(self, other)": lambda c, x, y: x * y,
-        "div.Tensor(self, other) div.Scalar(self, other)": Call.quotient,
+        "div.Tensor(self, other) div.Scalar(self, other) true_divide.Tensor(self, other)": Call.quotient,
         "maximum.default(self, other)": lambda c, x, y: call("maximum", x, y),
         "minimum.default(self, other)": lambda c, x, y: call("minimum", x, y),
         "pow.Tensor_Tensor(self, exponent)": lambda c, x, exponent: call("pow", x, exponent),
