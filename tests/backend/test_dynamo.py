@@ -63,7 +63,9 @@ def test_a_model_around_a_module_that_is_not_traced(told: Callable[[], list[str]
             assert_same(fast(x), model(x))
     (line,) = told()
     assert line.startswith("tilewright: the function forward at test_dynamo.py:")
-    assert line.endswith("Dynamo traces recurrent layers only with torch._dynamo.config.allow_rnn = True")
+    assert line.endswith(
+        "Dynamo traces recurrent layers only if the model's file sets torch._dynamo.config.allow_rnn = True"
+    )
     assert not record.graphs and [found.what for found in record.fallbacks] == ["the function forward"]
 
 

@@ -205,13 +205,13 @@ def in_words(message: str) -> str:
     >>> in_words("generic_jump TensorVariable()")
     "which branch is taken depends on a tensor's value"
     >>> in_words("Attempted to wrap RNN, GRU, or LSTM\\n  Developer debug context: LSTM(8, 8)")
-    'Dynamo traces recurrent layers only with torch._dynamo.config.allow_rnn = True'
+    "Dynamo traces recurrent layers only if the model's file sets torch._dynamo.config.allow_rnn = True"
     """
     if jump := re.match(r"generic_jump (\w+)", message):
         value = "a tensor's value" if jump[1] == "TensorVariable" else "a value that is known only when it runs"
         return f"which branch is taken depends on {value}"
     if RECURRENT in message:
-        return "Dynamo traces recurrent layers only with torch._dynamo.config.allow_rnn = True"
+        return "Dynamo traces recurrent layers only if the model's file sets torch._dynamo.config.allow_rnn = True"
     if message.startswith("step_unsupported"):
         # Dynamo restarts the analysis here and does not keep why.
         return "Dynamo does not trace this statement; TORCH_LOGS=graph_breaks says why"
