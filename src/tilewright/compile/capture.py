@@ -40,8 +40,13 @@ class Captured:
     """Placeholder position → position among the tensors of the case's arguments."""
     plan: Plan | None = None
     """How the graphs run; None for those of eager."""
-    folded: Folded | None = None
-    """The program with equal iterations left out, if the graphs are those of such a one."""
+    traced: Traced | None = None
+    """The program as Dynamo captured it, or one with equal iterations left out."""
+
+    @property
+    def folded(self) -> Folded | None:
+        """The program with equal iterations left out, if the graphs are those of such a one."""
+        return self.traced if isinstance(self.traced, Folded) else None
 
 
 def capture(
@@ -50,14 +55,14 @@ def capture(
     *,
     target: Target | None = None,
     fold: bool = False,
-    instead: Folded | None = None,
+    instead: Traced | None = None,
 ) -> Captured:
     """The forward graph (and, in training, the backward graph) of `case`.
 
     With a planner they are rewritten and planned for its target; without one they are the graphs that eager runs, on
-    `target` (default: a CPU). With `fold`, equal iterations of a long program are left out; `instead` is such a program
-    that is known, which is captured in place of the whole one. Raises CaptureError if the program is not one graph, or
-    if its sizes depend on data, and InputError if the model rejects its inputs.
+    `target` (default: a CPU). With `fold`, equal iterations of a long program are left out. `instead` is what an
+    earlier capture for this device traced: Dynamo does not run again. Raises CaptureError if the program is not one
+    graph, or if its sizes depend on data, and InputError if the model rejects its inputs.
     """
     captured = Captured()
     target = planner.target if planner is not None else target
@@ -65,7 +70,7 @@ def capture(
     stands_for_gpu = target is not None and target.is_planned_gpu
 
     def observe(traced: Traced) -> Callable[..., Any]:
-        captured.folded = traced if isinstance(traced, Folded) else None
+        captured.traced = traced
         captured.inputs = traced.inputs
         return through_aot(_Observer(captured, planner or Rewriter()), traced.module, traced.examples)
 

@@ -21,6 +21,7 @@ from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
 from tilewright.loops.lower import lower
 from tilewright.loops.nest import Nest, nameless
+from tilewright.loops.reuse import Lowerings
 from tilewright.loops.sizes import NotAlike
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.fusion import Fusion, Region, fuse
@@ -69,8 +70,8 @@ class Planner(Rewriter):
 
     def plan(self, graphs: Mapping[GraphName, fx.Graph]) -> Plan:
         """The plan of a program's graphs. Raises CaptureError for a device that no kernel is generated for."""
-        kernels = _Kernels()
-        planned = [self._plan(name, graph, kernels) for name, graph in graphs.items()]
+        kernels, lowerings = _Kernels(), Lowerings()
+        planned = [self._plan(name, graph, kernels, lowerings) for name, graph in graphs.items()]
         return Plan(self.target, planned, list(self.decisions))
 
     def plan_like(self, other: GraphPlan, graph: fx.Graph) -> GraphPlan:
@@ -80,9 +81,9 @@ class Planner(Rewriter):
         sources = {region.name: "" for region in fusion.regions}
         return GraphPlan(other.name, graph, fusion, [], schedule(graph, fusion.regions), sources, other.copied)
 
-    def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels) -> GraphPlan:
+    def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels, lowerings: Lowerings) -> GraphPlan:
         written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
-        proposed, copied, failed = self._proposed(name, graph)
+        proposed, copied, failed = self._proposed(name, graph, lowerings)
         try:
             fusion = settle(proposed, self.target)
         # Whatever a race raises, the kernels can be those that were proposed.
@@ -96,9 +97,11 @@ class Planner(Rewriter):
         sources = {region.name: kernels.source(region) for region in fusion.regions}
         return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources, copied)
 
-    def _proposed(self, name: GraphName, graph: fx.Graph) -> tuple[Fusion, list[Copied], list[Decision]]:
+    def _proposed(
+        self, name: GraphName, graph: fx.Graph, lowerings: Lowerings
+    ) -> tuple[Fusion, list[Copied], list[Decision]]:
         """The regions, after copies of chains into those that read them, and decisions about what failed."""
-        proposed, copied = fuse(graph, name, self.target), list[Copied]()
+        proposed, copied = fuse(graph, name, self.target, lowerings=lowerings), list[Copied]()
 
         def copy_into_readers(graph: fx.Graph, target: Target) -> None:
             copied.extend(compute_in_each_reader(graph, proposed.regions, target.profile))
@@ -108,9 +111,10 @@ class Planner(Rewriter):
             failed += attempt(Pass("compute_in_each_reader", copy_into_readers), graph, self.target)
         # A pass that is taken back leaves other nodes, too.
         if copied or failed:
-            proposed = fuse(graph, name, self.target)
+            proposed = fuse(graph, name, self.target, lowerings=lowerings)
         if copied and are_copies_apart(proposed):
-            proposed = faster(proposed, fuse(graph, name, self.target, copies_first=True), self.target)
+            again = fuse(graph, name, self.target, copies_first=True, lowerings=lowerings)
+            proposed = faster(proposed, again, self.target)
         return proposed, copied, failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:

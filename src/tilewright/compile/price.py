@@ -59,7 +59,7 @@ def _priced(case: Case, target: Target, *, fold: bool = False) -> PricedCase:
     for name, graph in eager.graphs.items():
         program.operators += operators_before(name, graph, shapes[name], profile)
         program.memory += memory(name, "before", eager.graphs, eager_steps(graph))
-    planned = capture(case, Planner(target), instead=eager.folded)
+    planned = capture(case, Planner(target), instead=eager.traced)
     assert planned.plan is not None
     _add_plan(program, planned.plan, _shapes(case, planned))
     return PricedCase(program, eager, planned.plan)

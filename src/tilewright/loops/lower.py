@@ -15,7 +15,7 @@ from tilewright.hardware.target import Language
 from tilewright.loops.align import align, contiguous_end, memory_order, rows_and_columns
 from tilewright.loops.collapse import AxisCollapser
 from tilewright.loops.nest import Access, Buffer, Level, Nest, Step, Store, Where, refuse_mixed_sums
-from tilewright.loops.trace import trace_nodes
+from tilewright.loops.trace import Rounding, Traced, trace_nodes
 from tilewright.operators.axes import Axis, AxisUsedTwice, Unfusable, leaves, refuse_diagonal, split, strides_of
 from tilewright.operators.language import Drawn, Op, Source, Value
 from tilewright.operators.redundant import eliminate_redundant
@@ -35,6 +35,7 @@ LONG_ROW = 65536
 MOST_REPEATS = 4
 """A nest computes one reduction at most this many times: each copy of a broadcast result reduces again."""
 
+Nodes = Sequence[fx.Node]
 Strides = dict[Axis, int]
 
 
@@ -50,22 +51,22 @@ class Lowered:
     """Arguments of a launch beside the buffers: for each draw of a GPU, by how much its generator offset advances."""
 
 
-def lower(members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, language: Language) -> Lowered:
+def lower(members: Nodes, outputs: Nodes, name: str, language: Language, rounding: Rounding | None = None) -> Lowered:
     """One nest that computes `outputs` from the inputs of `members`, to be printed in `language`.
 
     `members` are in topological order; outputs keep the strides of their metadata. Raises `Unfusable` with the
     reason if the members cannot share a nest.
     """
+    rounding = rounding or Rounding.of(members, outputs, language)
     try:
-        return _lower(members, outputs, name, language, share_loads=True)
+        traced = trace_nodes(members, outputs, language, share_loads=True, rounding=rounding)
+        return _nest_of(traced, members, outputs, name, language)
     except AxisUsedTwice:
-        return _lower(members, outputs, name, language, share_loads=False)
+        traced = trace_nodes(members, outputs, language, share_loads=False, rounding=rounding)
+        return _nest_of(traced, members, outputs, name, language)
 
 
-def _lower(
-    members: Sequence[fx.Node], outputs: Sequence[fx.Node], name: str, language: Language, *, share_loads: bool
-) -> Lowered:
-    traced = trace_nodes(members, outputs, language, share_loads=share_loads)
+def _nest_of(traced: Traced, members: Nodes, outputs: Nodes, name: str, language: Language) -> Lowered:
     for node in outputs:
         if node not in traced.values:
             raise Unfusable(f"{node.name} has several results")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,31 @@ class Traced:
     values: dict[fx.Node, Value]
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """Which members of a set are computed as exactly as eager, rounded as stored, or rounded to 16 bits afterwards.
+
+    It is all that their kernel needs to know of the readers of their results."""
+
+    exact: set[fx.Node]
+    as_stored: set[fx.Node]
+    rounded: set[fx.Node]
+
+    @classmethod
+    def of(cls, members: Sequence[fx.Node], outputs: Sequence[fx.Node], language: Language) -> Rounding:
+        rounded = _rounded(members, set(outputs))
+        if language == "triton":
+            rounded |= _below_logarithms(members)
+        return cls(feeding_discontinuous(members), _feeding_conversions(members), rounded)
+
+
 def trace_nodes(
-    members: Sequence[fx.Node], outputs: Sequence[fx.Node], language: Language, *, share_loads: bool
+    members: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    language: Language,
+    *,
+    share_loads: bool,
+    rounding: Rounding | None = None,
 ) -> Traced:
     """Run the bodies of `members` (topological order) and of the views between them and the outputs.
 
@@ -56,7 +79,8 @@ def trace_nodes(
     otherwise each use gets its own, so that a tensor can be combined with its transpose. Raises `Unfusable` if the
     bodies cannot share a nest.
     """
-    return _Tracer(members, language, share_loads).run(outputs)
+    rounding = rounding or Rounding.of(members, outputs, language)
+    return _Tracer(members, language, share_loads, rounding).run(outputs)
 
 
 def is_repeatable(node: fx.Node) -> bool:
@@ -85,21 +109,18 @@ def is_repeatable(node: fx.Node) -> bool:
 
 
 class _Tracer:
-    def __init__(self, members: Sequence[fx.Node], language: Language, share_loads: bool) -> None:
+    def __init__(self, members: Sequence[fx.Node], language: Language, share_loads: bool, rounding: Rounding) -> None:
         self.trace = Trace()
         self.language = language
         self.share_loads = share_loads
         self.members = members
         self.inside = set(members)
         self.values: dict[fx.Node, Any] = {}
-        self.exact = feeding_discontinuous(members)
-        self.as_stored = _feeding_conversions(members)
-        self.rounded: set[fx.Node] = set()
+        self.exact = rounding.exact
+        self.as_stored = rounding.as_stored
+        self.rounded = rounding.rounded
 
     def run(self, outputs: Sequence[fx.Node]) -> Traced:
-        self.rounded = _rounded(self.members, set(outputs))
-        if self.language == "triton":
-            self.rounded |= _below_logarithms(self.members)
         for node in self.members:
             self.values[node] = self._run(node)
         for node in outputs:
@@ -156,7 +177,7 @@ class _Tracer:
     def _operand(self, node: fx.Node) -> Any:
         if node in self.values:
             return self.values[node]
-        if self._is_view_of_member(node):
+        if is_view_of_member(node, self.inside):
             self.values[node] = self._run(node)
             return self.values[node]
         meta = node.meta.get("val")
@@ -170,23 +191,24 @@ class _Tracer:
             self.values[node] = value
         return value
 
-    def _is_view_of_member(self, node: fx.Node) -> bool:
-        """Whether this is a member, or a chain of views of one. Raises `Unfusable` for a view without a body."""
-        in_memory: list[fx.Node] = []
 
-        def is_between(view: fx.Node) -> bool:
-            row = row_of(view.target) if view.op == "call_function" and view not in self.inside else None
-            if row is None or row.operator_class != "layout":
-                return False
-            if row.body is None:
-                in_memory.append(view)
-            return True
+def is_view_of_member(node: fx.Node, members: Container[fx.Node]) -> bool:
+    """Whether this is a member, or a chain of views of one. Raises `Unfusable` for a view without a body."""
+    in_memory: list[fx.Node] = []
 
-        if through(node, is_between) not in self.inside:
+    def is_between(view: fx.Node) -> bool:
+        row = row_of(view.target) if view.op == "call_function" and view not in members else None
+        if row is None or row.operator_class != "layout":
             return False
-        if in_memory:
-            raise Unfusable(f"{in_memory[0].target} of a computed value needs that value in memory")
+        if row.body is None:
+            in_memory.append(view)
         return True
+
+    if through(node, is_between) not in members:
+        return False
+    if in_memory:
+        raise Unfusable(f"{in_memory[0].target} of a computed value needs that value in memory")
+    return True
 
 
 def _refuse_overflow(node: fx.Node, dtype: torch.dtype) -> None:

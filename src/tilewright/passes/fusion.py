@@ -28,6 +28,7 @@ from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
 from tilewright.loops.lower import Lowered, lower
 from tilewright.loops.nest import Nest
+from tilewright.loops.reuse import Lowerings
 from tilewright.operators.axes import Unfusable
 from tilewright.passes.strided import starves, strides
 from tilewright.passes.units import (
@@ -115,16 +116,25 @@ class Fusion:
     """Merges that were possible but not made; their price goes into the decisions."""
 
 
-def fuse(graph: fx.Graph, graph_name: GraphName, target: Target, *, copies_first: bool = False) -> Fusion:
+def fuse(
+    graph: fx.Graph,
+    graph_name: GraphName,
+    target: Target,
+    *,
+    copies_first: bool = False,
+    lowerings: Lowerings | None = None,
+) -> Fusion:
     """Partition the operators of `graph` into regions for `target`; the others stay library calls.
 
-    `copies_first`: calls that are `COPIED` are merged with their readers before anything else is merged.
+    `copies_first`: calls that are `COPIED` are merged with their readers before anything else is merged. `lowerings`:
+    those of the program so far.
     """
+    lowerings = lowerings or Lowerings()
     try:
-        return _Fuser(graph, graph_name, target).run(copies_first)
+        return _Fuser(graph, graph_name, target, lowerings).run(copies_first)
     except Unfusable:
         # A group of elementwise operators did not fit one nest after all.
-        return _Fuser(graph, graph_name, target, lower_each=True).run(copies_first)
+        return _Fuser(graph, graph_name, target, lowerings, lower_each=True).run(copies_first)
 
 
 def split_region(region: Region) -> list[Region] | None:
@@ -142,8 +152,11 @@ def split_region(region: Region) -> list[Region] | None:
 
 
 class _Fuser:
-    def __init__(self, graph: fx.Graph, graph_name: GraphName, target: Target, *, lower_each: bool = False) -> None:
+    def __init__(
+        self, graph: fx.Graph, graph_name: GraphName, target: Target, lowerings: Lowerings, *, lower_each: bool = False
+    ) -> None:
         self.graph = graph
+        self.lowerings = lowerings
         self.target = target
         self.lower_each = lower_each
         self.graph_name = graph_name
@@ -205,7 +218,7 @@ class _Fuser:
     def _lower(self, members: list[fx.Node]) -> Lowered:
         name, outputs = kernel_name(members, self.graph_name, 0), live_out(members)
         language = self.target.language_of(outputs[0].meta["val"].device)
-        return lower(with_results(members, self.reach.order), outputs, name, language)
+        return self.lowerings.lower(with_results(members, self.reach.order), outputs, name, language)
 
     def _lowered(self, region: Region | _Elementwise) -> Region:
         return region if isinstance(region, Region) else Region(region.members, self._lower(region.members))
