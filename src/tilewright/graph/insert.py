@@ -125,6 +125,18 @@ def _views(node: Node) -> Iterator[Node]:
             yield from _views(user)
 
 
+def insert_like(
+    before: Node, source: Node, target: str | Callable[..., Any], value: Any, *args: Any, **kwargs: Any
+) -> Node:
+    """Insert a call of a function or method in front of `before` in a torch-level graph, with the line and module of
+    `source`; `value` is its fake result."""
+    create = before.graph.call_method if isinstance(target, str) else before.graph.call_function
+    with before.graph.inserting_before(before):
+        node = create(target, args, kwargs)  # type: ignore[arg-type]
+    node.meta = {**source.meta, "example_value": value}
+    return node
+
+
 class Writer:
     """Adds nodes before one node of a torch-level graph, each with the fake tensor of its result, as Dynamo does."""
 

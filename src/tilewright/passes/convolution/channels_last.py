@@ -32,7 +32,7 @@ from torch import Tensor, fx
 
 from tilewright.graph import calls
 from tilewright.graph.canonical import argument, canonical_name, example, mutates, static
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_call, insert_like
 from tilewright.graph.layouts import FORMATS, laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -316,13 +316,9 @@ def _ordered(before: fx.Node, operand: fx.Node, order: tuple[int, ...]) -> fx.No
     back = tuple(order.index(d) for d in range(len(order)))
     steps: tuple[tuple[str, tuple[int, ...]], ...] = (("permute", order), ("contiguous", ()), ("permute", back))
     for name, dims in steps:
-        value = example(operand)
-        with before.graph.inserting_before(before):
-            made = before.graph.call_method(name, (operand, *dims))
-        made.meta = {key: kept for key, kept in operand.meta.items() if key != "example_value"}
         with torch.no_grad():
-            made.meta["example_value"] = getattr(value, name)(*dims)
-        operand = made
+            value = getattr(example(operand), name)(*dims)
+        operand = insert_like(before, operand, name, value, operand, *dims)
     return operand
 
 
@@ -335,18 +331,13 @@ def _with_layout(
     before: fx.Node, operand: fx.Node, layout: torch.memory_format, back: torch.memory_format | None
 ) -> fx.Node:
     """`operand` in `layout`, its gradient in `back` (None: in any layout)."""
-    with before.graph.inserting_before(before):
-        if back is None or not is_trained(operand):
-            memory_format = FORMATS[_rank(operand)] if layout is torch.channels_last else layout
-            made = before.graph.call_method("contiguous", (operand,), {"memory_format": memory_format})
-        else:
-            made = before.graph.call_function(relayout, (operand, layout, back))
-    made.meta = {key: value for key, value in operand.meta.items() if key != "example_value"}
     value = example(operand)
-    if value is not None:
-        with torch.no_grad():
-            made.meta["example_value"] = _copy_in_layout(value, layout)
-    return made
+    with torch.no_grad():
+        copied = None if value is None else _copy_in_layout(value, layout)
+    if back is None or not is_trained(operand):
+        memory_format = FORMATS[_rank(operand)] if layout is torch.channels_last else layout
+        return insert_like(before, operand, "contiguous", copied, operand, memory_format=memory_format)
+    return insert_like(before, operand, relayout, copied, operand, layout, back)
 
 
 aten = torch.ops.aten

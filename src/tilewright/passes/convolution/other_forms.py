@@ -39,7 +39,7 @@ from torch.fx import Node
 
 from tilewright.cost.products import ALIGNED
 from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static, tensor_of
-from tilewright.graph.insert import Writer, insert_call, insert_known, replace
+from tilewright.graph.insert import Writer, insert_call, insert_known, insert_like, replace
 from tilewright.graph.layouts import lies_channels_last
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.registration import define
@@ -90,9 +90,7 @@ def convolve_as_images(node: fx.Node) -> fx.Node:
     with torch.enable_grad():
         *operands, bias = convolution_operands(node)
         operands = [write.method("unsqueeze", operand, 2) for operand in operands]
-        with node.graph.inserting_before(node):
-            image = node.graph.call_function(IN_ROWS[name], (*operands, bias), given)
-        image.meta = {**node.meta, "example_value": value.unsqueeze(2)}
+        image = insert_like(node, node, IN_ROWS[name], value.unsqueeze(2), *operands, bias, **given)
         row = write.method("squeeze", image, 2)
     row.meta["example_value"] = value
     return row

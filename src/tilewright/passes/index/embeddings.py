@@ -142,7 +142,7 @@ def groups_of(gradients: Sequence[fx.Node]) -> Iterator[Group]:
         if known and places.dim() and all(user.op == "output" for user in node.users):
             groups.setdefault((given.dtype, given.shape, places.dtype, node.args[3]), []).append(node)
     for group in groups.values():
-        entries = sum(-(-_arguments(node)[2] // ROWS) * ROWS for node in group)
+        entries = sum(-(-calls.number(node.args[2]) // ROWS) * ROWS for node in group)
         if len(group) > 1 and entries < 2**31:
             ordered, first = _neighbours(group)
             yield Group(ordered, group[-1], first)
@@ -153,15 +153,15 @@ def is_table(node: fx.Node) -> bool:
     sums = node.args[0] if node.target is aten.slice.Tensor else None
     if not isinstance(sums, fx.Node) or str(sums.target) != "tilewright.embedding_sums.default":
         return False
-    *_, entries, padding = _arguments(sums)
-    return bool(padding == entries - 1)
+    entries, padding = map(calls.number, sums.args[-2:])
+    return padding == entries - 1
 
 
 def _apply(group: Sequence[fx.Node], first: _Slot | None, last: fx.Node) -> list[fx.Node]:
     """Insert the sum in front of `last`, which may be any of the group but comes after all others; its parts."""
-    dout, _, _, padding, _ = _arguments(group[0])
+    dout, padding = group[0].all_input_nodes[0], calls.number(group[0].args[3])
     given, count = calls.tensor(dout), len(group)
-    entries = [_arguments(node)[2] for node in group]
+    entries = [calls.number(node.args[2]) for node in group]
     *begins, total = accumulate((-(-n // ROWS) * ROWS for n in entries), initial=0)
     dim, around = (first.dim, (first.number, first.slots - first.number - count)) if first else (0, (0, 0))
     behind = given.dim() - 1 - dim
@@ -180,7 +180,7 @@ def _apply(group: Sequence[fx.Node], first: _Slot | None, last: fx.Node) -> list
 
     rows = first.x if first else insert_call(last, aten.stack.default, [node.args[0] for node in group], 0)
     rows = insert_call(last, aten.view.default, rows, [-1, given.shape[-1]])
-    keys = insert_formula(last, keys_of, _stacked(last, [_arguments(node)[1] for node in group], dim))
+    keys = insert_formula(last, keys_of, _stacked(last, [node.args[1] for node in group], dim))
     ranked = sort_keys(last, keys, total + 1)
     found = insert_call(last, torch.ops.tilewright.embedding_sums.default, rows, *ranked, total + 1, total)
     return [
@@ -235,7 +235,3 @@ def _of_table(table: Tensor, values: Sequence[int]) -> Tensor | int:
     if len(set(steps)) == 1:
         return values[0] + table * steps[0] if steps[0] else values[0]
     return sum(((table > k) * step for k, step in enumerate(steps)), start=torch.full_like(table, values[0]))
-
-
-def _arguments(gradient: fx.Node) -> tuple[Any, ...]:
-    return gradient.args

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tilewright.graph.canonical import argument, example
+from tilewright.graph.insert import insert_like
 from tilewright.kernels.device import at_least_fp32
 from tilewright.operators.upsampling import MOST_READERS, Axis
 from tilewright.passes.rule import call, rule
@@ -72,9 +73,7 @@ def _lay_out_as_eager(node: fx.Node) -> None:
     y = example(node)
     if y is None or y.dim() != 3 or y.is_contiguous():
         return
-    with node.graph.inserting_after(node):
-        copy = node.graph.call_method("contiguous", (node,))
-    copy.meta = {**node.meta, "example_value": y.contiguous()}
+    copy = insert_like(node.next, node, "contiguous", y.contiguous(), node)
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
 
 
