@@ -39,7 +39,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Four layers of 1.2 MB each; Dynamo cuts the graph of a DDP module at every bucket of 1 MB, the least.
+    """Two layers of 1.2 MB each; Dynamo cuts the graph of a DDP module at every bucket of 1 MB, the least.
 
     A module of PyTorch's own directly in DDP would not be traced: Dynamo skips frames of `torch.nn`.
     """
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.layers(x)
@@ -89,7 +89,7 @@ def ddp(rank: int, accumulate: int = 1) -> None:
     with recording() as record:
         ours = train(compiled(wrapped[1]), wrapped[1], rank, accumulate)
     agree(ours, eager)
-    assert len(record.graphs) > 4 and kernels(record), len(record.graphs)
+    assert len(record.graphs) > 2 and kernels(record), len(record.graphs)
 
 
 def ddp_no_sync(rank: int) -> None:
@@ -99,7 +99,7 @@ def ddp_no_sync(rank: int) -> None:
 def fsdp(rank: int) -> None:
     def sharded(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
         torch.manual_seed(0)
-        model = nn.Sequential(*[Layer() for _ in range(3)]).to(DEVICE)
+        model = nn.Sequential(*[Layer() for _ in range(2)]).to(DEVICE)
         for place in range(len(model)):
             fully_shard(model[place])
             model[place] = wrap(model[place])

@@ -35,7 +35,7 @@ def check(model: nn.Module, arguments: Sequence[Any], expected: set[str], traini
     return record
 
 
-@pytest.mark.parametrize(("loss", "dtype"), in_turn([(loss,) for loss in LOSSES], [(BF16, FP32)]))
+@pytest.mark.parametrize(("loss", "dtype"), in_turn(LOSSES, [(BF16, FP32)]))
 def test_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
     record = check(Head(loss, dtype), inputs(dtype), {"cross_entropy", "cross_entropy_backward"})
     widest = max(
@@ -121,7 +121,7 @@ def test_norms_of_rows_that_lie_across() -> None:
     assert sum("clone" in str(node.target) for node in members) == 2
 
 
-@pytest.mark.parametrize(("norm", "dtype"), in_turn([(norm,) for norm in norms.WRITTEN], [(BF16, FP32)]))
+@pytest.mark.parametrize(("norm", "dtype"), in_turn(norms.WRITTEN, [(BF16, FP32)]))
 def test_rms_norm_that_is_written_out(norm: type[nn.Module], dtype: torch.dtype) -> None:
     model = norms.Residual(dtype, norm=norm)
     record = check(model, norms.inputs(dtype), {"add_norm", "norm", "norm_backward"})

@@ -137,7 +137,7 @@ SORTED: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn([(name,) for name in SORTED], [(torch.float32, torch.bfloat16)]))
+@pytest.mark.parametrize(("name", "dtype"), in_turn(SORTED, [(torch.float32, torch.bfloat16)]))
 def test_many_rows_are_sorted(name: str, dtype: torch.dtype) -> None:
     """Sums at the same index share the sort."""
 

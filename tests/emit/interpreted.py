@@ -310,9 +310,7 @@ DEPTHWISE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn([(name,) for name in DEPTHWISE], [(torch.float32, torch.bfloat16)]), ids=str
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(DEPTHWISE, [(torch.float32, torch.bfloat16)]), ids=str)
 def test_depthwise_convolutions_are_generated(
     name: str, dtype: torch.dtype, in_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,9 +41,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn([(name,) for name in CASES], [(torch.float32, torch.bfloat16, torch.int64)]), ids=str
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(CASES, [(torch.float32, torch.bfloat16, torch.int64)]), ids=str)
 def test_each_element_is_visited_once(name: str, dtype: torch.dtype) -> None:
     function, shape = CASES[name]
     x = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(0)).to(dtype)

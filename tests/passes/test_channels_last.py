@@ -334,7 +334,7 @@ class DiffusionBlock(nn.Module):
         return torch.cat([F.interpolate(y, scale_factor=2.0), kept], 1)
 
 
-@pytest.mark.parametrize(("groups", "affine"), in_turn([(groups,) for groups in [4, 32, 1]], [(True, False)]), ids=str)
+@pytest.mark.parametrize(("groups", "affine"), in_turn([4, 32, 1], [(True, False)]), ids=str)
 def test_group_norms_keep_the_layout_and_the_contract(
     groups: int, affine: bool, planned_for_h200: list[Decision]
 ) -> None:

@@ -97,9 +97,7 @@ def arguments(graph: fx.Graph, name: str) -> list[tuple[object, ...]]:
     return [node.args for node in graph.nodes if str(node.target) == f"aten.{name}.default"]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn([(name,) for name in CASES], [(torch.float32, torch.bfloat16)]), ids=str
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(CASES, [(torch.float32, torch.bfloat16)]), ids=str)
 def test_outputs_and_gradients_keep_the_contract(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 SHAPE = (5, 37, 18, 17)
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn([(name,) for name in PROGRAMS]), ids=str)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(PROGRAMS), ids=str)
 def test_kernels_over_columns_keep_the_contract(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
     record = keeps_contract(PROGRAMS[name], [x])

@@ -70,9 +70,7 @@ def rewritten(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), in_turn([(name,) for name in LOSSES], [(torch.float32, torch.bfloat16)]), ids=str
-)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(LOSSES, [(torch.float32, torch.bfloat16)]), ids=str)
 def test_numbers_stay(name: str, dtype: torch.dtype) -> None:
     """Where logits that are left out are not finite, too: their gradient is 0."""
     program, (y, targets) = both(LOSSES[name]), drawn(dtype)

@@ -51,7 +51,7 @@ BY_PYTORCH: dict[str, Callable[[Tensor], Tensor]] = {
 PLAIN, LAST = (torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last)
 
 
-@pytest.mark.parametrize(("name", "laid"), in_turn([(name,) for name in [*CALLS, *BY_PYTORCH]], [(PLAIN, LAST)]))
+@pytest.mark.parametrize(("name", "laid"), in_turn([*CALLS, *BY_PYTORCH], [(PLAIN, LAST)]))
 def test_gradients_are_sums_of_results(name: str, laid: tuple[torch.dtype, torch.memory_format]) -> None:
     function, (dtype, layout) = {**CALLS, **BY_PYTORCH}[name], laid
     x = torch.randn(2, 5, 7, 11).contiguous(memory_format=layout).to(dtype).requires_grad_()

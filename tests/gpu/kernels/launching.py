@@ -14,14 +14,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FOUR = ((torch.float32, torch.float64), DTYPES[1:])
 
 
-def in_turn(
-    cases: Iterable[tuple[Any, ...]], kinds: Iterable[Sequence[torch.dtype]] = (DTYPES[:1], DTYPES[1:])
-) -> list[tuple[Any, ...]]:
-    """Each with one dtype of each kind, whose kernels differ in the conversion of a number alone.
+def in_turn(cases: Iterable[Any], kinds: Iterable[Sequence[Any]] = (DTYPES[:1], DTYPES[1:])) -> list[tuple[Any, ...]]:
+    """Each, a value or a tuple of several, with one dtype of each kind: kernels differ in conversions of numbers alone.
 
     By the Thue-Morse sequence, which has no period to fall in step with that of `cases`.
     """
-    return [(*case, kind[i.bit_count() % len(kind)]) for i, case in enumerate(cases) for kind in kinds]
+    split = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [(*case, kind[i.bit_count() % len(kind)]) for i, case in enumerate(split) for kind in kinds]
 
 
 def values_of(call: Call, inputs: Sequence[object]) -> list[torch.Tensor]:

@@ -159,9 +159,7 @@ def test_float64_stays_float64(fn: Function) -> None:
         torch.testing.assert_close(got, exact, rtol=1e-13, atol=1e-13, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("fn", "dtype"), in_turn([(fn,) for fn in [added, filled, filled_low]], [(torch.bfloat16, torch.float16)])
-)
+@pytest.mark.parametrize(("fn", "dtype"), in_turn([added, filled, filled_low], [(torch.bfloat16, torch.float16)]))
 def test_mask_in_narrow_dtype(fn: Function, dtype: torch.dtype) -> None:
     mask = LOST_ROW.to(dtype) if fn is added else DROPPED_ROW
     check_fused(fn, [*with_gradients(heads(dtype)), mask])
