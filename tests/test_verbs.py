@@ -1,6 +1,6 @@
 """The verbs as functions: explain any model, optimise a block, time every way of running it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tilewright
@@ -34,17 +35,19 @@ from tilewright.verbs.subject import Subject, _written_to
 BLOCK = transformer_block.case(D=32, H=4, B=2, S=16)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of all tests here: a page's scripts are bundled and equal kernels compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True)
-def own_home(
-    executor: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """A home and a cache of the test's own, ceilings that need no measuring, and short races."""
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("TILEWRIGHT_HOME", str(home))
-    monkeypatch.setenv("TILEWRIGHT_CACHE", str(home / "cache"))
+def own_home(executor: None, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of the test's own, ceilings that need no measuring, and short races."""
+    monkeypatch.setenv("TILEWRIGHT_HOME", str(tmp_path))
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(cache))
     monkeypatch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
     monkeypatch.setattr(contest, "SECONDS", 0.02)
-    yield home
 
 
 def case(model: Callable[..., Any], inputs: str, training: bool = False) -> Case:
@@ -158,40 +161,42 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
 
 
-def optimized(case: Case) -> tuple[Program, Program]:
+def optimized(case: Case, tell: Callable[[str], None] = lambda _: None) -> tuple[Program, Program]:
     """The program as `optimize` returns it, and as the run has it."""
-    done = optimize_case(case, seconds=0.1)
+    done = optimize_case(case, seconds=0.1, tell=tell)
     assert done.page.is_file() and all(tensor.ok for tensor in done.verified)
     return done.program, read_program(done.run)
 
 
-def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> None:
+def test_every_pair_of_neighbours_has_its_decision() -> None:
     graphs = capture(BLOCK, Planner(target_named("cpu"))).graphs
     pairs = {(name, *pair) for name, graph in graphs.items() for pair in neighbours(graph)}
-    (_, first), (_, second) = optimized(BLOCK), optimized(BLOCK)
-    rows = first.decisions
-    assert {(r.graph, r.producer, r.consumer) for r in rows if r.passed_by == "fusion"} == pairs
-    assert second.decisions == rows
-    for row in rows:
-        if row.passed_by == "fusion" and row.verdict in ("taken", "tried and lost"):
-            assert row.measured_us is not None and row.predicted_us is not None, row
-        assert row.source is not None and row.reason
+    rows = explain_case(BLOCK, "cpu").program.decisions
+    assert {(row.graph, row.producer, row.consumer) for row in rows if row.passed_by == "fusion"} == pairs
+    assert all(row.source is not None and row.reason for row in rows)
+
+
+def normed_product(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (16,))) @ w
+
+
+def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> None:
+    subject, told = case(normed_product, "f32[N=8,M=16],f32[M=16,K=4]", training=True), list[str]()
+    (_, first), (_, second) = optimized(subject, told.append), optimized(subject)
+    assert second.decisions == first.decisions
+    fused = [row for row in first.decisions if row.passed_by == "fusion" and row.verdict in ("taken", "tried and lost")]
+    assert fused and all(row.measured_us is not None and row.predicted_us is not None for row in fused)
+    assert len(told) == 5 and told[0].startswith("measuring") and "verifying against float64" in told
 
 
 def test_a_race_that_fusion_loses_is_followed_and_stored(unmeasured: None, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Outcome({FUSED: 30.0, APART: 10.0})
     monkeypatch.setattr("tilewright.choose.fused_regions.race_regions", lambda pairs: [lost for _ in pairs])
-    program, stored = optimized(naive_softmax.case(N=8, M=16))
+    program, stored = optimized(naive_softmax.case(N=8, M=24))
     assert [len(region.members) for region in program.regions] == [1] * 5
     assert sum(op.stage == "after" and op.target == "kernel" for op in program.operators) == 5
     assert {(d.verdict, d.measured_us, d.bytes_saved) for d in stored.decisions} == {("tried and lost", 30.0, 0)}
     assert all(region.measured_us for region in stored.regions)
-
-
-def test_every_stage_is_told(unmeasured: None) -> None:
-    told: list[str] = []
-    optimize_case(naive_softmax.case(N=8, M=16), tell=told.append)
-    assert len(told) == 5 and told[0].startswith("measuring") and "verifying against float64" in told
 
 
 @pytest.mark.parametrize("is_found", [True, False])
@@ -215,10 +220,13 @@ def test_a_case_that_beats_its_floor_has_the_ceilings_measured_again(
     assert ("less than its floor of" in capsys.readouterr().err) != is_found
 
 
-def test_a_call_by_names_is_verified_with_its_own_values(unmeasured: None) -> None:
-    done = tilewright.optimize(Tagger(), input_ids=IDS, attention_mask=MASK, training=True)
+def test_a_call_by_names_is_verified_with_its_own_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(optimisation, "measure", lambda *_, seconds, **__: given.append(seconds) or [])
+    done = tilewright.optimize(Tagger(), input_ids=IDS, attention_mask=MASK, training=True, seconds=1.5)
     assert {v.tensor for v in done.verified} == {"output.logits", "words.weight", "tags.weight", "tags.bias"}
     assert all(tensor.ok for tensor in done.verified)
+    assert done.case.name == "Tagger" and given == [1.5]
 
 
 @pytest.mark.parametrize("breaks", [torch._dynamo.graph_break, None])
@@ -259,15 +267,6 @@ def test_a_function_that_dynamo_skips_is_named(monkeypatch: pytest.MonkeyPatch) 
     done = optimize_case(case(Tags(), "f32[S=4,B=2,D=8]"), seconds=0.05)
     assert "runs as PyTorch runs it: the function forward at test_verbs.py" in str(done)
     assert "torch._dynamo.config.allow_rnn = True" in str(done)
-
-
-def test_the_time_given_to_measuring_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[float] = []
-    monkeypatch.setattr(optimisation, "measure", lambda *_, seconds, **__: given.append(seconds) or [])
-    for asked in ({}, {"seconds": 1.5}):
-        done = tilewright.optimize(torch.nn.Tanh(), torch.ones(4, 8), **asked)
-        assert done.case.name == "Tanh" and all(tensor.ok for tensor in done.verified)
-    assert given == [20.0, 1.5]
 
 
 # bench
