@@ -72,9 +72,12 @@ def drawn(record: Recording, graph: str) -> int:
 
 def saved(record: Recording) -> list[Tensor]:
     """The tensors that forward saves for backward, without the caller's own."""
-    (backward,) = [g for g in record.graphs if g.plan.name == "backward"]
-    placeholders = [n for n in backward.plan.graph.nodes if n.op == "placeholder"]
-    return [n.meta["val"] for n in placeholders if not n.name.startswith(("primals", "tangents"))]
+    forward, backward = (
+        next(g.plan.graph.find_nodes(op="placeholder") for g in record.graphs if g.plan.name == name)
+        for name in ("forward", "backward")
+    )
+    own = {n.name for n in forward}
+    return [n.meta["val"] for n in backward if n.name not in own and not n.name.startswith("tangents")]
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
