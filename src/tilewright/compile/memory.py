@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from tilewright.cost.memory import MemoryStep, live_bytes, storage
 from tilewright.cost.operators import scratch_bytes
+from tilewright.graph.undefined import is_tangent
 from tilewright.passes.fusion import Region
 from tilewright.passes.schedule import Unit
 from tilewright.records import program as records
 from tilewright.records.program import GraphName
 from tilewright.runtime.assemble import Scheduled, taken_over
-
-HELD_NAME = re.compile(r"(primals|tangents)_\d+$|arg\d+_\d+$")
-"""Placeholders that the caller owns: parameters, inputs and gradients of results."""
 
 
 def eager_steps(graph: fx.Graph) -> list[MemoryStep]:
@@ -50,12 +47,14 @@ def memory(
     """Live bytes without tensors that the caller owns: saved tensors count, parameters and inputs do not."""
     graph = graphs[name]
     forward = {n.name: n for n in graphs["forward"].nodes}
-    saved = [n for n in graph.nodes if n.op == "placeholder" and not HELD_NAME.match(n.name)]
+    # What forward is given are parameters and inputs; backward is given some of them, gradients, and saved tensors.
+    given = {n.name for n in graphs["forward"].find_nodes(op="placeholder")}
+    saved = [n for n in graph.find_nodes(op="placeholder") if n.name not in given and not is_tangent(n)]
     # Backward also gets views, which share memory with results of forward or with the caller's tensors.
     made = {node: storage(forward.get(node.name, node)) for node in saved}
     standing = {storage: node for node, storage in reversed(made.items())}
     same = {node: standing[storage] for node, storage in made.items()}
-    inputs = [node for node in saved if not HELD_NAME.match(made[node].name)]
+    inputs = [node for node in saved if made[node].name not in given]
     points = live_bytes(steps, inputs, graph.output_node().all_input_nodes, same)
     return [
         records.MemoryPoint(name, stage, index, step.name, live)
