@@ -1,8 +1,8 @@
 """Which programs the contract can judge.
 
 It bounds a result by eager's error, and so presumes that this is the error of a correct implementation. Where
-values cancel that is a matter of luck, in two ways that eager and float64 alone tell, and by which programs are
-not drawn; no result of a compiled program has a say in it.
+values cancel that is a matter of luck, in two ways that eager and float64 alone tell. A result that misses the bound
+counts unless they tell so; no result of a compiled program has a say in it.
 
     F.layer_norm(x) of two elements     nearly all of the gradient cancels: eager is many units of the last
                                         place from the truth, with what noise its last steps left

@@ -3,182 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from random import Random
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch.nn import functional as F
+
+from tests.fuzz.templates import CHOICES, RANDOM
 
 MOST_ELEMENTS = 20_000
 LARGEST = 1000.0
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
-
-# `{f}` is a float of at least 16 bits, `{g}` one that broadcasts against it, `{s}` one of its shape and
-# dtype, `{i}`, `{j}` and `{b}`, `{c}` integers and bools likewise, `{z}` and `{w}` complex; `{d}` a dimension of the
-# first.
-# Values stay near 1 and away from poles, where the error of a result says nothing about its kernel.
-SMOOTH = ["relu", "tanh", "sigmoid", "sin", "cos", "erf", "atan", "abs", "neg"]
-JUMPS = ["floor", "ceil", "round", "sign"]
-ACTIVATIONS = ["gelu", "silu", "softplus", "leaky_relu"]
-POINTWISE = [
-    *(f"torch.{name}({{f}})" for name in (*SMOOTH, *JUMPS)),
-    *(f"F.{name}({{f}})" for name in ACTIVATIONS),
-    "F.gelu({f}, approximate='tanh')",
-    "torch.exp(-torch.abs({f}))",
-    "torch.log1p(torch.abs({f}))",
-    "torch.log({f} * {f} + 0.5)",
-    "torch.sqrt(torch.abs({f}) + 0.5)",
-    "torch.rsqrt({f} * {f} + 0.5)",
-    "torch.reciprocal({f} * {f} + 1)",
-    "torch.expm1({f}.clamp(-2, 1))",
-    "({f} * 0.5).pow(3)",
-    "(torch.abs({f}) + 0.5).pow(1.7)",
-    "{f}.clamp(min=-0.5)",
-    "1 - {f}",
-    "{f} + {g}",
-    "{f} - 0.5 * {g}",
-    "{f} * torch.tanh({g})",
-    "{f} / ({g} * {g} + 1)",
-    "torch.maximum({f}, {g})",
-    "torch.minimum({f}, {g})",
-    "torch.where({f} > {g}, {f}, {g})",
-    "torch.lerp({f}, {s}, 0.3)",
-    "torch.addcmul({f}, {s}, torch.sigmoid({s}), value=0.5)",
-    "torch.atan2({f}, {s} * {s} + 0.5)",
-    "{f}.masked_fill({b}, 0.25)",
-    "torch.where({b}, {f}, 0.5)",
-    "F.dropout({f}, 0.3)",
-    "{f}.clone()",
-    "{f}.float()",
-    "{f}.bfloat16()",
-    "{f}.detach() + {f}",
-]  # fmt: skip
-REDUCTIONS = [
-    "0.1 * {f}.sum({d})",
-    "{f}.mean({d}, keepdim=True)",
-    "0.1 * {f}.sum()",
-    "{f}.mean()",
-    "{f}.amax({d})",
-    "{f}.amin({d}, keepdim=True)",
-    "{f}.max({d})[0]",
-    "{f}.var({d}, correction=0)",
-    "torch.sqrt({f}.var({d}, correction=0, keepdim=True) + 0.1)",
-    "torch.softmax({f}, {d})",
-    "torch.log_softmax({f}, {d})",
-    "torch.logsumexp({f}, {d})",
-    "torch.linalg.vector_norm({f}, dim={d})",
-    "F.layer_norm({f}, {f}.shape[-1:])",
-    "F.layer_norm({f}, {f}.shape[-1:], {f}.flatten(0, -2).mean(0) + 1)",
-    "F.rms_norm({f}, {f}.shape[-1:])",
-    "{f} - {f}.mean({d}, keepdim=True)",
-    "{f} * torch.rsqrt({f}.square().mean({d}, keepdim=True) + 0.5)",
-    "({f} @ {s}.transpose(-2, -1)) * 0.2",
-    "torch.softmax({f} @ {s}.transpose(-2, -1) * 0.1, -1) @ {s}",
-    "torch.softmax(0.1 * {f} @ {s}.mT + torch.full(({f}.shape[-2],) * 2, -torch.inf).triu(1), -1) @ {s}",
-]
-VIEWS = [
-    "{f}.reshape(-1)",
-    "{f}.flatten(0, 1)",
-    "{f}.unsqueeze({d})",
-    "{f}.squeeze()",
-    "{f}.transpose({d}, -1)",
-    "{f}.permute(*reversed(range({f}.dim())))",
-    "{f}.expand(2, *{f}.shape)",
-    "{f}.narrow({d}, 0, 1)",
-    "{f}.flip({d})",
-    "{f}.unflatten({d}, (-1, 2))",
-    "{f}.transpose(-2, -1).contiguous()",
-    "torch.cat([{f}, {s}], {d})",
-]
-DISCRETE = [
-    "{f} > {g}",
-    "{f} <= 0.25",
-    "{f}.argmax({d})",
-    "{f}.max({d}, keepdim=True)[1]",
-    "({f} * 3).to(torch.int32)",
-    "{f}.isnan()",
-    "{f}.any({d})",
-    "~{b}",
-    "{b} & {c}",
-    "{b} ^ {c}",
-    "{b}.all({d})",
-    "{b}.sum({d})",
-    "{b}.to(torch.float32)",
-    "{i} + {j}",
-    "{i} * 3 - {j}",
-    "{i} & {j}",
-    "{i} == {j}",
-    "{i}.sum({d})",
-    "{i}.amax({d})",
-    "{i}.clamp(0, 5)",
-    "torch.where({b}, {i}, 2)",
-    "0.25 * {i}",
-]
-WRITES = [
-    "{f}.clone().mul_(0.5)",
-    "{f}.clone().copy_({g}.expand_as({f}))",
-    "{f}.clone().masked_fill_({b}, 0.25)",
-    "{f}.clone().mul_(0.5).add_({s})",
-    "(lambda t: (t.select({d}, 0).mul_(2), t)[1])({f}.clone())",
-    "(lambda t: (t.narrow({d}, 0, 1).copy_({f}.narrow({d}, -1, 1)), t)[1])({f} * 1)",
-    "(lambda t: (t.transpose({d}, -1).sub_(0.5), t + {f})[1])({f}.clone())",
-    "(lambda t: (t[..., ::2].tanh_(), t.flatten())[1])({f}.clone())",
-    "(lambda t, u: (t.add_(1), u * t)[1])(*[{f}.clone()] * 2)",
-]
-SCATTERS = [
-    "{f}.select_scatter({f}.select({d}, 0) * 2, {d}, -1)",
-    "{f}.slice_scatter({f}.narrow({d}, 0, 1) * 2, {d}, 0, 1)",
-    "torch.zeros_like({f}).index_add({d}, torch.arange({f}.shape[{d}], device={f}.device) // 2, {f})",
-    "torch.zeros_like({f}).scatter_add({d}, ({f} * 3).detach().abs().long() % {f}.shape[{d}], {f})",
-    "torch.zeros_like({f}).scatter({d}, {f}.argsort({d}), {f})",
-    "torch.zeros_like({f}).scatter_reduce({d}, ({s} > 0).long() % {f}.shape[{d}], {f}, 'amax', include_self=False)",
-    "{f}.index_put((torch.zeros(2, dtype=torch.int64, device={f}.device),), {f}[:1] * 0.5, accumulate=True)",
-    "{f}.index_select({d}, torch.zeros(2, dtype=torch.int64, device={f}.device))",
-    "{f}.gather({d}, {f}.argmax({d}, keepdim=True))",
-    "{f}[..., ({f}.shape[-1] - 1 - torch.arange({f}.shape[-1], device={f}.device))]",
-]
-EXTREMES = [
-    "{f}.sort({d})[0]",
-    "{f}.topk(1, {d})[0]",
-    "{f}.cummax({d})[0]",
-    "{f}.median({d})[0]",
-    "{f}.kthvalue(1, {d})[0]",
-    "{f}.amax({d}) - {f}.amin({d})",
-    # PyTorch's fake tensors refuse some negative dimensions of tensors without elements.
-    "torch.linalg.vector_norm({f}, torch.inf, {d} % {f}.dim())",
-    "{f} * ({f} == {f}.amax({d}, keepdim=True))",
-    "{f} / ({f}.abs().amax({d}, keepdim=True) + 0.5)",
-]
-DRAWS = [
-    "torch.rand_like({f}) * {f}",
-    "torch.randn_like({f}) * 0.3 + {f}",
-    "torch.bernoulli(torch.sigmoid({f}))",
-    "F.dropout({f}, 0.5)",
-    "torch.rand({f}.shape, device={f}.device) + {f}",
-]
-COMPLEX = [
-    "torch.complex({f}.float(), {s}.float())",
-    "torch.view_as_complex(torch.stack([{f}.float(), -{f}.float()], -1))",
-    "0.1 * torch.fft.rfft({f}.float())",
-    "0.1 * torch.fft.fft({z}, dim={d})",
-    "{z} * {w}.conj() * 0.5",
-    "{z} + {w}",
-    "{z}.conj()",
-    "{z}.mT.conj() * (0.5 + 1j)",
-    "{z}.abs()",
-    "{z}.real - {z}.imag",
-    "torch.view_as_real({z})",
-    "0.1 * {z}.sum({d})",
-    "{z}.conj().imag",
-    "-{z}.imag",
-    "{z}.real.clone()",
-]
-TEMPLATES = [*POINTWISE, *POINTWISE, *REDUCTIONS, *VIEWS, *DISCRETE, *WRITES, *SCATTERS, *EXTREMES, *DRAWS, *COMPLEX]
 
 
 @dataclass(frozen=True)
@@ -188,9 +28,11 @@ class Input:
     shape: tuple[int, ...]
     dtype: torch.dtype
     lies: str
+    wants_gradient: bool = True
+    """If it is of floats."""
 
     def make(self, seed: int) -> torch.Tensor:
-        """The same values for the same seed; floats want gradients."""
+        """The same values for the same seed."""
         shape, strided = list(self.shape), None
         if self.lies == "transposed":
             strided = self._draw([*shape[:-2], *reversed(shape[-2:])], seed).mT
@@ -199,7 +41,7 @@ class Input:
         elif self.lies == "expanded":
             strided = self._draw([1, *shape[1:]], seed).expand(shape)
         tensor = self._draw(shape, seed) if strided is None else strided
-        return tensor.detach().requires_grad_(tensor.is_floating_point())
+        return tensor.detach().requires_grad_(self.wants_gradient and tensor.is_floating_point())
 
     def _draw(self, shape: Sequence[int], seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -236,10 +78,10 @@ class Graph:
         return replace(self, inputs=tuple(map(lambda given, shape: replace(given, shape=shape), self.inputs, shapes)))
 
     def prefixes(self) -> Iterator[Graph]:
-        """The programs that return one value each, in the order of the statements, and all draws before it."""
+        """The programs that return one value each, in the order of the statements, and what is always returned."""
         for position in range(len(self.statements)):
             statements = self.statements[: position + 1]
-            yield replace(self, statements=statements, results=(f"v{position}", *draws(statements)))
+            yield replace(self, statements=statements, results=(f"v{position}", *always_returned(statements)))
 
     def reproducer(self, seed: int) -> str:
         """A program that shows the failure, with nothing left out."""
@@ -253,10 +95,11 @@ class Pool:
     def __init__(self, random: Random, inputs: Sequence[Input]) -> None:
         self.random = random
         self.values = {f"x{i}": given.make(i).detach() for i, given in enumerate(inputs)}
+        self.writable = [f"x{i}" for i, given in enumerate(inputs) if not given.wants_gradient]
 
-    def pick(self, wanted: Callable[[torch.Tensor], bool]) -> str | None:
+    def pick(self, wanted: Callable[[torch.Tensor], bool], among: Iterable[str]) -> str | None:
         """A value that will do: as often one of the newest three as any other, so that programs get deep."""
-        names = [name for name, value in self.values.items() if wanted(value)]
+        names = [name for name in among if wanted(self.values[name])]
         newest = names[-3:] if self.random.random() < 0.5 else names
         return self.random.choice(newest) if names else None
 
@@ -270,7 +113,8 @@ class Pool:
                     return None
                 chosen["d"] = str(self.random.randrange(-first.dim(), first.dim()))
                 continue
-            name = self.pick(functools.partial(fits, letter, first))
+            names = self.writable if letter == "u" else self.values
+            name = self.pick(functools.partial(fits, letter, first), names)
             if name is None:
                 return None
             chosen[letter] = name
@@ -280,8 +124,8 @@ class Pool:
     def run(self, statement: str) -> torch.Tensor | None:
         """The value of a statement, or None where PyTorch has none or it is too large."""
         try:
-            value: torch.Tensor = eval(statement, {"torch": torch, "F": F}, self.values)
-        except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError):
+            value: torch.Tensor = eval(statement, {"torch": torch, "F": F, **self.values})
+        except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError, ZeroDivisionError):
             return None
         modest = not is_inexact(value) or bool((value.abs() < LARGEST).all())
         return value if value.numel() <= MOST_ELEMENTS and modest else None
@@ -289,7 +133,9 @@ class Pool:
 
 def fits(letter: str, first: torch.Tensor | None, value: torch.Tensor) -> bool:
     """Whether `value` can stand for `{letter}` where `first` is the first operand."""
-    kind = value.dtype.is_floating_point if letter in "fgs" else value.dtype is torch.bool
+    kind = value.dtype.is_floating_point if letter in "fgsu" else value.dtype is torch.bool
+    if letter == "h":
+        kind = not value.is_complex()
     if letter in "ij":
         kind = not is_inexact(value) and value.dtype is not torch.bool
     if letter in "zw":
@@ -324,39 +170,58 @@ def inputs(random: Random) -> tuple[Input, ...]:
         own = dtype if random.random() < 0.8 else random.choice([*FLOATS, *INTEGERS, torch.bool])
         ways = ["contiguous"] * 3
         ways += ["gapped"] if part else []
-        ways += ["expanded"] if part and part[0] else []
+        wants_gradient = random.random() < 0.8
+        # PyTorch refuses most writes of a tensor whose elements share memory.
+        ways += ["expanded"] if part and part[0] and wants_gradient else []
         ways += ["transposed"] if len(part) > 1 else []
-        found.append(Input(tuple(part), own, random.choice(ways)))
+        found.append(Input(tuple(part), own, random.choice(ways), wants_gradient))
     return tuple(found)
 
 
-@st.composite
-def graphs(draw: st.DrawFn) -> Graph:
-    """A program of up to a dozen statements with one to three results."""
-    # One draw for the whole program: drawn piece by piece, neighbours would be copies with one piece changed.
-    random = draw(st.randoms(use_true_random=True))
+def program(number: int) -> Graph:
+    """Program `number`, always the same: up to a dozen statements with one to three results."""
+    random = Random(number)
+    while not (graph := _drawn(random)) or not runs(graph, number):
+        pass
+    return graph
+
+
+def _drawn(random: Random) -> Graph | None:
     given = inputs(random)
     pool = Pool(random, given)
     statements: list[str] = []
-    for _ in range(random.randint(3, 12)):
-        statement = pool.fill(random.choice(TEMPLATES))
+    # Few groups, so that a program's statements meet values of their kinds.
+    groups = random.choices(CHOICES, k=4)
+    for _ in range(random.randint(4, 16)):
+        statement = pool.fill(random.choice(random.choice(groups)))
         value = None if statement is None else pool.run(statement)
         if statement is not None and value is not None:
             pool.values[f"v{len(statements)}"] = value
             statements.append(statement)
-    if not statements:
-        statements.append("x0 + x0")
+    if len(statements) < 2:
+        return None
     names = [f"v{i}" for i in range(len(statements))]
     others = random.choices(names, k=random.randint(0, 2))
-    return Graph(given, tuple(statements), (names[-1], *draws(statements), *others))
+    return Graph(given, tuple(statements), (names[-1], *always_returned(statements), *others))
 
 
-def draws(statements: Sequence[str]) -> list[str]:
-    """The names of random values, which programs return.
+def runs(graph: Graph, seed: int) -> bool:
+    """Whether PyTorch runs it and its backward, which some writes and dtypes prevent."""
+    given = graph.make_inputs(seed)
+    try:
+        ends = [t for t in graph.function()(*given) if t.requires_grad]
+        if ends:
+            torch.autograd.backward(ends, [torch.ones_like(t) for t in ends])
+    except RuntimeError:
+        return False
+    return True
+
+
+def always_returned(statements: Sequence[str]) -> list[str]:
+    """The names of random values and of written arguments.
 
     A draw that nobody reads is dropped by AOTAutograd, and every draw after it is another one than eager's.
     """
-    return [f"v{i}" for i, statement in enumerate(statements) if any(name in statement for name in RANDOM)]
-
-
-RANDOM = ("dropout", "torch.rand", "torch.bernoulli")
+    writes = re.compile(r"\b(x\d+)\b[^ ]*_\(|out=x")
+    drawn = (any(name in statement for name in RANDOM) or writes.search(statement) for statement in statements)
+    return [f"v{i}" for i, found in enumerate(drawn) if found]
