@@ -1,5 +1,6 @@
 """The Triton emitter: its text, widths of integers, approximations, and its machine code for an H200."""
 
+import ast
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -249,3 +250,23 @@ def test_a_buffer_may_be_named_as_a_function() -> None:
     next(iter(graph.nodes))._rename("mean")
     text = emit_triton(fuse(graph, "forward", target_named("h200")).regions[-1].lowered.nest)
     assert "mean_2of3" in text and "tw.mean(" in text and "tw.mean_" not in text
+
+
+@pytest.mark.parametrize("function", [lambda x, y: x.softmax(-1) * y, lambda x, y: x * y, lambda x, y: (x * y).sum(0)])
+def test_no_value_hides_a_parameter(function: Callable[..., Any]) -> None:
+    for name in parameters_and_values(function, "y")[0]:
+        parameters, values = parameters_and_values(function, name)
+        assert not parameters & values, name
+
+
+def parameters_and_values(function: Callable[..., Any], name: str) -> tuple[set[str], set[str]]:
+    """Of all kernels for a function of `x` and a second input of that name."""
+    graph = aten(function, *torch.empty(2, 4096, 512, device="meta"))
+    for node, called in zip(graph.nodes, ("x", name), strict=False):
+        node._rename(called)
+    parameters, values = set[str](), set[str]()
+    for region in fuse(graph, "forward", target_named("h200")).regions:
+        for part in ast.walk(ast.parse(emit_triton(region.lowered.nest))):
+            parameters |= {part.arg} if isinstance(part, ast.arg) else set()
+            values |= {part.id} if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store) else set()
+    return parameters, values

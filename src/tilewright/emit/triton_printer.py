@@ -18,9 +18,10 @@ from tilewright.schedule.facts import accumulator_dtype
 RESERVED = frozenset(
     ["row", "col", "outer", "i", "row_ok", "col_ok", "ok", "origin", "program", "strip", "tile", "start", "part",
      "part_ok", "count", "found", "draw", "piece", "block", "step", "down", "begin", "lane", "tl", "tw", "libdevice",
-     "float", "range"]
+     "float", "range", "BLOCK", "BLOCK_ROWS", "BLOCK_COLS", "MASKED_ROWS", "TILES", "AHEAD", "PARTS", "BLOCK_PARTS"]
 )  # fmt: skip
-"""Names that the emitted code uses, besides those that start with one of `NUMBERED`."""
+"""Names that the emitted code uses, besides those that start with one of `NUMBERED` or end with `POINTER`."""
+POINTER = "_ptr"
 NUMBERED = ("row", "col", "size", "first", "total", "acc", "part", "skip", "carry", "terms", "next", "shift")
 BYTES = ("bool", "int8", "uint8")
 GROUPS = (8, 4)
@@ -91,7 +92,7 @@ class Printer:
         self.depth -= 1
 
     def define(self, name: str, sizes: Iterable[str]) -> str:
-        pointers = [f"{n}_ptr" for n in self.names] + [f"part{i}_ptr" for i in self.scheduled.scratch]
+        pointers = [f"{n}{POINTER}" for n in self.names] + [f"part{i}{POINTER}" for i in self.scheduled.scratch]
         numbers = {"count": f"int{64 if self.scheduled.wide_in_block else 32}"}
         numbers |= {f"skip{number}": "int64" for number in range(self.nest.numbers)}
         numbers |= {f"size{n}": kind for n, kind in enumerate(self.nest.argument_dtypes)}
@@ -331,7 +332,8 @@ def _value_name(i: int, step: Step, names: list[str], loads: list[int], taken: s
     """The buffer's name for a load, if the buffer is loaded once; else the step's name and number."""
     if step.access and loads.count(step.access.buffer) == 1:
         name = names[step.access.buffer]
-        if name not in RESERVED and not name.startswith(NUMBERED) and not PIECE.search(name):
+        is_of_the_kernel = name in RESERVED or name.startswith(NUMBERED) or name.endswith(POINTER)
+        if not is_of_the_kernel and not PIECE.search(name):
             return name
     name = f"{step.kind or step.name}{i}"
     return name + "_" if name in taken else name
