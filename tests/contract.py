@@ -51,7 +51,7 @@ def nodes(record: Recording) -> list[fx.Node]:
 
 def targets(record: Recording) -> list[str]:
     """The operators of all graphs, in order."""
-    return [str(node.target) for node in nodes(record)]
+    return [str(node.target) for node in nodes(record) if node.op == "call_function"]
 
 
 def called(record: Recording, word: str) -> list[Any]:

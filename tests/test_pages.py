@@ -173,8 +173,8 @@ PRESENT = [page for page in PAGES if page.name not in ("CHANGELOG.md", "experime
 """Pages on the tree as it is; these two speak of files that were removed."""
 EXAMPLES = {"mine.py", "bench/suites/scale.py"}
 """Files that a reader writes."""
-OTHER_OPTIONS = {"--type", "--ff", "--lf", "--strict", "--draws", "--no-deps"}
-"""Of nsys, pytest, mypy and pip, and a field of examples/gpt."""
+OTHER_OPTIONS = {"--type", "--ff", "--lf", "--strict", "--draws", "--no-deps", "--nproc-per-node"}
+"""Of nsys, pytest, mypy, pip and torchrun, and a field of examples/gpt."""
 
 
 def spans(page: Path) -> list[str]:

@@ -91,7 +91,7 @@ def test_it_is_an_error_where_falling_back_is_forbidden() -> None:
         with pytest.raises(Exception, match=r"the function prints_in_a_loop at test_dynamo.py:\d+: print\(i\): Failed"):
             compiled(prints_in_a_loop)(torch.randn(8))
     # PyTorch's own count of compilations stands where it stood: later ones are heard.
-    with pytest.raises(Exception, match=r"the function forward at .*: Dynamo traces recurrent layers only with"):
+    with pytest.raises(Exception, match=r"the function forward at .*: Dynamo traces recurrent layers only if"):
         compiled(Recurrent())(torch.randn(3, 2, 8))
 
 

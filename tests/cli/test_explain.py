@@ -188,7 +188,9 @@ def test_modules_classes_and_functions(
     name: str, inputs: str, flags: tuple[str, ...], tilewright: Tilewright, models: str
 ) -> None:
     ended = tilewright("explain", f"{models}:{name}", "--inputs", inputs, "--on", "cpu", *flags)
-    assert (ended.code, ended.err) == (0, "")
+    # Left in training mode it draws dropout's masks at inference, which is said.
+    warned = "instance is in training mode" in ended.err
+    assert ended.code == 0 and warned == (name == "instance" and "--inference" in flags) and (warned or not ended.err)
     assert ("\nbackward\n" in ended.out.replace(" \n", "\n")) == ("--training" in flags)
     assert "before fusion:" in ended.out
 

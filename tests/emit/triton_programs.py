@@ -175,6 +175,9 @@ PROGRAMS: dict[str, Program] = {
     "broadcast in the middle": program(lambda x, y: x * y, (7, 33, 5), (7, 1, 5)),
     "transposed": program(lambda x, y: x.t() + y, (130, 33), (33, 130)),
     "permuted": program(lambda x: (x.permute(2, 0, 3, 1) * 2).contiguous(), (3, 7, 5, 33)),
+    "column result beside a transposed matrix": program(
+        lambda x, y, r: ((z := r * 3) * x + y.t(), z), (33, 130), (130, 33), (33, 1)
+    ),
     "column result beside a matrix": program(lambda x, r: ((z := r * 3) * x, z), (33, 130), (33, 1)),
     "bf16 activation": _activation((33, 130), BF16),
     "fp16 activation": _activation((7, 33), FP16),

@@ -203,7 +203,7 @@ DISCRETE = [
     "{i}.clamp(0, 5)",
     "torch.where({b}, {i}, 2)",
     "0.25 * {i}",
-    "torch.bucketize({f}, torch.linspace(-1, 1, 5, device={f}.device))",
+    "torch.bucketize({f}.contiguous(), torch.linspace(-1, 1, 5, device={f}.device))",
     "F.one_hot({i}.long() % 4, 4)",
     "torch.isin({i}, torch.tensor([1, 3], device={i}.device))",
 ]

@@ -184,7 +184,7 @@ def region(name: str, source: str = "") -> str:
     return f"""
         INSERT INTO region BY NAME
         SELECT 'backward' AS graph, '{name}' AS name, ['gelu'] AS members, {costs},
-               'triton' AS language, '' AS source_code;
+               'triton' AS language, '' AS source_code, '' AS schedule;
         INSERT INTO operator BY NAME
         SELECT 'backward' AS graph, 'after' AS stage, 1 AS index, 'r' AS name, 'kernel' AS target, {costs},
                'pointwise' AS operator_class, [1] AS shape, 'float32' AS dtype, '{name}' AS region,

@@ -91,6 +91,13 @@ class ScheduledNest(Facts):
         rows would else load each of its eight rows' values alone."""
         return self.kind == "tiles" and self.nest.transposes
 
+    @cached_property
+    def once_for_each_row(self) -> frozenset[int]:
+        """Row values that are stored or summed as such, and those they are computed from: none has a tile's columns."""
+        ends = [step.args[0] for _, step in self.nest.reductions("reduce_rows")]
+        ends += [store.value for store in self.nest.stores]
+        return frozenset(self.nest.behind(ends, includes=lambda i: self.nest.steps[i].level is Level.ROW))
+
     @property
     def column_blocks_text(self) -> str:
         """The blocks of a row whose columns are cut."""

@@ -253,6 +253,7 @@ class Printer:
             mask = f"{mask} & {inside}, other=0" if mask else f", mask={inside}, other=0"
         place = f"{self.names[step.access.buffer]}_ptr + {place}"
         along_rows = step.level is Level.ROW and self.scheduled.repeats_rows and strides[len(self.nest.rows) - 1] == 1
+        along_rows = along_rows and i not in self.scheduled.once_for_each_row
         if along_rows or (step.level is Level.COL and self.scheduled.repeats_columns):
             # Load it in the layout of the tiles that it is combined with.
             place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"

@@ -99,7 +99,8 @@ def test_a_program_compiles_as_it_does_without(tmp_path: Path, what: str, detail
     ranges = [event for event in json.loads(done.trace.read_text())["traceEvents"] if event.get("name") == COMPILING]
     # The optimizer compiles again as its buffers are there.
     assert done.compiled_in == ([0] if what == "optimizer" else [1]) and ranges
-    assert sum(event["dur"] for event in ranges) / 1e6 == pytest.approx(done.compiling_seconds, abs=0.1)
+    # The pauses hold what the tracer takes to stop and to start again, too.
+    assert 0 < sum(event["dur"] for event in ranges) / 1e6 <= done.compiling_seconds + 1e-3
 
 
 def test_hooks_are_hidden_from_the_compiler_in_all_threads() -> None:

@@ -16,7 +16,7 @@ Function = Callable[..., Tensor]
 @pytest.fixture(autouse=True)
 def enough_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """These fill no large GPU."""
-    monkeypatch.setattr("tilewright.passes.attention.windows.FEWEST", B * H)
+    monkeypatch.setattr("tilewright.passes.attention.own.FEWEST", B * H)
 
 
 def split(x: Tensor) -> tuple[Tensor, ...]:
