@@ -15,13 +15,13 @@ PACKAGE = '''
 """The declarations of a package that adds two operators."""
 
 from tilewright.operators.arithmetic import each, of_argument
-from tilewright.operators.language import Value, call
+from tilewright.operators.language import Value, where
 from tilewright.operators.row import Call, body, own
 
 
-@body("hypot.default(self, other)")
-def hypot(c: Call, x: Value, y: Value) -> Value:
-    return call("sqrt", x * x + y * y)
+@body("heaviside.default(self, values)", discontinuous=True)
+def heaviside(c: Call, x: Value, y: Value) -> Value:
+    return where(x.eq(0), y, (x > 0).to_compute(c.dtype))
 
 
 own(
@@ -52,7 +52,7 @@ from tilewright.trace.price.recorded_call import read_call
 
 
 def program(x, y):
-    return scale(torch.hypot(x, y).exp(), 0.5)
+    return scale(torch.heaviside(x, y).exp(), 0.5)
 
 
 x, y = torch.rand(64, 48), torch.rand(64, 48)
@@ -62,7 +62,7 @@ with backend.recording() as compiled:
 with tilewright.profile() as run:
     program(x, y)
 torch.testing.assert_close(result, program(x, y))
-query = "SELECT operator, bytes, flops, transcendentals FROM operator_distance WHERE operator = 'aten::hypot'"
+query = "SELECT operator, bytes, flops, transcendentals FROM operator_distance WHERE operator = 'aten::heaviside'"
 recorded = read_call(
     "tilewright::scratch_scale",
     {"Input Dims": [[64, 48], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "0.5"]},
@@ -105,7 +105,7 @@ ELEMENTS = 64 * 48
 
 def test_explain_knows_what_they_move_and_compute(seen: dict[str, Any]) -> None:
     before = {target: counts for stage, target, *counts in seen["explained"] if stage == "before"}
-    assert before["aten.hypot.default"][:3] == [3 * MOVED, 3 * ELEMENTS, ELEMENTS]
+    assert before["aten.heaviside.default"][:3] == [3 * MOVED, 2 * ELEMENTS, 0]
     assert before["tilewright.scratch_scale.default"][:3] == [2 * MOVED, ELEMENTS, 0]
 
 
@@ -114,9 +114,9 @@ def test_the_one_with_a_body_is_compiled_and_the_other_called(seen: dict[str, An
     after = [target for stage, target, *_ in seen["explained"] if stage == "after"]
     assert after == ["kernel", "tilewright.scratch_scale.default"]
     assert [kind for _, kind in seen["launches"]] == after
-    assert seen["launches"][0][0].endswith("_hypot_exp")
+    assert seen["launches"][0][0].endswith("_heaviside_exp")
 
 
 def test_a_profile_and_a_trace_price_them(seen: dict[str, Any]) -> None:
-    assert seen["profiled"] == [["aten::hypot", 3 * MOVED, 3 * ELEMENTS, ELEMENTS]]
+    assert seen["profiled"] == [["aten::heaviside", 3 * MOVED, 2 * ELEMENTS, 0]]
     assert seen["priced"] == [2 * MOVED, ELEMENTS, "float32"]

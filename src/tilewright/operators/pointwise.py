@@ -118,10 +118,6 @@ formulas(
         # The larger or smaller; of a number and NaN the number.
         "fmax.default(self, other)": lambda c, x, y: _unless_nan(x, y, call("maximum", x, y)),
         "fmin.default(self, other)": lambda c, x, y: _unless_nan(x, y, call("minimum", x, y)),
-        # x·log y; 0 where x is, unless y is NaN.
-        "xlogy.Tensor(self, other)": lambda c, x, y: where(
-            predicate("isnan", y), y, where(x.eq(0), 0, x * call("log", y))
-        ),
     }
 )
 formulas(

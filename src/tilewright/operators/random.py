@@ -21,7 +21,7 @@ import numpy as np
 from tilewright.operators.arithmetic import NOTHING, per_result
 from tilewright.operators.language import Philox, Value
 from tilewright.operators.row import ALL, Call, Row, Traffic, calls, declare
-from tilewright.operators.shapes import factory, same
+from tilewright.operators.shapes import factory, like, same
 
 STREAM = "tilewright.draw_stream.default"
 KEEP = "tilewright.keep.default"
@@ -74,12 +74,53 @@ calls(
     pure=False,
     role="dropout",
 )
-calls("bernoulli.default(self, generator)", "random", shapes=same, arithmetic=NOTHING, pure=False, discontinuous=True)
+calls(
+    """
+    bernoulli.default(self, generator)
+    bernoulli.Tensor(self, p, generator)
+    poisson.default(self, generator)
+    """,
+    "random",
+    shapes=same,
+    arithmetic=NOTHING,
+    pure=False,
+    discontinuous=True,
+)
+calls(
+    """
+    normal.Tensor_Tensor(mean, std, generator)
+    normal.Tensor_float(mean, std, generator)
+    normal.float_Tensor(mean, std, generator)
+    """,
+    "random",
+    arithmetic=per_result(2),
+    pure=False,
+    priced=False,
+)
+calls(
+    "rrelu_with_noise_functional.default(self, noise, lower, upper, training, generator)",
+    "random",
+    shapes=like("self", "noise"),
+    dtypes=("self", "self"),
+    arithmetic=per_result(2),
+    pure=False,
+)
+calls(
+    "rrelu_with_noise_backward.default(grad_output, self, noise, lower, upper, training, self_is_result)",
+    "library",
+    arithmetic=per_result(2),
+)
 calls("bernoulli.p(self, p, generator)", "random", shapes=same, traffic=UNREAD, arithmetic=NOTHING, pure=False)
 calls(
     """
     rand_like.default(self, ...)
     randn_like.default(self, ...)
+    randint_like.default(self, high, ...)
+    randint_like.low_dtype(self, low, high, ...)
+    exponential.default(self, lambd, generator)
+    geometric.default(self, p, generator)
+    cauchy.default(self, median, sigma, generator)
+    log_normal.default(self, mean, std, generator)
     normal_functional.default(self, mean, std, generator)
     uniform.default(self, from, to, generator)
     """,
@@ -91,7 +132,13 @@ calls(
     pure=False,
 )
 calls(
-    "rand.default(size, ...)\nrandn.default(size, ...)\nrandint.low(low, high, size, ...)",
+    """
+    rand.default(size, ...)
+    randn.default(size, ...)
+    randint.default(high, size, ...)
+    randint.low(low, high, size, ...)
+    randperm.default(n, ...)
+    """,
     "random",
     shapes=factory,
     priced=False,

@@ -57,6 +57,12 @@ def sum_(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: obj
     return x.sum(_all_if_empty(dims), keepdim)
 
 
+@reduced("nansum.default(self, dim, keepdim, dtype)", arithmetic=ONE, shapes=reduction)
+def nansum(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
+    x = where(predicate("isnan", x), 0, x) if x.dtype in FLOATS else x
+    return x.sum(_all_if_empty(dims), keepdim)
+
+
 @reduced("mean.default(self, dtype)", "mean.dim(self, dim, keepdim, dtype)", arithmetic=ONE, shapes=reduction)
 def mean(c: Call, x: Value, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Value:
     dims = _all_if_empty(dims)
@@ -165,12 +171,29 @@ def logsumexp(c: Call, x: Value, dims: Dims, keepdim: bool = False) -> Value:
     return total if keepdim else total.squeeze([dims] if isinstance(dims, int) else list(dims or ()))
 
 
+def _of_order(name: str) -> RowFields:
+    """A norm whose order is the argument `name`."""
+    return {
+        "arithmetic": per_operand(2),
+        "shapes": reduction,
+        "discontinuous": lambda arguments: arguments[name] in (0, math.inf, -math.inf),
+    }
+
+
 @reduced(
-    "linalg_vector_norm.default(self, ord, dim, keepdim, dtype)",
-    arithmetic=per_operand(2),
-    shapes=reduction,
-    discontinuous=lambda arguments: arguments["ord"] in (0, math.inf, -math.inf),
+    "norm.Scalar(self, p)",
+    "norm.ScalarOpt_dtype(self, p, dtype)",
+    "norm.ScalarOpt_dim(self, p, dim, keepdim)",
+    "norm.ScalarOpt_dim_dtype(self, p, dim, keepdim, dtype)",
+    **_of_order("p"),
 )
+def norm(
+    c: Call, x: Value, p: Scalar | None = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None
+) -> Value:
+    return vector_norm(c, x, 2 if p is None else p, _all_if_empty(dims), keepdim)
+
+
+@reduced("linalg_vector_norm.default(self, ord, dim, keepdim, dtype)", **_of_order("ord"))
 def vector_norm(
     c: Call, x: Value, ord: Scalar = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None
 ) -> Value:
@@ -190,6 +213,6 @@ def aminmax(c: Call, x: Value, *, dim: int | None = None, keepdim: bool = False)
     return x.min(dim, keepdim), x.max(dim, keepdim)
 
 
-@reduced("count_nonzero.dim_IntList(self, dim)", **PLACE)
+@reduced("count_nonzero.default(self, dim)", "count_nonzero.dim_IntList(self, dim)", **PLACE)
 def count_nonzero(c: Call, x: Value, dims: Dims = None) -> Value:
     return x.ne(0).to_compute("int64").sum(_all_if_empty(dims), keepdim=False)

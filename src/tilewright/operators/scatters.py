@@ -118,6 +118,7 @@ calls(
     dtypes=("self", "int64"),
     discontinuous=True,
 )
+calls("logcumsumexp.default(self, dim)", "library", arithmetic=per_operand(2, 2), shapes=same)
 calls(
     "cummax.default(self, dim)\ncummin.default(self, dim)",
     "library",
@@ -158,19 +159,29 @@ def _halvings(sorted_among: str, sizes: CallSizes) -> Count:
 
 
 # Where an element stands, or whether, in others.
-searches = partial(
-    calls, operator_class="library", shapes=like("self"), dtypes=("int64",), discontinuous=True, priced=False
-)
+searches = partial(calls, operator_class="library", dtypes=("int64",), discontinuous=True, priced=False)
 searches(
     "bucketize.Tensor(self, boundaries, out_int32, right)",
+    shapes=like("self"),
     arithmetic=Arithmetic(partial(_halvings, "boundaries"), nothing),
 )
 searches(
+    """
+    bucketize.Scalar(self, boundaries, out_int32, right)
+    searchsorted.Scalar(sorted_sequence, self, out_int32, right, side, sorter)
+    """,
+    shapes=lambda _: (),
+)
+searches(
     "searchsorted.Tensor(sorted_sequence, self, out_int32, right, side, sorter)",
+    shapes=like("self"),
     arithmetic=Arithmetic(partial(_halvings, "sorted_sequence"), nothing),
 )
 calls(
-    "isin.Tensor_Tensor(elements, test_elements, assume_unique, invert)",
+    """
+    isin.Tensor_Tensor(elements, test_elements, assume_unique, invert)
+    isin.Tensor_Scalar(elements, test_element, assume_unique, invert)
+    """,
     "library",
     shapes=like("elements"),
     dtypes=("bool",),
@@ -195,7 +206,10 @@ calls(
 
 TARGETS = of_argument("target")
 calls(
-    "nll_loss_forward.default(self, target, weight, reduction, ignore_index)",
+    """
+    nll_loss_forward.default(self, target, weight, reduction, ignore_index)
+    nll_loss2d_forward.default(self, target, weight, reduction, ignore_index)
+    """,
     "library",
     arithmetic=each(TARGETS, 1),
     shapes=lambda call: [call.tensor("target") if call.arguments.get("reduction") == 0 else (), ()],
@@ -203,7 +217,10 @@ calls(
     traffic=Traffic(gathered={"self": TARGETS}),
 )
 calls(
-    "nll_loss_backward.default(grad_output, self, target, weight, reduction, ignore_index, total_weight)",
+    """
+    nll_loss_backward.default(grad_output, self, target, weight, reduction, ignore_index, total_weight)
+    nll_loss2d_backward.default(grad_output, self, target, weight, reduction, ignore_index, total_weight)
+    """,
     "library",
     arithmetic=each(TARGETS, 1),
     shapes=like("self"),

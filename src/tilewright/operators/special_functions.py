@@ -6,7 +6,7 @@ import math
 from functools import partial
 
 from tilewright.operators.arithmetic import NOTHING, per_result
-from tilewright.operators.language import Value, call, where
+from tilewright.operators.language import Scalar, Value, call, predicate, where
 from tilewright.operators.row import Call, body, calls, formulas
 
 formulas(
@@ -25,6 +25,42 @@ def atanh(c: Call, x: Value) -> Value:
     return where(x < 0, -half, half)
 
 
+def _times_log(x: Value | Scalar, y: Value | Scalar, logarithm: str) -> Value:
+    """x·log y, or x·log1p y; 0 where x is, unless y is NaN."""
+    if not isinstance(y, Value):
+        assert isinstance(x, Value)
+        y = x.lift(y)
+    product = x * call(logarithm, y)
+    if isinstance(x, Value):
+        return where(predicate("isnan", y), y, where(x.eq(0), 0, product))
+    return product if x else where(predicate("isnan", y), y, 0)
+
+
+formulas(
+    {
+        "xlogy.Tensor(self, other) xlogy.Scalar_Self(self, other) xlogy.Scalar_Other(self, other)": lambda c, x, y: (
+            _times_log(x, y, "log")
+        ),
+        "special_xlog1py.default(self, other) special_xlog1py.self_scalar(self, other) "
+        "special_xlog1py.other_scalar(self, other)": lambda c, x, y: _times_log(x, y, "log1p"),
+        # -x·log x: its limit 0 at 0, -inf below.
+        "special_entr.default(self)": lambda c, x: where(
+            predicate("isnan", x), x, where(x > 0, -x * call("log", x), where(x < 0, x.lift(-math.inf), 0))
+        ),
+    }
+)
+
+
+@body("hypot.default(self, other)", arithmetic=per_result(3, 1))
+def hypot(c: Call, x: Value, y: Value) -> Value:
+    """√(x² + y²) from the quotient of the smaller and the larger, so that no square overflows."""
+    a, b = call("abs", x), call("abs", y)
+    large, small = call("maximum", a, b), call("minimum", a, b)
+    ratio = small / large
+    length = where(large.eq(0), large, large * call("sqrt", ratio * ratio + 1))
+    return where(predicate("isinf", x) | predicate("isinf", y), x.lift(math.inf), length)
+
+
 @body("sinc.default(self)")
 def sinc(c: Call, x: Value) -> Value:
     """sin(πx) / πx; 1 at 0."""
@@ -40,7 +76,15 @@ calls(
     erfinv.default(self)
     i0.default(self)
     lgamma.default(self)
+    special_bessel_j0.default(self)
+    special_bessel_j1.default(self)
+    special_erfcx.default(self)
+    special_i0e.default(self)
     special_i1.default(self)
+    special_i1e.default(self)
+    special_log_ndtr.default(self)
+    special_ndtri.default(self)
+    special_zeta.default(self, other)
     igamma.default(self, other)
     igammac.default(self, other)
     ldexp.Tensor(self, other)
@@ -52,7 +96,9 @@ calls(
     arithmetic=per_result(0, 1),
 )
 calls("logit_backward.default(grad_output, self, eps)", "library", arithmetic=per_result(3))
-calls("copysign.Tensor(self, other)", "library", arithmetic=NOTHING)
+calls("copysign.Tensor(self, other)\ncopysign.Scalar(self, other)", "library", arithmetic=NOTHING)
+calls("frexp.Tensor(self)", "library", arithmetic=NOTHING, dtypes=("self", "int32"), discontinuous=True)
+calls("gcd.default(self, other)\nlcm.default(self, other)", "library", integral=True)
 calls("signbit.default(self)", "library", arithmetic=NOTHING, dtypes=("bool",), discontinuous=True)
 jumps = partial(calls, operator_class="library", arithmetic=per_result(1), discontinuous=True)
 jumps(
