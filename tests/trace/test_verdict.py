@@ -118,6 +118,22 @@ def test_garbage_that_one_step_collects_is_chance() -> None:
     assert verdict(trace)[0].startswith("Nothing stands out")
 
 
+@pytest.mark.parametrize("collected", [0, 9000])
+def test_what_one_step_collects_hides_no_cause_of_all_steps(collected: int) -> None:
+    """In each step 600 of 1000 µs are a line of Python, and in one the collector runs for 9 ms."""
+    trace, begin = Trace(), 0
+    for number in range(3):
+        ends = begin + 1000 + collected * (number == 1)
+        trace.step(number, begin, ends)
+        trace.frame("tree.py(9): grow", begin, begin + 600)
+        trace.operator("aten::mm", begin + 600, begin + 1000)
+        if ends > begin + 1000:
+            trace.slice("user_annotation", "garbage collection of generation 2", begin + 1000, ends)
+        begin = ends
+    trace.frame("train.py(1): main", 0, begin)
+    assert verdict(trace)[0].startswith("Python takes 60 % of the step") and "tree.py:9" in verdict(trace)[0]
+
+
 def test_random_numbers_have_no_verdict_but_their_part_of_what_operators_could_win() -> None:
     trace = stepped(1)
     trace.operator("aten::bernoulli_", 10, 990, dims=[[64, 64], []], types=["float", "Scalar"])

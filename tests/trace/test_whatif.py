@@ -17,6 +17,7 @@ from tests.cli.commands import documented_keys
 from tests.report.printing import printed
 from tests.trace.kineto import AUTOGRAD, Trace, analysed
 from tests.trace.test_diff import run
+from tilewright.hardware.profiles import profile_for
 from tilewright.records.errors import StoreError, UsageError
 from tilewright.report.whatif import show_whatif
 from tilewright.trace.whatif.answer import what_if
@@ -80,6 +81,18 @@ class Machine:
         self.free[stream] = start + round(us * 1000)
         row = (start, round(us * 1000), kind, name, name, self.rank, stream, launch_id, launched)
         self.rows["work"].append((self.last, self.rank, *row))
+
+    def copy(self, us: float) -> None:
+        """From pageable memory: the call returns when the copy is done, behind the kernels of its stream."""
+        launch_id, launched = self.last + 1, self.now
+        start = max(launched + LATENCY, self.free.get(7, -GAP) + GAP)
+        self.rows["call"].append(
+            (launch_id, self.rank, launched, start + round(us * 1000) - launched, "cudaMemcpyAsync")
+        )
+        self.rows["wait"].append((launch_id,))
+        self.last += 1
+        self.work("copy", start, us, 7, launch_id, launched, "copy")
+        self.now = self.free[7]
 
     def wait(self) -> None:
         self.last += 1
@@ -147,6 +160,17 @@ def launches(
         elif sync:
             # The call is left, and what it takes where there is nothing to wait for.
             machine.now += WAITED
+    return machine
+
+
+def copying(us: float = 40) -> Machine:
+    machine = Machine()
+    for _ in range(3):
+        machine.host(10)
+        if us:
+            machine.copy(us)
+        machine.host(30)
+        machine.launch(("mm", 50))
     return machine
 
 
@@ -227,6 +251,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[], list[Machine]], Callable[[], list[Ma
     "several kernels": ("gone:m*,gel*", lambda: [launches()], lambda: [launches(mm=0, gelu=0)]),
     "two workers": ("workers:2", lambda: [loading(90)], lambda: [loading(25)]),
     "eight workers": ("workers:8", lambda: [loading(90)], lambda: [loading(0)]),
+    "a copy that waits": ("gone:copy", lambda: [copying()], lambda: [copying(us=0)]),
     "no device": ("gone:mm", lambda: [on_host()], lambda: [on_host(mm=0)]),
     "an optimizer": ("optimizer", lambda: [optimizer()], lambda: [optimizer(calls=1)]),
     "a late rank": ("rank:1", lambda: ranks(late=70), ranks),
@@ -384,6 +409,34 @@ def test_a_run(trace: Trace, tmp_path: Path) -> None:
             what_if(made, [asked])
     with pytest.raises(StoreError, match="no steps"):
         what_if(run(Trace(), tmp_path), [])
+
+
+@pytest.mark.usefixtures("home")
+def test_bf16_halves_the_bytes_and_has_its_own_rate_of_products(trace: Trace, tmp_path: Path) -> None:
+    trace.step(0, 0, 1000)
+    width = 4096
+    for at, name, dims in ((10, "aten::add", [[64 << 20]] * 2), (30, "aten::mm", [[width, width]] * 2)):
+        trace.operator(name, at, at + 10, dims=[*dims, []] if name == "aten::add" else dims)
+        trace.launch(at + 5, *((50, 250) if name == "aten::add" else (250, 850)))
+    trace.call("cudaDeviceSynchronize", 100, 860)
+    h200 = profile_for("h200")
+    products = max(h200.matmul_TFLOPs["float32"] / h200.matmul_TFLOPs["bfloat16"], 0)
+    (told,) = what_if(run(trace, tmp_path), ["bf16"]).predictions
+    # 2 µs of a kernel stay.
+    assert told.measured_us - told.predicted_us == pytest.approx(198 / 2 + 598 * (1 - products), abs=2)
+
+
+@pytest.mark.usefixtures("home")
+def test_an_optimizers_update_goes_and_not_what_is_around_it(trace: Trace, tmp_path: Path) -> None:
+    """Of 100 µs 40 make four calls of two operators; the list of the parameters is made all the same."""
+    trace.step(0, 0, 100)
+    trace.slice("user_annotation", "Optimizer.step#Adam.step", 10, 80)
+    trace.frame("torch/optim/adam.py(90): _init_group", 10, 40)
+    trace.frame("torch/optim/adam.py(400): _single_tensor_adam", 40, 80)
+    for call in range(4):
+        trace.operator(("aten::lerp_", "aten::addcmul_")[call % 2], 40 + 10 * call, 50 + 10 * call)
+    (told,) = what_if(run(trace, tmp_path), ["optimizer"]).predictions
+    assert told.predicted_us == pytest.approx(100 - 40 / 2)
 
 
 @pytest.mark.usefixtures("home")

@@ -97,7 +97,7 @@ def whatif(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            help="floor:OPERATOR gone:NAME host graph class:data batch:2 optimizer overlap rank:1; none: all."
+            help="floor:OPERATOR gone:NAME host graph class:data batch:2 bf16 optimizer overlap rank:1; none: all."
         ),
     ] = None,
     as_json: AsJson = False,

@@ -49,7 +49,9 @@ LEFT JOIN description ON description.described_by = recorded.file_id
 LEFT JOIN recording ON recording.file_id = coalesce(description.file_id, recorded.file_id);
 
 -- The same, added up, in milliseconds of the mean bare step, to which the rows of a file add up. `typical_ms` is the median
--- over the steps: a thread that loses its processor to another program has that in one step, at a line of chance.
+-- over the steps, as a share of all medians and at least of the shortest step: a thread that loses its processor to another
+-- program has that in one step, at a line of chance, and so has the collector, which runs where its counters happen to end.
+-- What waits, and what compiles, has its mean.
 CREATE OR REPLACE TABLE host_cause AS
 WITH span AS (
     SELECT file_id, step_ts, code % 100 + 1 AS class_number, what, source,
@@ -77,14 +79,19 @@ part AS (
     SELECT one_step.* EXCLUDE (step_ts, calls, recorded_ns, operators, ns),
            sum(one_step.calls) / any_value(steps) AS calls, sum(recorded_ns)::BIGINT AS recorded_ns,
            sum(operators) / any_value(steps) AS operators, sum(ns) AS unscaled_ns,
-           list_median(list_resize(list(ns), any_value(steps), 0)) AS typical_ns,
-           any_value(bare_ms) AS bare_ms, any_value(steps) AS steps
+           CASE WHEN any_value(class) IN ('operators', 'Python', 'profiler', 'untraced')
+                  OR any_value(class) = 'garbage collection' AND any_value(what) <> 'collect'
+                THEN list_median(list_resize(list(ns), any_value(steps), 0)) ELSE sum(ns) / any_value(steps) END AS typical_ns,
+           any_value(bare_ms) AS bare_ms
     FROM one_step JOIN host_step_time USING (file_id) GROUP BY ALL
+),
+shortest AS (
+    SELECT file_id, min(ns) AS shortest_ns FROM (SELECT file_id, sum(ns) AS ns FROM one_step GROUP BY file_id, step_ts) GROUP BY file_id
 )
-SELECT * EXCLUDE (typical_ns, bare_ms, steps),
-       unscaled_ns / nullif(sum(unscaled_ns) OVER (PARTITION BY file_id), 0) AS share, bare_ms * share AS ms_per_step,
-       least(ms_per_step, ms_per_step * typical_ns * steps / nullif(unscaled_ns, 0)) AS typical_ms
-FROM part;
+SELECT part.* EXCLUDE (typical_ns, bare_ms),
+       unscaled_ns / nullif(sum(unscaled_ns) OVER one_file, 0) AS share, bare_ms * share AS ms_per_step,
+       bare_ms * typical_ns / nullif(greatest(sum(typical_ns) OVER one_file, shortest_ns), 0) AS typical_ms
+FROM part JOIN shortest USING (file_id) WINDOW one_file AS (PARTITION BY file_id);
 
 -- The mean bare step by class.
 CREATE OR REPLACE VIEW host_account AS

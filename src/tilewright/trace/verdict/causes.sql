@@ -9,7 +9,7 @@ SELECT file_id, operator, source, dtype, attributed_by, calls, ms_per_step * sca
 CREATE OR REPLACE TEMP TABLE stopped AS
 SELECT file_id, any_value(thread_us) / 1e3 AS thread_ms, any_value(other_us) / 1e3 AS other_ms, any_value(other) AS other,
        any_value(bare_ms) AS bare_ms,
-       greatest(any_value(bare_ms) - any_value(thread_us) / 1e3 - coalesce(sum(ms_per_step) FILTER (
+       greatest(any_value(bare_ms) - any_value(thread_us) / 1e3 - coalesce(sum(typical_ms) FILTER (
            WHERE coalesce(inner_class, class) IN ('device', 'I/O', 'sleep and locks', 'allocator', 'communication')), 0), 0) AS stopped_ms
 FROM host_cause JOIN host_step_time USING (file_id) JOIN recording USING (file_id)
 WHERE thread_us IS NOT NULL GROUP BY file_id;
@@ -97,9 +97,7 @@ WITH waiting AS (
            CASE WHEN class NOT IN ('data', 'garbage collection') OR what = 'collect' THEN source END AS place,
            -- Of a wait that a function is made for its name.
            CASE WHEN class IN ('sleep and locks', 'device') AND NOT is_torch AND called NOT IN ('sleep', 'with') THEN called ELSE what END AS what,
-           source,
-           -- The collector runs where its counters happen to end.
-           CASE WHEN class = 'garbage collection' AND what <> 'collect' THEN typical_ms ELSE ms_per_step END AS ms_per_step,
+           source, typical_ms AS ms_per_step,
            calls, coalesce(inner_what, '') AS inner_what, inner_source, inner_class
     FROM host_cause WHERE class NOT IN ('operators', 'Python', 'profiler', 'untraced')
       AND NOT (class = 'communication' AND file_id IN (SELECT file_id FROM exchange))

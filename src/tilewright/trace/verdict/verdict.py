@@ -7,7 +7,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
 
 from tilewright.trace.events.rows import append
-from tilewright.trace.price.distance import device_profiles, host_cores
+from tilewright.trace.price.distance import host_cores
+from tilewright.trace.price.precision import tensor_core_times
 from tilewright.trace.price.recorded_rows import rows_of
 from tilewright.trace.verdict.candidate import Advice, Candidate, Step, at, share, spent
 from tilewright.trace.verdict.growth import growth_sentences
@@ -67,11 +68,11 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     connection.execute(_TABLES)
     connection.execute(files("tilewright.trace").joinpath("verdict/causes.sql").read_text("utf-8"))
     cores = host_cores(connection) or Step.cores
+    rates = tensor_core_times(connection, "tf32"), tensor_core_times(connection, "bfloat16")
     found: list[_Found] = []
     for file_id, *row in connection.execute(_STEPS).fetchall():
         bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms, restarts = row
         reason = reason.partition(": ")[2]
-        rates = _tensor_cores(connection)
         step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, *rates, restarts)
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         # Medians of parts may add up to more than the mean step.
@@ -89,17 +90,6 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     ]
     append(connection, "cause", rows)
     append(connection, "verdict", list(enumerate(_sentences(connection, found))))
-
-
-def _tensor_cores(connection: DuckDBPyConnection) -> tuple[float, float]:
-    """How many times as fast as fp32 the slowest device multiplies matrices in TF32 and bf16; 1 if none is known."""
-    rates = [
-        profile.matmul_TFLOPs for (_, device), profile in device_profiles(connection).items() if device is not None
-    ]
-    return (
-        min((of["tf32"] / of["float32"] for of in rates if {"tf32", "float32"} <= of.keys()), default=1.0),
-        min((of["bfloat16"] / of["float32"] for of in rates if {"bfloat16", "float32"} <= of.keys()), default=1.0),
-    )
 
 
 def _largest_gain(found: _Found) -> tuple[float, int, str, str]:

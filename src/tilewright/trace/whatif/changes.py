@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.records.errors import UsageError
 from tilewright.trace.account.host_time import CLASSES
 from tilewright.trace.events.rows import Ints
+from tilewright.trace.price.precision import floors_in_bf16
 from tilewright.trace.whatif.simulation import Edge, Simulated, Task, simulate
 from tilewright.trace.whatif.timeline import AWAITS_RANKS, Timeline
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 WORK = ("kernel", "copy", "communication")
 _FIXED_NS = 2_000
 """What a kernel takes however little it does."""
+_UPDATES = r": _(single|multi)_tensor_\w+$"
 _NAMED = "EXISTS (FROM (SELECT unnest(?) AS one) WHERE what GLOB one)"
 _WITHOUT_DEVICE = "file_id NOT IN (SELECT file_id FROM device_slice)"
 # What an operator or function calls goes with it: all that its thread does while the outermost of them is open.
@@ -42,6 +44,7 @@ FORMS = {
     "class:CLASS": "without that class of the host's time",
     "workers:N": "a DataLoader with so many workers",
     "batch:TIMES": "a batch as many times as large",
+    "bf16": "parameters and data in bf16 instead of fp32",
     "optimizer": "a fused optimizer",
     "overlap": "communication that is hidden entirely",
     "rank:R": "that rank no later than the others",
@@ -157,11 +160,33 @@ class Simulator:
 
         def lag(at: int, task: Task, edge: Edge) -> float | None:
             # What does not run waits for no launch, and leaves no gap before the next.
-            if factor or at not in own:
+            if factor or (at not in own and at not in launches):
                 return edge.lag
+            if at in launches:
+                # As a copy's call, which waits for the device until then.
+                return None if tasks[edge.task].kind in WORK else 0
             return None if edge.task == task.launched_by - 1 else 0
 
         return _Change(dur, lag)
+
+    def _bf16(self) -> _Change:
+        """Each kernel stays as far above its floor; half of the bytes move, and products run at that dtype's rate."""
+        left = floors_in_bf16(self._connection)
+        if not left:
+            raise UsageError("no operator in fp32 on a device whose rates in both are known")
+        sql = "SELECT slice_id, operator FROM device_slice WHERE list_contains($names, operator)"
+        found = self._connection.execute(sql, {"names": list(left)}).fetchall()
+        factors = {slice_id: left[operator] for slice_id, operator in found}
+
+        def dur(at: int, task: Task) -> float:
+            fixed = min(task.dur, _FIXED_NS)
+            return (
+                fixed + (self._bare[at] - fixed) * factors[task.slice_id]
+                if task.slice_id in factors
+                else self._bare[at]
+            )
+
+        return _Change(dur)
 
     def _host(self) -> _Change:
         return _Change(lambda at, task: 0 if task.kind in ("host", "launch") else self._bare[at])
@@ -254,16 +279,20 @@ class _Spans:
         self.files: dict[int, tuple[Ints, NDArray[np.float64]]] = {}
         self.kinds = 1
         sql = f"""
-            SELECT file_id, ts, dur, what, CASE WHEN class = 'profiler' THEN 0
+            SELECT file_id, ts, dur, class, what, CASE WHEN class = 'profiler' THEN 0
                        ELSE greatest(dur - coalesce(ns_per_event, 0) * host_time.events, 0) END AS bare
             FROM host_time LEFT JOIN host_step_time USING (file_id) WHERE {condition}"""
         if of == "optimizer":
             sql = f"""
-                SELECT spans.*, dense_rank() OVER (PARTITION BY file_id ORDER BY what) AS kind
+                SELECT spans.*, dense_rank() OVER (PARTITION BY file_id, class ORDER BY what) AS kind
                 FROM ({sql}) AS spans JOIN (
-                    SELECT ts, ts + dur AS ended FROM slice WHERE name LIKE 'Optimizer.step#%'
+                    -- The function that calls operators, where stacks show it: what is around it stays.
+                    SELECT ts, ts + dur AS ended FROM slice WHERE regexp_matches(name, '{_UPDATES}')
+                    UNION ALL
+                    SELECT ts, ts + dur FROM slice WHERE name LIKE 'Optimizer.step#%'
+                    AND NOT EXISTS (FROM slice WHERE regexp_matches(name, '{_UPDATES}'))
                 ) AS around ON spans.ts >= around.ts AND spans.ts < around.ended"""
-            found = connection.execute(f"SELECT max(kind) FROM ({sql})", given).fetchone()
+            found = connection.execute(f"SELECT max(kind) FROM ({sql}) WHERE class = 'operators'", given).fetchone()
             self.kinds = int(found[0]) if found and found[0] else 1
         columns = connection.execute(
             f"SELECT file_id, ts, dur, bare FROM ({sql}) ORDER BY file_id, ts", given
