@@ -39,7 +39,7 @@ def test_on_a_cpu_pytorch_computes_it_and_the_graph_stays() -> None:
     before = calls(graph)
     (decision,) = choose_kernels(graph, target_named("cpu"))
     assert calls(graph) == before
-    assert decision.verdict == "refused" and "captured on a CPU" in decision.reason
+    assert decision.verdict == "impossible" and "this plan is for a CPU" in decision.reason
     assert decision.consumer == "_scaled_dot_product_flash_attention_for_cpu" and decision.producer == "q_1"
 
 

@@ -161,7 +161,7 @@ def test_the_block_has_a_row_for_every_pair_and_a_price_for_every_kernel(block: 
         else:
             assert row.bytes_saved == 0 and row.predicted_us is None
     attention = [d for d in block.program.decisions if d.passed_by == "attention"]
-    assert [d.verdict for d in attention] == ["taken", "refused"]
+    assert [d.verdict for d in attention] == ["taken", "impossible"]
     # One puts a fused form where attention was written out, the other says whose kernel computes that.
     kernel = next(op for op in operators(block, "after") if op.name == attention[1].consumer)
     assert attention[0].predicted_us == attention[1].predicted_us == kernel.predicted_us
@@ -272,7 +272,7 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
             "a100",
             "needs a GPU with wgmma instructions, which compute capability 8.0 lacks; its other kernels were not timed",
         ),
-        ("bf16", "cpu", "does not replace PyTorch's attention for CPUs: tilewright's own kernels are for GPUs"),
+        ("bf16", "cpu", "does not replace PyTorch's attention for CPUs: its kernels run on GPUs only"),
     ],
 )
 @pytest.mark.parametrize("training", [False, True])
@@ -284,7 +284,9 @@ def test_whose_attention_runs_is_planned_for_the_device_asked(
     found = price_case(asked, target_named(device))
     *_, decision = [d for d in found.program.decisions if d.passed_by == "attention"]
     ours = (dtype, device) == ("bf16", "h200")
-    assert reason in decision.reason and decision.verdict == ("taken" if ours else "refused")
+    assert reason in decision.reason and decision.verdict == (
+        "taken" if ours else "impossible" if device == "cpu" else "refused"
+    )
     assert ("; backward CUDA C++, for Hopper)" in decision.reason) == (ours and training)
     launch = next(op for op in operators(found, "after") if op.name == decision.consumer)
     assert launch.predicted_us == decision.predicted_us and launch.cost.provenance == "formula"
@@ -420,6 +422,25 @@ REFUSED: dict[str, tuple[Callable[..., Any], str, bool, type[Exception], str]] =
         *("fp32[N=4]", False, CaptureError, "subject computes no tensor from its inputs; there is nothing to explain"),
     ),
 }
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200"])
+def test_a_recurrent_layer_calls_a_library_for_cpus_only_on_a_cpu(device: str) -> None:
+    with torch._dynamo.config.patch(allow_rnn=True):
+        graph = capture(case(lambda x: LSTM(x)[0], "fp32[N=4,8]"), target=absent(profile_for(device))).graphs["forward"]
+    named = [node.name for node in graph.nodes]
+    assert ("mkldnn_rnn_layer" in named) == (device == "cpu") and ("tanh" in named) == (device != "cpu")
+    assert torch.backends.mkldnn.enabled
+
+
+def test_the_generator_of_a_cpu_draws_one_number_after_another() -> None:
+    drawn = {size: predicted(priced(F.dropout, f"fp32[N={size}]")) for size in (10**6, 3 * 10**6)}
+    assert drawn[3 * 10**6] - drawn[10**6] >= 2 * 10**6 * 12e-3
+
+
+def predicted(of: PricedCase) -> float:
+    (dropout,) = (one for one in of.program.operators if one.stage == "before" and one.name == "native_dropout")
+    return dropout.predicted_us or 0.0
 
 
 @pytest.mark.parametrize("name", REFUSED)

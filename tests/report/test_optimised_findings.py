@@ -55,6 +55,15 @@ def test_what_has_no_floor_is_named_and_what_is_at_its_floor_has_no_advice() -> 
     assert findings(Program([unknown]))[1:] == ["100% of it is in operators of which no floor is known, most in rnn."]
 
 
+def test_launches_that_take_longer_alone_than_together_say_nothing_of_predictions() -> None:
+    slow = operator(0, "mm", stage="after", measured_us=300.0, floor_us=10.0, predicted_us=20.0, bound="DRAM-bound")
+    assert "predictions" in findings(Program([slow]), [timed("tilewright", 250.0)])[-1]
+    said = findings(Program([slow]), [timed("eager", 90.0), timed("tilewright", 100.0)])
+    assert "take 3.00× as long as in the program" in said[1] and "predictions" not in said[-1]
+    said = findings(Program([slow]), [timed("tilewright", 1e4)])
+    assert said[1] == "The program takes 10.0 ms: the rest is the host's, or other programs used this machine."
+
+
 def test_other_kernels_have_other_advice() -> None:
     made = launches()
     library = replace(made.operators[1], region=None, dtype="float32", shape=(64, 7))
@@ -119,7 +128,7 @@ def write_lost(path: Path) -> Path:
     lost = Decision("forward", "tanh", "mul", "tried and lost", "one kernel took 90 µs, one each 80 µs", measured_us=90)
     refused = Decision("forward", "mul", "mm", "refused", FITS_NOT, bytes_saved=10**9)
     taken = Decision("forward", "softmax", "odd", "taken", "both are rows")
-    kept = Decision("forward", "softmax", "mm", "refused", "its kernels are for GPUs", passed_by="attention")
+    kept = Decision("forward", "softmax", "mm", "refused", "it does not pay", passed_by="attention")
     impossible = Decision("forward", "softmax", "odd", "impossible", "a library call")
     program = Program(
         [operator(0, "tanh"), mm, replace(mm, index=1, name="mm_1"), gelu, softmax, odd, quick, turned],

@@ -40,7 +40,7 @@ from tilewright.graph import calls
 from tilewright.graph.canonical import tensor_of
 from tilewright.graph.constants import Constants
 from tilewright.hardware.architectures import DeviceLimits, limits_of
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import CLEAR, THEIRS, Offer
 from tilewright.passes.attention.fused import FusedAttention
@@ -99,7 +99,7 @@ def _offers(node: fx.Node, constants: Constants, target: Target) -> list[Offer]:
     try:
         device = tensor_of(node.all_input_nodes[0]).device
         if target.language_of(device) != "triton":
-            raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
+            raise Refusal(FOR_GPUS)
         if not has_triton(target, device):
             raise Refusal("Triton is not installed")
         if is_pinned(node):

@@ -18,13 +18,13 @@ from torch import fx
 from tilewright.choose.generated import Groups
 from tilewright.cost.work import Work, is_fitted, predicted_us
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
 from tilewright.passes.rule import undecided
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.stage import Rewrite
 from tilewright.passes.units import gradients
-from tilewright.records.program import Decision
+from tilewright.records.program import Decision, Verdict
 
 Source = Callable[[fx.Graph, Target], Iterable[Sequence[Offer]]]
 """For each place of a graph its offers, the preferred one first. The next place may depend on what was decided."""
@@ -111,7 +111,8 @@ class _Chooser:
         elif not best.refusal:
             here = replace(here, predicted_us=best.own_us)
         if not best.is_taken:
-            return replace(here, verdict="tried and lost" if is_raced else "refused")
+            without_race: Verdict = "impossible" if offer.refusal == FOR_GPUS else "refused"
+            return replace(here, verdict="tried and lost" if is_raced else without_race)
         self.groups = None
         return replace(here, verdict="taken", consumer=offer.apply().name)
 

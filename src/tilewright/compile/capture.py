@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import traced_for_gpu
 from tilewright.measure.inputs import make_arguments, note_training_mode
 from tilewright.pytorch.compiler import forget_compiled, is_compilers
+from tilewright.pytorch.state import without_onednn
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, InputError
 from tilewright.records.program import GraphName
@@ -76,7 +77,7 @@ def capture(
 
     forget_compiled()
     try:
-        with torch.set_grad_enabled(case.training), _without_log(), messages_ignored(), traced_for_gpu(stands_for_gpu):
+        with torch.set_grad_enabled(case.training), _without_log(), messages_ignored(), _traced_for(stands_for_gpu):
             if instead is None:
                 _trace(case, device, fold, observe)
             else:
@@ -133,6 +134,13 @@ class _Seen(BaseException):
 
     No Exception, since PyTorch would report that as the failure of a compiler.
     """
+
+
+@contextmanager
+def _traced_for(stands_for_gpu: bool) -> Iterator[None]:
+    """Tensors on a CPU stand for a GPU's: what is traced has no call of a library for CPUs."""
+    with traced_for_gpu(stands_for_gpu), without_onednn() if stands_for_gpu else nullcontext():
+        yield
 
 
 @contextmanager

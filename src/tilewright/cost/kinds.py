@@ -39,6 +39,11 @@ LONG = 4
 """Instructions of an operation on 64-bit integers, which a GPU computes in halves."""
 SHIFTED_LOAD = 48
 """Operations that a conditional load costs in a kernel with reductions, whose threads then load single elements."""
+MASKS = frozenset({"native_dropout", "bernoulli", "keep_mask"})
+"""Operators that draw bits, each from a number of 53 bits."""
+MASK_NS, NUMBER_NS, MOVE_NS = 12.0, 3.0, 0.4
+"""Nanoseconds of one core for a bit, for a number of `rand` or `randn`, and to move the generator on by one number
+(PyTorch 2.13 on a Xeon of 2023; other cores of that year differ by less than 2)."""
 ANGLES = frozenset({"sin", "cos"})
 """Functions that first reduce their argument to a range, which takes a microsecond at any size."""
 
@@ -226,7 +231,21 @@ def call_work(node: Node, cost: Cost) -> Work:
         alignment_of(node),
         combined=combined,
         draws=cost.transcendentals if is_attention(node) and _drops(node) else 0,
+        serial_ns=_drawing_ns(node),
     )
+
+
+def _drawing_ns(node: Node) -> float:
+    """Time in which a CPU's generator, which makes one number after another, makes those of a call; else 0."""
+    name = calls.operator_name(node.target)
+    if name == "tilewright.draw_stream":
+        size = calls.arguments(node)["size"]
+        assert isinstance(size, (list, tuple))
+        return MOVE_NS * float(prod(size))
+    row, value = row_of(node.target), next(iter(calls.outputs(node)), None)
+    if row is None or row.operator_class != "random" or value is None or name == "tilewright.draw_philox":
+        return 0.0
+    return (MASK_NS if name in MASKS else NUMBER_NS) * prod(calls.shape_of(value))
 
 
 def _sums_by_index(node: Node) -> tuple[int | None, int]:

@@ -60,6 +60,8 @@ class Work:
     """Operations in float64 among those of a generated kernel, sums that accumulate in it included."""
     draws: int = 0
     """Random numbers that are drawn."""
+    serial_ns: float = 0.0
+    """Time of one thread of a CPU for what no other thread can help with; a GPU does it in parallel."""
     combined: int = 0
     """Words that threads of one program exchange for its sums, or places that they look up or compare."""
     distances: Distances = ()
@@ -139,7 +141,8 @@ def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True)
     """Microseconds by the coefficients of the work's kind; `with_start=False` if another launch computes the work."""
     coefficients = _coefficients(work, profile) or UNFITTED
     first = 0 if with_start else 1
-    return sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))
+    serial_us = work.serial_ns / 1e3 if profile.device == "cpu" else 0.0
+    return serial_us + sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))
 
 
 def is_fitted(work: Work, profile: DeviceProfile) -> bool:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 Language = Literal["c++", "triton"]
+FOR_GPUS = "its kernels run on GPUs only, and this plan is for a CPU"
+"""Why what has no kernels for CPUs is not used in a plan for one."""
 
 
 @dataclass(frozen=True)

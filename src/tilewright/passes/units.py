@@ -68,6 +68,8 @@ def _without_body(operator: Any, row: Row | None) -> str:
         return f"{operator} has no row in the operator table"
     if row.own and row.body is None:
         return f"{operator} is a kernel of tilewright's own, into which nothing can be fused"
+    if row.operator_class == "random" and str(operator).startswith("tilewright."):
+        return f"{operator} moves PyTorch's generator on, which is no kernel"
     if row.operator_class in ("compute", "library", "random"):
         return f"{operator} is a library call, into which nothing can be fused"
     return f"no kernel is generated for {operator}"
@@ -93,7 +95,7 @@ def whose_kernel(node: fx.Node, target: Target) -> str | None:
     if dtype_name(tensor.dtype) == "float64":
         return f"{node.target} is computed by PyTorch's operators: its hand-written kernel is not for float64"
     if not target.runs_on_gpu(tensor.device):
-        return f"{node.target} is computed by PyTorch's operators: its hand-written kernel is for GPUs"
+        return f"{node.target} is computed by PyTorch's operators: its hand-written kernel runs on GPUs only"
     return f"{node.target} is a hand-written kernel of tilewright's, into which nothing can be fused"
 
 

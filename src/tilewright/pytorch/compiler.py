@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -48,7 +50,22 @@ def recompile_reasons(since: float) -> Sequence[str]:
     """Why PyTorch compiled again, in its words, since a time of `time.time()`; none if Dynamo was not imported."""
     utils = sys.modules.get("torch._dynamo.utils")
     compiled = utils.get_compilation_metrics() if utils is not None else []
-    return [it.recompile_reason for it in compiled if it.recompile_reason and (it.start_time or 0) >= since]
+    found = [it.recompile_reason for it in compiled if it.recompile_reason and (it.start_time or 0) >= since]
+    return [_CUT_PATH.sub(_whole_path, reason) for reason in found]
+
+
+_CUT_PATH = re.compile(r"(?<=# )([^\s:]+)(?=:\d+ in )")
+
+
+def _whole_path(cut: re.Match[str]) -> str:
+    """The file whose path PyTorch cut.
+
+    It leaves out what the path shares with its own folder, and one character more for a slash: of `/home/me/train.py`
+    beside `/usr/lib/python3/torch`, where only `/` is shared, it leaves `ome/me/train.py`. The line's text was read
+    from the file before, so `linecache` knows it.
+    """
+    known = [path for path in linecache.cache if path.endswith(cut[0])]
+    return min(known, key=len, default=cut[0])
 
 
 @contextlib.contextmanager

@@ -18,6 +18,17 @@ def in_real_tensors() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Inside, PyTorch calls oneDNN nowhere; traced programs have no call of it, such as one for a whole LSTM."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def watched() -> bool:
     """Whether a dispatch mode, a functorch transform or a tracer observes operator calls (autograd not counted)."""
     watching = torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None

@@ -30,8 +30,9 @@ def show_optimize(run: Path, top: int) -> RenderableType:
         StoreError: the run is missing or damaged.
     """
     program, verified = read_program(run), read_rows(run, Verified)
-    parts: list[RenderableType] = [Text(sentence, "bold") for sentence in outcome(read_rows(run, Measurement))]
-    parts += [Text(plain(f"- {sentence}")) for sentence in findings(program)]
+    timed = read_rows(run, Measurement)
+    parts: list[RenderableType] = [Text(sentence, "bold") for sentence in outcome(timed)]
+    parts += [Text(plain(f"- {sentence}")) for sentence in findings(program, timed)]
     for view, most in ((LOST, top), (VERIFIED, _ROWS), (MEASUREMENTS, _ROWS)):
         answer = ask_view(run, view, most)
         if answer.rows:

@@ -11,6 +11,8 @@ from tilewright.report.quantity import duration, nbytes, ratio
 VECTOR = 8
 """16-bit elements of 16 bytes, at whose multiples the fast kernels of libraries need rows to begin."""
 _NAMED = 3
+_DISTURBED = 1.5
+"""Times that launches may take, timed one by one, of the program that they make up; caches and clocks explain less."""
 _FAR_OFF = 2
 """Times that a prediction may be off before it is worth a sentence."""
 
@@ -40,8 +42,8 @@ def _compared(ours: Measurement, peer: Measurement) -> str:
     return f"{how} than {peer.impl} ({duration(peer.median_us)})"
 
 
-def findings(program: Program) -> list[str]:
-    """Sentences on the launches of the plan, whose times were measured; none where none was."""
+def findings(program: Program, rows: Sequence[Measurement] = ()) -> list[str]:
+    """Sentences on the launches of the plan, whose times were measured; none where none was. `rows`: the whole case."""
     launches = [op for op in program.operators if op.stage == "after" and op.measured_us and not op.is_view]
     if not launches:
         return []
@@ -50,6 +52,16 @@ def findings(program: Program) -> list[str]:
     named = ", ".join(f"{op.name} {duration(_time(op))} ({_time(op) / whole:.0%})" for op in slowest)
     many = f"all {len(launches):,} launches" if len(launches) > 1 else "the one launch"
     sentences = [f"Of the {duration(whole)} of {many} most goes to {named}."]
+    together = next((row.median_us for row in rows if row.impl == "tilewright"), whole)
+    if disturbed := whole > _DISTURBED * together:
+        sentences.append(
+            f"Timed one by one they take {ratio(whole / together)} as long as in the program, so other programs used "
+            "this machine meanwhile: times of single launches are too long; run it again when the machine is idle."
+        )
+    elif together > _DISTURBED * whole:
+        sentences.append(
+            f"The program takes {duration(together)}: the rest is the host's, or other programs used this machine."
+        )
     if unknown := [op for op in launches if op.floor_us is None]:
         longest = max(unknown, key=_time)
         sentences.append(
@@ -66,7 +78,7 @@ def findings(program: Program) -> list[str]:
         sentences.append(" ".join([_advice(worst, program.regions), *_refused(program)]))
     elif len(unknown) < len(launches):
         sentences.append("The others are at their floors." if unknown else "All are at their floors.")
-    return [*sentences, *_mispredicted(launches)]
+    return sentences if disturbed else [*sentences, *_mispredicted(launches)]
 
 
 def _time(op: Operator) -> float:

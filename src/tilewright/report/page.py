@@ -64,7 +64,7 @@ def write_page(run: Path, out: Path) -> Path:
         island = "" if trace is None else harmless_json(trace)
         answers = ask_all(run, taken=len(island))
         rows = read_rows(run, Measurement)
-        words = [*outcome(rows), *findings(read_program(run))] if rows else []
+        words = [*outcome(rows), *findings(read_program(run), rows)] if rows else []
     return write_document(out, render_page(answers, trace, island, words), "page")
 
 

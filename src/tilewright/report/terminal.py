@@ -96,13 +96,15 @@ def _finite(value: object) -> object:
 def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
     lines = [", ".join(f"{plain(name)} = {size:,}" for name, size in dims.items())] if dims else []
     for device in dict.fromkeys(ceiling.device for ceiling in ceilings):
+        of_device = [ceiling for ceiling in ceilings if ceiling.device == device]
+        origins = list(dict.fromkeys(ceiling.origin for ceiling in of_device))
+        shared = f" ({origins[0]})" if len(origins) == 1 and origins != ["measured"] else ""
         figures = [
             f"{ceiling.kind} {ceiling.dtype} {ceiling.value:,.4g} {ceiling.unit.replace('us', 'µs')}".replace("  ", " ")
-            + ("" if ceiling.origin == "measured" else f" ({ceiling.origin})")
-            for ceiling in ceilings
-            if ceiling.device == device
+            + ("" if shared or ceiling.origin == "measured" else f" ({ceiling.origin})")
+            for ceiling in of_device
         ]
-        lines.append(plain(f"{device}: {', '.join(figures)}"))
+        lines.append(plain(f"{device}{shared}: {', '.join(figures)}"))
     return Text("\n".join(lines), style="dim")
 
 

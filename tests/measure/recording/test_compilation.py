@@ -5,7 +5,9 @@ import inspect
 import json
 import logging
 import os
+import runpy
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from tilewright.measure.recording.plan import Detail, RecordingPlan
 from tilewright.measure.recording.ranges import Marker
 from tilewright.measure.recording.recorder import Recorder
 from tilewright.measure.recording.synchronisations import MARK, marked_synchronisations
+from tilewright.pytorch.compiler import recompile_reasons
 
 LEAN = Detail(shapes=False, stacks=False, memory=False)
 Step = Callable[[int], float]
@@ -298,3 +301,15 @@ def test_without_a_gpu_nothing_is_touched() -> None:
     before = torch.cuda.synchronize
     with marked_synchronisations(into([]), Replacements()):
         assert torch.cuda.synchronize is before
+
+
+def test_reasons_name_files_that_share_no_folder_with_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils._traceback.__file__", "/elsewhere/torch/utils/_traceback.py")
+    file = tmp_path / "program.py"
+    file.write_text("def scaled(x, n):\n    return x * n\n")
+    names = runpy.run_path(str(file))
+    began = time.time()
+    scaled = torch.compile(names["scaled"], backend="eager")
+    for n in (1, 2):
+        scaled(torch.ones(3), n)
+    assert f"# {file}:2 in scaled" in recompile_reasons(began)[-1]

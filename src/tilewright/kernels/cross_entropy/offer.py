@@ -35,7 +35,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, insert_results, replace
 from tilewright.graph.layouts import before_widening, readers_through_moves, widened, widening_below
 from tilewright.graph.specialise import has_symbols
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.offer import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS
 
@@ -200,7 +200,7 @@ def matched(node: Node, softmax: Node) -> tuple[Match, str | None]:
 def _refusal(node: Node, logits: torch.Tensor, target: Target) -> str | None:
     """Why the kernels do not support these logits on this target; None if they do."""
     if target.language != "triton":
-        return "its kernels are for GPUs"
+        return FOR_GPUS
     if logits.dtype not in ELEMENTS:
         return f"its kernels take {', '.join(str(dtype) for dtype in ELEMENTS)}, not {logits.dtype}"
     if 0 in calls.shape_of(logits):

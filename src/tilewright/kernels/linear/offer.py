@@ -22,7 +22,7 @@ from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.linear.cuda import COLUMNS, ROWS, VECTOR
 from tilewright.kernels.offer import Candidate, Offer, hand_late, is_late
 from tilewright.launch.nvrtc import bindings_installed
@@ -64,7 +64,7 @@ def _refusal(node: Node, product: Node, values: list[torch.Tensor], bias: Node |
     """Why the kernel does not support these operands; None if it does. `values`: x, weight, product, GELU."""
     x, weight, result, gelu = values
     if target.language != "triton" or not target.is_gpu:
-        return "its kernel is for GPUs"
+        return FOR_GPUS
     if not target.has_wgmma:
         return "its kernel takes the matrix instructions of a warpgroup (wgmma)"
     if target.is_present and not bindings_installed():

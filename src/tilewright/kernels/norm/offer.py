@@ -24,7 +24,7 @@ from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.norm import cuda
 from tilewright.kernels.offer import Candidate, Offer, hand_late, is_late
 from tilewright.kernels.row import ELEMENTS
@@ -122,7 +122,7 @@ def _refusal(match: _Match, axes: int, target: Target) -> str | None:
         value for node in (match.weight, match.bias) if node is not None and (value := calls.output(node)) is not None
     ]
     if target.language != "triton":
-        return "its kernels are for GPUs"
+        return FOR_GPUS
     if target.is_gpu and not target.has_clusters:
         return "its kernels take thread-block clusters"
     if x.dtype not in ELEMENTS or any(vector.dtype not in ELEMENTS for vector in vectors):

@@ -19,7 +19,7 @@ from torch.fx import Node
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.offer import Candidate, Offer
 from tilewright.kernels.row import ELEMENTS
 from tilewright.kernels.softmax import cuda
@@ -46,7 +46,7 @@ def offers(node: Node, target: Target, _: Container[Node]) -> list[Offer]:
 def _refusal(tensors: list[torch.Tensor], target: Target) -> str | None:
     """Why the kernels do not take these rows here; None where they do."""
     if target.language != "triton":
-        return "its kernels are for GPUs"
+        return FOR_GPUS
     if target.is_gpu and not target.has_clusters:
         return "its kernels take thread-block clusters"
     if tensors[0].dtype not in ELEMENTS or len({tensor.dtype for tensor in tensors}) > 1:

@@ -20,7 +20,7 @@ from tilewright.graph import calls
 from tilewright.graph.canonical import same_shape, static, tensor_of
 from tilewright.graph.constants import Constants
 from tilewright.graph.insert import insert_call, replace
-from tilewright.hardware.target import Target
+from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.passes.attention.library import OWN, PREFIX, Peer, options_of
 from tilewright.passes.attention.mask_parts import Band, Prefix, prefix_of, read_hidden_keys
 from tilewright.passes.attention.spelling import unrepeated
@@ -97,7 +97,7 @@ class FusedAttention:
 
         operands = q, k, v = tensor_of(self.q), tensor_of(self.k), tensor_of(self.v)
         if not self.target.runs_on_gpu(q.device) and not interpreted():
-            raise Refusal("tilewright's own kernels are for GPUs, and this was captured on a CPU")
+            raise Refusal(FOR_GPUS)
         if any(getattr(x, "fake_mode", None) is None for x in operands):
             raise Refusal("the graph was not traced with fake tensors")
         if q.dtype not in DTYPES or {q.dtype} != {k.dtype, v.dtype}:
