@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tilewright
-from benchmarks.claims import PAGE, page, results
+from benchmarks.claims import CHINESE, ENGLISH, PAGE, Language, chinese, page, results
 from benchmarks.summary import ROOT as RESULTS
 from benchmarks.summary import Results, read_all, verdicts
 from benchmarks.tables import DOCUMENTS, TABLE, TABLES, rewritten
@@ -133,8 +133,15 @@ def test_only_claims_that_need_another_device_are_not_here() -> None:
         assert missing == [id_ for id_, claim in claims.items() if claim.needs == other], device
 
 
-def test_the_page_is_written_from_the_results() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(results()), "run python -m benchmarks.claims"
+@pytest.mark.parametrize(("document", "words"), [(PAGE, ENGLISH), (CHINESE, chinese())], ids=["en", "zh"])
+def test_the_page_is_written_from_the_results(document: Path, words: Language) -> None:
+    assert document.read_text(encoding="utf-8") == page(results(), words), "run python -m benchmarks.claims"
+
+
+def test_every_claim_is_translated() -> None:
+    words = chinese()
+    assert [claim.id for document in documents() for claim in document.claims] == list(words.claims)
+    assert {document.title for document in documents()} == set(words.documents)
 
 
 def test_rows_hold_the_claims_as_they_are_worded() -> None:
