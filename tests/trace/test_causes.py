@@ -21,8 +21,8 @@ def frame(name: str, start: float = 100, end: float = 900) -> Happening:
     return lambda trace: trace.frame(name, start, end)
 
 
-def method(name: str, owner: str = "type object") -> Happening:
-    return frame(f"<built-in method {name} of {owner} at 0x7f>")
+def method(name: str, owner: str = "type object", start: float = 100, end: float = 900) -> Happening:
+    return frame(f"<built-in method {name} of {owner} at 0x7f>", start, end)
 
 
 def operator(name: str, start: float = 110, end: float = 890, **args: Any) -> Happening:
@@ -109,7 +109,7 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "a loop that asks for the time": (loop("<built-in function perf_counter>", 2),
                                       "A loop that waits", "asks for the time 200 times", ""),
     "a loop without an operator": (loop("logging/__init__.py(1479): info", 3),
-                                   "A loop of small calls", "", "Call it once for all elements, or every"),
+                                   "A loop of small calls", "", "do it once before the loop"),
     "small operators": (small("aten::relu", 2), "Calling small operators",
                         "It makes 200 calls a step of 4.01 µs each, as aten::relu", "torch.compile(model)"),
     "small operators that look for anomalies": ([looks_for_anomalies, *small("aten::isnan", 4)], "Looking for", "", ""),
@@ -121,6 +121,11 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                                 "Combining tensors by broadcasting", "96 times the elements", "torch.einsum"),
     "a product of rows summed": (product([[512, 1, 64], [512, 64]]),
                                  "Combining tensors by broadcasting", "512 times the elements", "torch.einsum"),
+    "a column less a row": (product([[512, 1], [512]]),
+                            "Combining tensors by broadcasting", "[512, 1] and [512]", "(.squeeze(-1))"),
+    "ones that are scattered": ([method("zeros", end=894), operator("aten::fill_", 101, 893),
+                                 method("scatter_", "Tensor object", 895, 899), operator("aten::scatter_", 896, 898)],
+                                "Making a one-hot tensor", "a row of all classes", "functional.embedding"),
     "a model evaluated in each step": (calls("Net_0"), "Calling the model without a backward",
                                        "once in a step without a gradient", "Evaluate every 100th step"),
     "products from the left": (products(SQUARES, [[700, 700], [700, 1]]),

@@ -37,7 +37,7 @@ CREATE TABLE host_collective (slice_id BIGINT, file_id BIGINT, track_id BIGINT, 
 CREATE TABLE collective (slice_id BIGINT, file_id BIGINT, rank BIGINT, name VARCHAR, in_group VARCHAR,
     position BIGINT, skew_ns DOUBLE);
 CREATE TABLE host_time (file_id BIGINT, ts BIGINT, dur BIGINT, class VARCHAR, what VARCHAR, events BIGINT DEFAULT 0,
-    utid BIGINT DEFAULT 0);
+    utid BIGINT DEFAULT 0, stopped BIGINT DEFAULT 0);
 CREATE TABLE host_step_time (file_id BIGINT, ns_per_event DOUBLE);
 CREATE TABLE slice (ts BIGINT, dur BIGINT, name VARCHAR, track_id BIGINT DEFAULT 0, category VARCHAR DEFAULT '');
 CREATE TABLE thread_track (id BIGINT, utid BIGINT);
@@ -125,7 +125,7 @@ def recorded(ranks: list[Machine], floor: str = "") -> duckdb.DuckDBPyConnection
 
     def insert(table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
-            marks = ", ".join([*("?" * len(rows[0])), *["DEFAULT"] * (2 * (table in ("host_time", "slice")))])
+            marks = ", ".join([*("?" * len(rows[0])), *["DEFAULT"] * {"host_time": 3, "slice": 2}.get(table, 0)])
             connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
 
     tables = {"call": "device_call", "wait": "wait", "work": "device_slice", "host": "host_time", "range": "slice"}

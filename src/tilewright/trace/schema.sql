@@ -121,7 +121,8 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     bare_us     DOUBLE,                     -- a step without the profiler, on the wall clock
     recorded_us DOUBLE,                     -- and with it
     timed_us    DOUBLE[] NOT NULL,          -- of each step after those in the trace, without it
-    thread_us   DOUBLE,                     -- processor time of the thread that makes the steps, in a bare step
+    recorded_thread_us DOUBLE[],            -- processor time of the thread that makes the steps, in each of those in the trace,
+    thread_us   DOUBLE,                     -- and in a bare step
     other_us    DOUBLE,                     -- and of the other threads of Python's,
     other       VARCHAR,                    -- of which this one takes most, at this line
     workers     BIGINT NOT NULL,            -- processes that the program started, as DataLoader does

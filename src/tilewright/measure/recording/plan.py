@@ -81,6 +81,8 @@ class Recording:
     """From the recorder's start to its stop."""
     bare_us: float | None = None
     recorded_us: float | None = None
+    recorded_thread_us: list[float] = field(default_factory=list)
+    """Processor time of the thread that makes the steps, in each kept one."""
     timed_us: list[float] = field(default_factory=list)
     """Each step after those that were kept."""
     processors: ProcessorTime | None = None

@@ -36,6 +36,17 @@ class ProcessorClock:
         )
 
 
+class ThreadClock:
+    """The processor time of the thread that asks, from one lap to the next."""
+
+    def __init__(self) -> None:
+        self._at = time.thread_time()
+
+    def lap_us(self) -> float:
+        before, self._at = self._at, time.thread_time()
+        return (self._at - before) * 1e6
+
+
 def _threads() -> dict[int, float]:
     """Seconds of each thread of Python's, where the system tells."""
     if not hasattr(time, "pthread_getcpuclockid"):

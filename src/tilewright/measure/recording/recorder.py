@@ -18,7 +18,7 @@ from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, refuse_second
 from tilewright.measure.recording.plan import Recording, RecordingPlan
-from tilewright.measure.recording.processor_time import ProcessorClock
+from tilewright.measure.recording.processor_time import ProcessorClock, ThreadClock
 from tilewright.measure.recording.ranges import STEP, Ranges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
@@ -236,8 +236,7 @@ class Recorder:
     def _wait(self) -> Iterator[None]:
         self._guard.learn()
         yield
-        # The guard's polling would be timed too.
-        self._guard.rest()
+        self._guard.rest()  # Its polling would be timed too.
         timed, clock = list[float](), ProcessorClock()
         yield from bare_steps(timed, lambda steps, _: steps == self._plan.wait - 1, lambda: self._compiled_seconds)
         if timed:
@@ -284,11 +283,12 @@ class Recorder:
         elif each > most:
             self._guard.watch(seconds=self._step_seconds * most / each)
         self._begin_step_range()
-        self._steps_begin = time.perf_counter()
+        self._steps_begin, clock = time.perf_counter(), ThreadClock()
         while True:
             yield
             self.recording.steps_kept += 1
             self._whole_seconds = time.perf_counter() - self._steps_begin
+            self.recording.recorded_thread_us.append(clock.lap_us())
             if not self._plan.whole and self.recording.steps_kept >= wanted:
                 break
             self._next_step_range()

@@ -14,16 +14,48 @@ SELECT number, name, plain_name(name) AS plain,
        regexp_matches(name, '(\.py|>|^In \[\d+\])\(\d+\): ') AS is_frame
 FROM class_of;
 
+-- The spans, with how long the thread had no processor in them where the recorder knows how much that was of each step: it is
+-- taken from what lasts longest beyond the median of its like, since another program comes at no line in particular.
+CREATE OR REPLACE TEMP TABLE stopped_span AS
+WITH numbered AS (
+    SELECT file_id, ts AS step_ts, dur, row_number() OVER (PARTITION BY file_id ORDER BY ts) AS number FROM host_step
+),
+spent AS (
+    SELECT file_id, step_ts, bool_or(class = 'compilation') AS compiles,
+           sum(dur) FILTER (WHERE class IN ('device', 'I/O', 'sleep and locks', 'allocator', 'communication')) AS waited_ns
+    FROM (SELECT *, $classes[CASE WHEN code // 100 = 4 AND code <> 410 THEN inner_code ELSE code END % 100 + 1] AS class FROM host_span)
+    GROUP BY file_id, step_ts
+),
+missing AS (
+    SELECT file_id, step_ts, dur - 1e3 * recorded_thread_us[number] - coalesce(waited_ns, 0) AS ns
+    FROM numbered JOIN recording USING (file_id) JOIN spent USING (file_id, step_ts)
+    WHERE len(recorded_thread_us) >= number AND NOT compiles
+),
+alike AS (
+    SELECT file_id, code, what, source, called, median(dur) AS usual FROM host_span GROUP BY ALL HAVING count(*) > 2
+),
+beyond AS (
+    SELECT span.*, CASE WHEN span.code // 100 < 3 THEN greatest(span.dur - usual, 0) ELSE 0 END AS excess
+    FROM host_span AS span LEFT JOIN alike ON alike.file_id = span.file_id AND alike.code = span.code AND alike.what = span.what
+     AND alike.source = span.source AND alike.called = span.called
+)
+SELECT beyond.*,
+       CASE WHEN missing.ns > 0 THEN greatest(least(excess, missing.ns - sum(excess) OVER longest + excess), 0) ELSE 0 END::BIGINT AS stopped
+FROM beyond LEFT JOIN missing USING (file_id, step_ts)
+WINDOW longest AS (PARTITION BY beyond.file_id, step_ts ORDER BY excess DESC, ts ROWS UNBOUNDED PRECEDING);
+
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;
 -- of Python, what the user's line called, or '' for the line's own. The columns `inner_…` say what was done within data,
--- compilation and garbage collection. `called_id` is the outermost function that the user's line called.
+-- compilation and garbage collection. `called_id` is the outermost function that the user's line called, and `stopped` how long
+-- the thread had no processor.
 CREATE OR REPLACE TABLE host_time AS
 SELECT span.file_id, host_thread.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
        coalesce(named.plain, CASE WHEN span.code = 306 THEN 'with' END, '') AS what, place.place AS source,
        CASE WHEN span.code // 100 = 4 THEN $classes[span.inner_code % 100 + 1] END AS inner_class,
        inner_named.plain AS inner_what, inner_place.place AS inner_source,
-       nullif(span.slice_id, -1) AS slice_id, nullif(span.called_id, -1) AS called_id, span.events
-FROM host_span AS span
+       nullif(span.slice_id, -1) AS slice_id, nullif(span.called_id, -1) AS called_id, span.events,
+       span.stopped
+FROM stopped_span AS span
 JOIN host_thread USING (file_id)
 LEFT JOIN plain AS named ON named.number = span.what
 LEFT JOIN named_place AS place ON place.number = span.source
@@ -41,8 +73,10 @@ WITH recorded AS (
 )
 SELECT recorded.*,
        least(recorded_ms, coalesce(bare_us / 1e3 + compilation_ms, recorded_ms - profiler_ms)) AS bare_ms,
-       -- What recording adds to each event, beside the recorder's own functions. More than that is noise of the steps.
-       least(greatest(recorded_ms - profiler_ms - bare_ms, 0) * 1e6 * steps / nullif(recorded.events, 0), 2_500)
+       -- What recording adds to each event, beside the recorder's own functions: by the thread's processor time, which no other
+       -- program lengthens, where the same process measured both. More than that is noise of the steps.
+       least(greatest(coalesce(CASE WHEN description.file_id IS NULL THEN (list_avg(recorded_thread_us) - thread_us) / 1e3 - compilation_ms END,
+                               recorded_ms - bare_ms) - profiler_ms, 0) * 1e6 * steps / nullif(recorded.events, 0), 2_500)
            AS ns_per_event
 FROM recorded
 LEFT JOIN description ON description.described_by = recorded.file_id
@@ -56,8 +90,8 @@ CREATE OR REPLACE TABLE host_cause AS
 WITH span AS (
     SELECT file_id, step_ts, code % 100 + 1 AS class_number, what, source,
            CASE WHEN code // 100 = 4 THEN inner_code % 100 + 1 END AS inner_number, inner_what, inner_source, called, count(DISTINCT nullif(called_id, -1)) AS calls, sum(dur)::BIGINT AS dur,
-           count(DISTINCT slice_id) AS slices, sum(events) AS events, code = 306 AND what < 0 AS enters
-    FROM host_span GROUP BY ALL
+           sum(dur - stopped) AS running, count(DISTINCT slice_id) AS slices, sum(events) AS events, code = 306 AND what < 0 AS enters
+    FROM stopped_span GROUP BY ALL
 ),
 one_step AS (
     SELECT span.file_id, step_ts, class, coalesce(named.plain, CASE WHEN enters THEN 'with' END, '') AS what,
@@ -66,7 +100,7 @@ one_step AS (
            sum(calls) AS calls, sum(dur)::BIGINT AS recorded_ns,
            coalesce(sum(slices) FILTER (WHERE class = 'operators'), 0) AS operators,
            CASE WHEN any_value(class) = 'profiler' THEN 0
-                ELSE greatest(sum(dur) - any_value(ns_per_event) * sum(span.events), 0) END AS ns
+                ELSE greatest(sum(running) - any_value(ns_per_event) * sum(span.events), 0) END AS ns
     FROM (SELECT *, $classes[class_number] AS class FROM span) AS span JOIN host_step_time USING (file_id)
     LEFT JOIN plain AS named ON named.number = span.what
     LEFT JOIN named_place AS place ON place.number = span.source
@@ -88,7 +122,7 @@ part AS (
 shortest AS (
     SELECT file_id, min(ns) AS shortest_ns FROM (SELECT file_id, sum(ns) AS ns FROM one_step GROUP BY file_id, step_ts) GROUP BY file_id
 )
-SELECT part.* EXCLUDE (typical_ns, bare_ms),
+SELECT part.* EXCLUDE (bare_ms),
        unscaled_ns / nullif(sum(unscaled_ns) OVER one_file, 0) AS share, bare_ms * share AS ms_per_step,
        bare_ms * typical_ns / nullif(greatest(sum(typical_ns) OVER one_file, shortest_ns), 0) AS typical_ms
 FROM part JOIN shortest USING (file_id) WINDOW one_file AS (PARTITION BY file_id);

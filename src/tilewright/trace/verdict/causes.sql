@@ -42,20 +42,27 @@ UNION ALL
 SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
 WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
 
+-- The milliseconds of a bare step that a nanosecond of the recorded ones stands for, of those in which the thread ran.
+CREATE OR REPLACE TEMP TABLE scaled AS
+SELECT file_id, max(typical_ms / typical_ns) AS ms_per_ns FROM host_cause WHERE typical_ns > 0 GROUP BY file_id;
+
+-- What ran, without what recording added: for sums within calls, of which a span may be in part.
+CREATE OR REPLACE TEMP TABLE running AS
+SELECT file_id, step_ts, source, ts, dur, greatest(1 - (stopped + ns_per_event * host_time.events) / dur, 0) AS part
+FROM host_time JOIN host_step_time USING (file_id) WHERE dur > 0;
+CREATE OR REPLACE TEMP MACRO shared(ts, dur, other_ts, other_dur) AS least(ts + dur, other_ts + other_dur) - greatest(ts, other_ts);
+
 -- The optimizer's step, if it calls an operator for each parameter; `kinds` is how many.
 CREATE OR REPLACE TEMP TABLE optimizer_time AS
 WITH around AS (
     SELECT slice.id, slice.ts, slice.dur, regexp_extract(slice.name, '#(\w+)\.step$', 1) AS optimizer, process.file_id
     FROM slice JOIN thread_track ON thread_track.id = slice.track_id JOIN thread USING (utid) JOIN process USING (upid)
     WHERE slice.category = 'user_annotation' AND slice.name LIKE 'Optimizer.step#%'
-),
-scaled AS (
-    SELECT file_id, sum(ms_per_step) / nullif(sum(unscaled_ns), 0) AS ms_per_ns FROM host_cause GROUP BY file_id
 )
 SELECT host_time.file_id, any_value(optimizer) AS optimizer, any_value(host_time.source) AS source,
        count(DISTINCT slice_id) FILTER (WHERE class = 'operators') / any_value(steps) AS calls,
        count(DISTINCT what) FILTER (WHERE class = 'operators') AS kinds,
-       greatest(sum(host_time.dur - ns_per_event * host_time.events), 0) * any_value(ms_per_ns) AS ms
+       greatest(sum(host_time.dur - stopped - ns_per_event * host_time.events), 0) / any_value(steps) * any_value(ms_per_ns) AS ms
 FROM host_time ASOF JOIN around ON host_time.file_id = around.file_id AND host_time.ts >= around.ts
 JOIN host_step_time ON host_step_time.file_id = host_time.file_id
 JOIN scaled ON scaled.file_id = host_time.file_id
@@ -160,7 +167,12 @@ copies AS (
 ),
 -- Lines that make tensors of nothing but sizes and numbers, and that nothing differentiates.
 constants AS (
-    SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what FROM host_cause
+    SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what,
+           -- Ones are written into them by indices, a line or three later.
+           bool_or(EXISTS (FROM host_cause AS later WHERE later.file_id = host_cause.file_id AND later.called = 'scatter_'
+                           AND file_of(later.source) = file_of(host_cause.source)
+                           AND line_of(later.source) - line_of(host_cause.source) BETWEEN 0 AND 3)) AS is_one_hot
+    FROM host_cause
     WHERE class IN ('operators', 'Python') AND source IS NOT NULL
       AND called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
     GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
@@ -229,12 +241,14 @@ replaceable AS (
         WHERE coalesce(opened.ts + opened.dur > reached, true) AND what <> 'print' AND (what <> 'zero_grad' OR written.ts >= opened.ts)
     ),
     one_step AS (
-        SELECT called.file_id, called.step_ts, called.what, any_value(host_time.source) AS source, sum(called.dur) AS ns, count(*) AS calls
-        FROM called ASOF JOIN host_time ON host_time.file_id = called.file_id AND called.ts >= host_time.ts GROUP BY ALL
+        SELECT called.file_id, called.step_ts, called.what, arg_min(running.source, running.ts) AS source, count(DISTINCT called.ts) AS calls,
+               sum(part * shared(called.ts, called.dur, running.ts, running.dur)) AS ns
+        FROM called JOIN running ON running.file_id = called.file_id AND running.ts < called.ts + called.dur
+         AND running.ts + running.dur > called.ts GROUP BY ALL
     )
     SELECT one_step.file_id, what, coalesce(any_value(checkpointed.source) FILTER (WHERE what = 'recompute'), any_value(one_step.source)) AS source,
-           median(ns) / 1e6 * any_value(bare_ms / recorded_ms) AS ms, max(calls) AS calls
-    FROM one_step JOIN host_step_time USING (file_id) LEFT JOIN checkpointed USING (file_id) GROUP BY one_step.file_id, what
+           median(ns) * any_value(ms_per_ns) AS ms, max(calls) AS calls
+    FROM one_step JOIN scaled USING (file_id) LEFT JOIN checkpointed USING (file_id) GROUP BY one_step.file_id, what
 ),
 backward AS (
     SELECT file_id, ts, dur FROM host_event JOIN plain ON number = named WHERE name LIKE '<built-in method run\_backward of %' ESCAPE '\'
@@ -256,14 +270,15 @@ evaluations AS (
         WHERE coalesce(called.ts + called.dur > reached, true) AND coalesce(called.ts >= backward.ts + backward.dur, true)
     ),
     one_step AS (
-        SELECT judged.file_id, step.ts AS step_ts, sum(judged.dur) AS ns, count(*) AS calls, arg_max(judged.ts, judged.dur) AS ts, any_value(name) AS name
-        FROM judged JOIN host_step AS step ON step.file_id = judged.file_id AND judged.ts >= step.ts AND judged.ts < step.ts + step.dur
+        SELECT judged.file_id, step_ts, sum(part * shared(judged.ts, judged.dur, running.ts, running.dur)) AS ns,
+               count(DISTINCT judged.ts) AS calls, arg_max(source, judged.dur) AS source, any_value(name) AS name
+        FROM judged JOIN running ON running.file_id = judged.file_id AND running.ts < judged.ts + judged.dur
+         AND running.ts + running.dur > judged.ts
         WHERE NOT is_differentiated AND (judged.file_id, named) IN (SELECT (file_id, named) FROM judged WHERE is_differentiated) GROUP BY ALL
     )
-    SELECT one_step.file_id, plain_name(any_value(name)) AS what, any_value(host_time.source) AS source,
-           list_median(list_resize(list(ns), any_value(steps), 0)) / 1e6 * any_value(bare_ms / recorded_ms) AS ms, max(calls) AS calls
-    FROM one_step JOIN host_step_time USING (file_id)
-    ASOF JOIN host_time ON host_time.file_id = one_step.file_id AND one_step.ts >= host_time.ts GROUP BY one_step.file_id
+    SELECT one_step.file_id, plain_name(any_value(name)) AS what, arg_max(source, ns) AS source,
+           list_median(list_resize(list(ns), any_value(steps), 0)) * any_value(ms_per_ns) AS ms, max(calls) AS calls
+    FROM one_step JOIN host_step_time USING (file_id) JOIN scaled USING (file_id) GROUP BY one_step.file_id
 ),
 -- Two products of a line of which one takes the other's result, by their shapes: `times` is how much less the other order computes.
 chains AS (
@@ -320,10 +335,13 @@ broadcasts AS (
     combined AS (
         SELECT file_id, source, plain, list_product([greatest(CASE WHEN axis < len(a) THEN a[len(a) - axis] ELSE 1 END, CASE WHEN axis < len(b) THEN b[len(b) - axis] ELSE 1 END)
                              FOR axis IN range(greatest(len(a), len(b)))])
-               / greatest(list_product(a), list_product(b), 1) AS times
+               / greatest(list_product(a), list_product(b), 1) AS times,
+               -- Two columns of elements that perhaps belong together, of which one has an axis more.
+               CASE WHEN len(a) <> len(b) AND [n FOR n IN a IF n <> 1] = [n FOR n IN b IF n <> 1] AND len([n FOR n IN a IF n <> 1]) = 1
+                    THEN format('{} and {}', a, b) END AS alike
         FROM (SELECT *, dims[1] AS a, dims[2] AS b FROM shaped WHERE len(dims) >= 2 AND len(dims[1]) > 0 AND len(dims[2]) > 0)
     )
-    SELECT combined.file_id, combined.source, any_value(plain) AS what, any_value(line.ms) AS ms, any_value(line.calls) AS calls, max(times) AS times
+    SELECT combined.file_id, combined.source, any_value(plain) AS what, any_value(line.ms) AS ms, any_value(line.calls) AS calls, max(times) AS times, arg_max(alike, times) AS alike
     FROM combined JOIN (
         SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls FROM host_cause WHERE class = 'operators'
         GROUP BY file_id, source HAVING bool_or(regexp_matches(what, '^aten::(sum|mean|amax|amin|max|min|prod|norm|linalg_vector_norm)$'))
@@ -344,7 +362,7 @@ UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FRO
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, 'PyTorch', NULL, NULL FROM converting
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FROM python
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
-UNION ALL SELECT file_id, 'constant', source, what, ms, calls, NULL, NULL, NULL FROM constants
+UNION ALL SELECT file_id, 'constant', source, what, ms, calls, CASE WHEN is_one_hot THEN 'scatter_' END, NULL, NULL FROM constants
 UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FROM doubles
 UNION ALL SELECT file_id, 'single', source, what, ms, calls, NULL, NULL, NULL FROM singles
 UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time
@@ -357,6 +375,6 @@ UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NUL
 FROM anomalies
 UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
-UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, NULL, NULL, times FROM broadcasts
+UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

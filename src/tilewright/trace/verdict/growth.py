@@ -66,5 +66,6 @@ def growth_sentences(connection: DuckDBPyConnection) -> list[str]:
     return [
         f"Memory of the {device} grows by {more / 1e6:,.3g} MB in each step.",
         f"Something keeps tensors of the steps before.{made}",
-        "Keep loss.item() or loss.detach() instead of loss, which holds its graph and all that was saved for backward.",
+        "Keep numbers (loss.item()) or some tensors without a graph (x.detach()): a result of the model holds all that "
+        "was saved for backward.",
     ]

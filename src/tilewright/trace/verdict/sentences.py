@@ -35,12 +35,15 @@ def _loop(cause: Candidate, step: Step) -> Advice:
     each = spent(cause.ms / cause.calls)
     many = f"{cause.calls:,.0f} calls a step of {each} each"
     why = f"It makes {many}, as {cause.what}: the work is to call, not to compute."
-    reads = any(name in cause.what for name in ("item", "select", "_local_scalar", "tolist", "__getitem__"))
+    names = {cause.what, *(cause.inner_what or "").split()}
+    reads = any(part in name for name in names for part in ("item", "_local_scalar", "tolist"))
     action = (
-        "Call it once for all elements, or every 100th step: no operator is in it"
+        "No operator is in it: do it once before the loop, in a DataLoader's workers, or every 100th step"
         if cause.inner_what == "Python"
         else "Read all elements at once with .tolist(), or compute on the whole tensor"
         if reads
+        else "Compute all elements at once (torch.arange, torch.tensor(list)) instead of writing one after the other"
+        if "aten::select" in names and names & {"aten::copy_", "aten::fill_"}
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
     name = cause.what.removeprefix("aten::")
@@ -116,6 +119,10 @@ def _constant(cause: Candidate, step: Step) -> Advice:
             "Set gradients to None instead (optimizer.zero_grad()), and overwrite other tensors where they are filled"
         )
         return Advice(f"Filling tensors (.{cause.what}())", why, action, 0.99 * cause.ms)
+    if cause.inner_what == "scatter_":
+        why = f"scatter_ writes into {cause.what}, a row of all classes for each index, and most of it stays as it was."
+        action = "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row"
+        return Advice(f"Making a one-hot tensor (torch.{cause.what}())", why, action, 0.99 * cause.ms)
     why = f"{cause.what} fills memory that was allocated anew, in every step."
     action = "Make it once before the loop (register_buffer in a module), and write only what changes"
     return Advice(f"Making a tensor (torch.{cause.what.removeprefix('new_')}())", why, action, 0.99 * cause.ms)
@@ -125,6 +132,9 @@ def _broadcast(cause: Candidate, step: Step) -> Advice:
     times = cause.inner_ms or 1.0
     why = f"{cause.what} makes a tensor of {times:,.0f} times the elements of its operands, and sums most of it away."
     action = "torch.einsum, a matrix product or torch.cdist computes the sums without that tensor"
+    if cause.inner_what:
+        why = why.replace("its operands", f"its operands, {cause.inner_what}")
+        action = f"Give both the same shape if each element belongs to one (.squeeze(-1)); of pairs {action}"
     return Advice("Combining tensors by broadcasting", why, action, cause.ms * (1 - 1 / times))
 
 

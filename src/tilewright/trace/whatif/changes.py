@@ -280,7 +280,7 @@ class _Spans:
         self.kinds = 1
         sql = f"""
             SELECT file_id, ts, dur, class, what, CASE WHEN class = 'profiler' THEN 0
-                       ELSE greatest(dur - coalesce(ns_per_event, 0) * host_time.events, 0) END AS bare
+                       ELSE greatest(dur - stopped - coalesce(ns_per_event, 0) * host_time.events, 0) END AS bare
             FROM host_time LEFT JOIN host_step_time USING (file_id) WHERE {condition}"""
         if of == "optimizer":
             sql = f"""
