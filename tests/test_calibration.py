@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.hardware.test_profiles import toy_ceilings
 from tilewright.cost.work import Work
 from tilewright.hardware import ceilings
 from tilewright.hardware.profiles import local_profile
@@ -37,6 +38,7 @@ def test_each_launch_of_a_program_is_timed_with_its_work() -> None:
 def test_a_calibration_is_kept_and_followed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sized = [Program("gelu", F.gelu, [(n, 64)], training=False) for n in (16, 64, 256, 1024)]
     monkeypatch.setattr(calibration_programs, "programs", lambda device: {"gelu": sized})
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda *_, **__: toy_ceilings())
     assert local_profile(device="cpu").kernel_times == {}
     fitted = calibrate("cpu")
     assert list(fitted) == ["pointwise"] and fitted["pointwise"][0] == 4

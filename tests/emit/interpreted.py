@@ -1,13 +1,11 @@
-"""The Triton emitter's kernels in Triton's interpreter, against eager, float64 and the same nests in C++."""
+"""The Triton emitter's kernels in Triton's interpreter, against eager and float64."""
 
 import copy
 from collections.abc import Callable, Mapping
-from ctypes import c_void_p
-from dataclasses import replace
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.nn import functional as F
 
 from tests.contract import keeps_contract, launched, recorded
@@ -26,7 +24,6 @@ from tests.gpu.kernels.launching import in_turn
 from tests.operators.pools import APART, OVERLAPPING, image, in_layouts, library_pools
 from tests.operators.samples import CALLS, VIEWS
 from tilewright.backend import backend, recording
-from tilewright.emit.cpp import emit_cpp, translation_unit
 from tilewright.emit.triton import emit_triton
 from tilewright.hardware.target import target_named
 from tilewright.launch import generated
@@ -34,12 +31,10 @@ from tilewright.launch.generated import TritonKernel
 from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Nest
 from tilewright.measure.truth.contract import compare
-from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.convolution.other_forms import generate_depthwise, split_bias
 from tilewright.records import cache
 from tilewright.records.errors import CompilerError, KernelError
 from tilewright.records.measurement import Verified
-from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import layout_of
 from tilewright.runtime.gpu import TritonStep
 from tilewright.schedule.choose import neighbours, schedule_of
@@ -100,31 +95,6 @@ def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) ->
         result = torch.empty_like(function(x))
         by_triton()(lowered, [x, result])
         assert stored_values.same(result, function(x))
-
-
-def test_kernels_agree_with_those_in_cpp() -> None:
-    """The C++ kernels, printed from the same nests, as another opinion than eager's; in blocks of ordinary size.
-
-    Every third program: all are compared with float64 above.
-    """
-    graphs, sources = {}, []
-    for number, (name, program) in enumerate(list(PROGRAMS.items())[::3]):
-        inputs = program.inputs(CPU)
-        graphs[name] = (inputs, graph_of(program.function, *inputs), f"p{number}_")
-        nests = [lowered.nest for lowered in nests_of(program.function, *inputs)]
-        sources += [emit_cpp(replace(nest, name=f"p{number}_{nest.name}")) for nest in nests]
-    library = load(translation_unit(sources))
-    for name, (inputs, graph, prefix) in graphs.items():
-
-        def by_cpp(lowered: Lowered, tensors: list[torch.Tensor], prefix: str = prefix) -> None:
-            pointers = (c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
-            getattr(library, prefix + lowered.nest.name)(pointers, 1)
-
-        ours, _ = run_graph(graph, inputs, CPU, by_triton())
-        theirs, _ = run_graph(graph, inputs, CPU, by_cpp)
-        pairs = reference_run(fx.GraphModule(torch.nn.Module(), graph), inputs)
-        for mine, other, pair in zip(ours, theirs, pairs, strict=True):
-            assert compare(mine, other, pair.truth).ok, name
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Runs compared: which operator explains that a step became slower, and the words for it."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,7 @@ from tilewright.records.errors import StoreError
 from tilewright.report.diff import show_diff
 from tilewright.store import Run
 from tilewright.trace import trace_run
+from tilewright.trace.compare.change import MANY_RUNS
 from tilewright.trace.compare.diff import RunSteps, Where, diff, in_turns, read_run, runs_of
 from tilewright.trace.compare.side import read_side
 
@@ -75,14 +77,19 @@ def test_operators_of_the_host_count_without_what_they_call(trace: Trace, tmp_pa
 
 
 def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
-    sides: tuple[Path, Path] = (tmp_path / "before", tmp_path / "after")
-    for number in range(6):
-        for side, folder in enumerate(sides):
-            folder.mkdir(exist_ok=True)
-            made = run(noisy(10 * number + side, gelu=30_000 + 6_000 * side), tmp_path)
-            made.rename(folder / made.name)
-    found = diff(*([read_run(path) for path in runs_of(folder)] for folder in sides))
-    assert found.step.verdict == "slower" and "6 pairs of interleaved runs" in found.step.method
+    """Runs that were recorded one after the other: one a side is loaded, the others are that one, a little slower."""
+    sides = []
+    for side, name in enumerate(("before", "after")):
+        folder = tmp_path / name
+        folder.mkdir()
+        made = run(noisy(side, gelu=30_000 + 6_000 * side), tmp_path)
+        made.rename(folder / made.name)
+        (one,) = map(read_run, runs_of(folder))
+        numbers = range(MANY_RUNS)
+        slower = [tuple(us * (1 + number / 1000) for us in one.steps) for number in numbers]
+        sides.append([replace(one, created_us=2 * number + side, steps=slower[number]) for number in numbers])
+    found = diff(*sides)
+    assert found.step.verdict == "slower" and f"{MANY_RUNS} pairs of interleaved runs" in found.step.method
 
 
 def test_a_run_that_saw_no_device(tmp_path: Path) -> None:

@@ -125,34 +125,32 @@ def test_synthetic(tmp_path: Path, since_1970: bool) -> None:
     assert lags == [(True, counts["i"])]
 
 
-EVENTS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "ph": st.sampled_from("XXXXBEEiCsftbneM"),
-            "name": st.sampled_from(["a", "b", "process_name"]),
-            "pid": st.sampled_from([1, "1", "Spans", 0]),
-            "tid": st.sampled_from([1, 2, "t"]),
-            "ts": st.decimals(-5, 9, places=3).map(float),
-            "dur": st.decimals(0, 6, places=3).map(float),
-        },
-        optional={
-            "cat": st.sampled_from(["x", "y"]),
-            "id": st.sampled_from([1, 2, "0x1"]),
-            "bp": st.just("e"),
-            "s": st.sampled_from("tpg"),
-            "args": st.dictionaries(
-                st.sampled_from(["name", "value", "a b", 'q"']),
-                st.one_of(st.integers(-9, 9), st.text(max_size=3), st.lists(st.integers(0, 3), max_size=2)),
-                max_size=2,
-            ),
-        },
-    ),
-    max_size=30,
+EVENT = st.fixed_dictionaries(
+    {
+        "ph": st.sampled_from("XXXXBEEiCsftbneM"),
+        "name": st.sampled_from(["a", "b", "process_name"]),
+        "pid": st.sampled_from([1, "1", "Spans", 0]),
+        "tid": st.sampled_from([1, 2, "t"]),
+        "ts": st.decimals(-5, 9, places=3).map(float),
+        "dur": st.decimals(0, 6, places=3).map(float),
+    },
+    optional={
+        "cat": st.sampled_from(["x", "y"]),
+        "id": st.sampled_from([1, 2, "0x1"]),
+        "bp": st.just("e"),
+        "s": st.sampled_from("tpg"),
+        "args": st.dictionaries(
+            st.sampled_from(["name", "value", "a b", 'q"']),
+            st.one_of(st.integers(-9, 9), st.text(max_size=3), st.lists(st.integers(0, 3), max_size=2)),
+            max_size=2,
+        ),
+    },
 )
+HARDLY_ANY, MANY = {"max_size": 6}, {"min_size": 20, "max_size": 60}
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(EVENTS)
+@settings(deadline=None, max_examples=16, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.lists(EVENT, **HARDLY_ANY), st.lists(EVENT, **MANY)))
 def test_any_mixture_is_accounted_for(tmp_path: Path, events: list[dict[str, object]]) -> None:
     path = written(tmp_path / "mixture.json", events)
     fast = loaded_both_ways(path, len(events))
@@ -171,10 +169,11 @@ TRUE_TIMES = (("ts", "true"), ("dur", "true"))
 FIELD = st.tuples(st.sampled_from(KEYS.split()), VALUE).filter(lambda field: field not in TRUE_TIMES)
 FIELDS = st.lists(FIELD, max_size=9)
 SPELLED = FIELDS.map(lambda fields: "{" + " ,\n".join(f'"{key}":{value}' for key, value in (*USUAL, *fields)) + "}")
+SPELLED_OR_NOT = st.one_of(SPELLED, VALUE)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.one_of(SPELLED, VALUE), max_size=12))
+@settings(deadline=None, max_examples=16, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.lists(SPELLED_OR_NOT, **HARDLY_ANY), st.lists(SPELLED_OR_NOT, **MANY)))
 def test_any_spelling_is_accounted_for(tmp_path: Path, events: list[str]) -> None:
     """Keys twice, values of any kind, elements that are no events; one is, or the file is refused."""
     events = [*events, '{"ph":"i","name":"a","pid":1,"tid":1,"ts":1}']
