@@ -49,7 +49,7 @@ _STAGED = f"""
 INSERT INTO staged
 SELECT $part + list_position($pipes, filename) - 1, ph, cat, name, coalesce(pid, ''), coalesce(tid, ''),
        CASE WHEN ph <> 'M' THEN trunc(us)::BIGINT * 1000 + round((us - trunc(us)) * 1000)::BIGINT + $added END,
-       CASE WHEN ph = 'X' THEN trunc(dur)::BIGINT * 1000 + floor((dur - trunc(dur)) * 1000)::BIGINT END,
+       CASE WHEN ph = 'X' THEN trunc(dur)::BIGINT * 1000 + round((dur - trunc(dur)) * 1000)::BIGINT END,
        CASE WHEN scope IS NULL THEN '' ELSE scope || ':' END
            || coalesce(id, id2->>'$.global', id2->>'$.local'),
        bp, s, nullif(args, '{{}}')
