@@ -202,7 +202,8 @@ def test_rms_norm_without_eps_keeps_the_eps_of_its_dtype() -> None:
 
 def test_every_discontinuous_row_with_a_floating_result_is_decided_by_eager() -> None:
     table.row_of(torch.ops.aten.exp.default)
-    floating = {"floor", "ceil", "trunc", "frac", "round", "sign", "sgn", "fmod", "remainder", "nextafter"}
+    floating = {"floor", "ceil", "trunc", "frac", "round", "sign", "sgn", "fmod", "remainder", "nextafter", "frexp"}
+    floating |= {f"fake_quantize_per_{kind}_affine_cachemask" for kind in ("tensor", "channel")}
     for name, row in table.rows().items():
         if row.discontinuous:
             bare = name.removeprefix("aten.").split(".")[0]
@@ -333,3 +334,54 @@ def test_functions_that_an_operator_traces_itself() -> None:
     q, k, v = (torch.randn(1, 2, 16, 8, generator=generator, requires_grad=True) for _ in range(3))
     rows = verify(attend, written_out, [q, k, v])
     assert len(rows) == 4 and all(row.ok and row.eager_error for row in rows)
+
+
+# Results whose error is a matter of luck
+
+
+def two_layers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.linear(torch.sin(F.linear(x, w)), w.mT)
+
+
+def two_layers_kept_wide(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The first product is rounded once, after the sine."""
+    narrow, wide = w.bfloat16(), w.bfloat16().float()
+    return F.linear(torch.sin(F.linear(x.bfloat16().float(), wide)).bfloat16(), narrow.mT)
+
+
+def norm_of_two(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (2,))
+
+
+def norm_of_two_written_out(x: torch.Tensor) -> torch.Tensor:
+    half = (x[:, 0] - x[:, 1]) / 2
+    ratio = half / (half * half + 1e-5).sqrt()
+    return torch.stack([ratio, -ratio], -1)
+
+
+PARTLY_WIDE = {
+    "float64, its own truth": (norm_of_two, norm_of_two_written_out, [(3, 2)], torch.float64),
+    "fp32 after bf16": (two_layers, two_layers_kept_wide, [(2, 3), (2, 3)], torch.float32),
+    "float64 after fp32": (
+        lambda x: x.exp().double().sum(),
+        lambda x: (x.exp() * (1 + 2**-23)).double().sum(),
+        [(2, 1)],
+        torch.float32,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARTLY_WIDE)
+@pytest.mark.parametrize("seed", [15, 27])
+def test_rounding_alone_breaks_no_bound(case: str, seed: int) -> None:
+    right, near, shapes, dtype = PARTLY_WIDE[case]
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+    assert [row for row in verify(right, near, inputs) if not row.ok] == []
+    eps = torch.finfo(torch.bfloat16 if "bf16" in case else torch.float64 if case.endswith("truth") else dtype).eps
+
+    def wrong(*tensors: torch.Tensor) -> torch.Tensor:
+        return near(*tensors) * (1 + 64 * eps)
+
+    assert [row for row in verify(right, wrong, inputs) if not row.ok] != []

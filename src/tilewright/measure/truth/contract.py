@@ -5,13 +5,15 @@ With `truth` computed in float64 from the same (rounded) inputs, a floating-poin
     ‖result - truth‖ / ‖truth‖  ≤  2 · ‖eager - truth‖ / ‖truth‖ + 4 · ulp(1)
     max |result - truth|        ≤  2 · max |eager - truth|       + 4 · ulp(max |truth|)
 
-with ulp that of the result's dtype, and NaN and both infinities exactly where eager has them.
-Integers and bools must be eager's.
+with ulp that of the result's dtype. NaN and both infinities appear exactly where eager has them. Integers and bools
+must be eager's. Where a result misses a bound, the largest error of eager and of other runs of its operators, which
+differ from eager by rounding alone, takes the place of eager's (`conditioning.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from tilewright.records.measurement import Verified
@@ -53,6 +55,7 @@ def compare(
     result: torch.Tensor,
     eager: torch.Tensor,
     truth: torch.Tensor,
+    others: Sequence[torch.Tensor] = (),
     *,
     direction: Literal["fwd", "bwd"] = "fwd",
     tensor: str = "output",
@@ -60,8 +63,9 @@ def compare(
     """The errors of one tensor, their bounds, and whether they keep the contract.
 
     `result` and `eager` have the same shape and dtype, otherwise the error is infinite; `truth` has that shape, in
-    float64 if the dtype is floating (complex tensors are compared as pairs of reals). Where eager or the truth is
-    not finite, only the positions of NaN and Inf are compared.
+    float64 if the dtype is floating (complex tensors are compared as pairs of reals). Where
+    eager or the truth is not finite, only the positions of NaN and Inf are compared. `others` are results that differ
+    from eager's by rounding alone: the worst of them and eager sets the bounds.
     """
     import torch
 
@@ -69,7 +73,7 @@ def compare(
         inf = math.inf
         return Verified(direction, tensor, _name(result), inf, 0.0, inf, 0.0, 0.0, 0.0, ok=False)
     if result.is_complex():
-        result, eager, truth = (torch.view_as_real(t.resolve_conj()) for t in (result, eager, truth))
+        result, eager, truth, *others = (torch.view_as_real(t.resolve_conj()) for t in (result, eager, truth, *others))
     if not result.is_floating_point():
         return _exact(result, eager, direction, tensor)
     wide, eager_wide, truth = result.detach().double(), eager.detach().double(), truth.detach().double()
@@ -79,8 +83,10 @@ def compare(
     off, eager_off = ((t - truth).where(counted, 0.0) for t in (wide, eager_wide))
     error, eager_error = _relative(off, size), _relative(eager_off, size)
     most, eager_most = _largest(off), _largest(eager_off)
-    bound = TIMES_EAGER * eager_error + ULPS * torch.finfo(result.dtype).eps
-    most_bound = TIMES_EAGER * eager_most + ULPS * ulp(largest, result.dtype)
+    spread = [(t.detach().double() - truth).where(counted, 0.0).nan_to_num(0.0, 0.0, 0.0) for t in others]
+    bound = TIMES_EAGER * max(eager_error, *(_relative(t, size) for t in spread), 0.0)
+    bound += ULPS * torch.finfo(result.dtype).eps
+    most_bound = TIMES_EAGER * max(eager_most, *map(_largest, spread), 0.0) + ULPS * ulp(largest, result.dtype)
     # A NaN where eager is finite makes both comparisons false.
     ok = error <= bound and most <= most_bound and _same_specials(wide, eager_wide)
     return Verified(direction, tensor, _name(result), error, eager_error, most, eager_most, bound, most_bound, ok)

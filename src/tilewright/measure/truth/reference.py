@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 JUMPS = frozenset(
     {"floor", "ceil", "trunc", "fix", "frac", "round", "sign", "sgn", "heaviside", "copysign", "nextafter"}
-    | {"floor_divide", "remainder", "fmod"}
+    | {"floor_divide", "remainder", "fmod", "frexp"}
+    | {f"fake_quantize_per_{kind}_affine_cachemask" for kind in ("tensor", "channel")}
 )
 """ATen operators with discontinuous floating results."""
 
@@ -217,6 +218,24 @@ def _copy_for_both(value: Any) -> Any:
     if not _is_float(value):
         return Pair(eager, eager)
     return Pair(eager, _widened(storage).as_strided(shape, strides, offset))
+
+
+def copies(inputs: Sequence[Any]) -> list[Any]:
+    """New leaf tensors with the same values, strides and sharing of storage; other values are passed through."""
+    import torch
+
+    copied: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
+        if key not in copied:
+            copied[key] = whole_storage(tensor).clone()
+        same = copied[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return same.detach().requires_grad_(tensor.requires_grad)
+
+    return [copy(value) if isinstance(value, torch.Tensor) else value for value in inputs]
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
