@@ -58,6 +58,8 @@ CHECKED: list[Arguments] = [
     ("weighted_sum_backward", (drawn(3, grad=False), PLAIN, drawn(5, grad=False), True, False)),
     ("linear_gelu", (drawn(5, 16), drawn(8, 16), drawn(8), "tanh", True)),
     ("linear_gelu", (drawn(5, 16, grad=False), drawn(8, 16, grad=False), None, "none", False)),
+    ("product", (drawn(5, 16), drawn(16, 8), drawn(8))),
+    ("product", (drawn(3, 5, 16), drawn(3, 8, 16).mT, None)),
     ("linear_dropout_add", (drawn(5, 16), drawn(8, 16), drawn(8), drawn(5, 8), 0.0)),
     ("linear_cross_entropy", (drawn(11, 5), drawn(9, 5), TARGETS, -100, 0.1, 0.01, True, [True, True])),
     ("linear_cross_entropy_backward", (torch.tensor(2.0), *WIDE, TARGETS, -100, 0.1, 0.01, True, [True, False])),

@@ -16,8 +16,7 @@ from functools import cached_property
 from torch import fx
 
 from tilewright.choose.generated import Groups
-from tilewright.cost.work import Work, is_fitted, predicted_us
-from tilewright.hardware.profiles import DeviceProfile
+from tilewright.cost.work import Work, predicted_us
 from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
 from tilewright.passes.rule import undecided
@@ -28,8 +27,6 @@ from tilewright.records.program import Decision, Verdict
 
 Source = Callable[[fx.Graph, Target], Iterable[Sequence[Offer]]]
 """For each place of a graph its offers, the preferred one first. The next place may depend on what was decided."""
-CLEAR_FACTOR = 1.5
-"""If predicted times of kernels whose kinds were timed differ by more than this factor, no race is needed."""
 
 
 def chosen(by: str, source: Source) -> Rewrite:
@@ -50,12 +47,6 @@ def is_faster(ours_us: float, theirs_us: float, *, raced: bool, clear: float = C
     if raced:
         return clear * ours_us <= theirs_us
     return ours_us < min(clear * theirs_us, theirs_us - least_us)
-
-
-def is_close(ours: Sequence[Work], theirs: Sequence[Work], profile: DeviceProfile) -> bool:
-    """Whether prediction cannot tell which is faster."""
-    times = [sum(predicted_us(work, profile) for work in works) for works in (ours, theirs)]
-    return not all(is_fitted(work, profile) for work in (*ours, *theirs)) or max(times) < CLEAR_FACTOR * min(times)
 
 
 @dataclass(frozen=True)

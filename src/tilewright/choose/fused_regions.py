@@ -19,9 +19,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import map_arg
 
-from tilewright.choose.chooser import is_close, is_faster
+from tilewright.choose.chooser import is_faster
 from tilewright.cost.kinds import region_work
-from tilewright.cost.work import predicted_us
+from tilewright.cost.work import is_close, predicted_us
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
 from tilewright.graph.calls import readers

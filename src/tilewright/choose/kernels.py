@@ -18,12 +18,13 @@ from tilewright.kernels.cross_entropy.offer import CANDIDATE as CROSS_ENTROPY
 from tilewright.kernels.linear.offer import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.offer import CANDIDATE as NORM
 from tilewright.kernels.offer import Offer
+from tilewright.kernels.product.offer import CANDIDATE as PRODUCT
 from tilewright.kernels.softmax.offer import CANDIDATE as SOFTMAX
 from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import gradients
 
-CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU)
+CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU, PRODUCT)
 
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:

@@ -14,6 +14,7 @@ from tilewright.cost.kinds import call_work, region_work
 from tilewright.cost.memory import reuse_distances
 from tilewright.cost.nests import nest_cost
 from tilewright.cost.operators import floor_of, operator_cost
+from tilewright.cost.products import rate_dtype
 from tilewright.cost.symbols import pretty
 from tilewright.cost.work import Distances, Work, predicted_us
 from tilewright.emit.source import source_of
@@ -57,7 +58,7 @@ def _operator(
 ) -> records.Operator:
     value = next((v for v in calls.outputs(node) if v is not None), None)
     kind = calls.class_of(node)
-    floor, bound = (None, None) if kind == "layout" else floor_of(cost, _dtype(value), kind, profile)
+    floor, bound = (None, None) if kind == "layout" else floor_of(cost, rate_dtype(node), kind, profile)
     is_known = floor is not None
     symbolic = shapes.of_outputs(node)[0] if value is not None else None
     return records.Operator(

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tilewright.cost.nests import nest_bytes
-from tilewright.cost.products import alignment_of, convolution_kind, is_attention, products_of, shape_of
+from tilewright.cost.products import alignment_of, convolution_kind, is_attention, products_of, rate_dtype, shape_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.hardware.profiles import DeviceProfile
@@ -217,7 +217,7 @@ def attention_kind(operator: object) -> str:
 
 def call_work(node: Node, cost: Cost) -> Work:
     """The work of a call whose cost is known."""
-    dtype = _dtype(next((v for v in calls.outputs(node) if v is not None), None))
+    dtype = rate_dtype(node) or "float32"
     moved = cost.bytes_read, cost.bytes_written
     programs, combined = _sums_by_index(node)
     return Work(

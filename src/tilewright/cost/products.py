@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.cost.work import Product
 from tilewright.graph import calls
+from tilewright.operators.own.product import PRODUCTS_OF_PARTS
 from tilewright.operators.table import row_of
 from tilewright.records.program import Cost
 
@@ -89,6 +90,9 @@ def products_of(node: Node, cost: Cost) -> tuple[Product, ...]:
         return _attention_product(node, cost)
     if name == "_grouped_mm":
         return _grouped_product(node)
+    if name == "tilewright.product":
+        left, right = map(shape_of, node.args[:2])
+        return (in_parts((prod(left[:-2]), left[-2], right[-1], left[-1])),)
     if name in LINEAR:
         x, weight = map(shape_of, node.args[:2])
         return ((1, prod(x[:-1]), weight[0], x[-1]),)
@@ -97,6 +101,20 @@ def products_of(node: Node, cost: Cost) -> tuple[Product, ...]:
         return ()
     left, right = (shape_of(node.args[place]) for place in places)
     return ((prod(left[:-2]), left[-2], right[-1], left[-1]),)
+
+
+def in_parts(product: Product) -> Product:
+    """A product of fp32 as the one of bf16 that `tilewright.product` computes."""
+    batch, m, n, k = product
+    return batch, m, n, PRODUCTS_OF_PARTS * k
+
+
+def rate_dtype(node: Node) -> str:
+    """The dtype at whose rate a call computes products: of its first result, if its row names no other."""
+    row, value = row_of(calls.launched(node)), next((v for v in calls.outputs(node) if v is not None), None)
+    if row is not None and row.rate:
+        return row.rate
+    return "" if value is None else calls.dtype_name(value.dtype)
 
 
 def alignment_of(node: Node) -> int:

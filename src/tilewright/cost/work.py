@@ -11,7 +11,8 @@ from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
 
 OWN_PRODUCTS = (
-    "attention", "attention_backward", "attention_prefix", "linear_gelu", "linear_dropout_add", "skinny_linear",
+    "attention", "attention_backward", "attention_prefix", "linear_gelu", "linear_dropout_add", "product",
+    "skinny_linear",
 )  # fmt: skip
 MATRIX = frozenset(
     {
@@ -33,6 +34,8 @@ COMBINED_PER_US = 200
 """Words that threads of one SM exchange in a microsecond, by shuffles and shared memory."""
 STRIPS = 2
 """Programs per SM in a kernel that sums columns; each walks a strip of rows."""
+CLEAR_FACTOR = 1.5
+"""If predicted times of kernels whose kinds were timed differ by more than this factor, no race is needed."""
 HELD, MISSED = 0.4, 0.8
 """Shares of the last-level cache: a tensor is still there if the program touched fewer bytes than the first since its
 last use, and gone after more than the second. Each half of an H200's cache keeps a copy of what its own SMs read."""
@@ -148,6 +151,12 @@ def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True)
 def is_fitted(work: Work, profile: DeviceProfile) -> bool:
     """Whether kernels of the work's kind were timed on such a device."""
     return _coefficients(work, profile) is not None
+
+
+def is_close(ours: Sequence[Work], theirs: Sequence[Work], profile: DeviceProfile) -> bool:
+    """Whether prediction cannot tell which is faster."""
+    times = [sum(predicted_us(work, profile) for work in works) for works in (ours, theirs)]
+    return not all(is_fitted(work, profile) for work in (*ours, *theirs)) or max(times) < CLEAR_FACTOR * min(times)
 
 
 def _coefficients(work: Work, profile: DeviceProfile) -> Coefficients | None:

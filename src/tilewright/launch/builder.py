@@ -237,12 +237,12 @@ def _described(kernel: str, descriptor: Any, made: Any) -> list[Argument]:
 
 SWIZZLE_128B, PROMOTE_TO_128B, PROMOTE_TO_256B = 3, 2, 3
 """CUtensorMapSwizzle, and CUtensorMapL2promotion of Triton's maps and of `tensor_map`."""
-KINDS = {torch.float16: 6, torch.bfloat16: 9}
+KINDS = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 """CUtensorMapDataType."""
 
 
 def tensor_map(x: Operand, box: Sequence[int]) -> TensorMap:
-    """A tensor map for TMA copies of tiles of `box` elements, in x's order of axes; x is 16-bit with adjacent columns.
+    """A tensor map for TMA copies of tiles of `box` elements, in x's order of axes; x has adjacent columns.
 
     Rows of a tile are swizzled by 128 bytes. Elements outside x are read as zeros.
     """

@@ -27,7 +27,7 @@ def _batch_sum_flops(sizes: CallSizes) -> Count:
 PRODUCT = Arithmetic(_flops, nothing)
 
 
-def _multiplied(call: CallAxes, left: Axes, right: Axes) -> Axes:
+def multiplied(call: CallAxes, left: Axes, right: Axes) -> Axes:
     """[..., m, k] × [..., k, n] → [..., m, n]; a vector on either side loses its axis."""
     if not left or not right:
         return call.names.unknown_shape(call.shape)
@@ -37,12 +37,12 @@ def _multiplied(call: CallAxes, left: Axes, right: Axes) -> Axes:
 
 
 def product(call: CallAxes) -> Result:
-    return _multiplied(call, call.operands[0], call.operands[-1])
+    return multiplied(call, call.operands[0], call.operands[-1])
 
 
 def _added_product(call: CallAxes) -> Result:
     added, left, right = call.operands[:3]
-    return call.broadcast(_multiplied(call, left, right), added)
+    return call.broadcast(multiplied(call, left, right), added)
 
 
 def _linear(call: CallAxes) -> Result:
@@ -96,7 +96,7 @@ def _grouped(call: CallAxes) -> Result:
     """[T, K] × [E, K, N] → [T, N]; [E, M, K] × [K, T] → [M, T]; [M, T] × [T, N] → [E, M, N], of T in E groups."""
     left, right = call.tensor("self"), call.tensor("mat2")
     if len(left) == len(right) == 3:
-        return _multiplied(call, left, right)
+        return multiplied(call, left, right)
     call.names.unify(left[-1], right[-2])
     groups = call.names.unknown_shape(call.shape[:1]) if len(left) == len(right) else ()
     return (*groups, left[-2], right[-1])
@@ -194,7 +194,7 @@ def _first_product_flops(sizes: CallSizes) -> Count:
 
 
 def _first_product(call: CallAxes) -> Result:
-    return _multiplied(call, call.operands[0], call.operands[1])
+    return multiplied(call, call.operands[0], call.operands[1])
 
 
 # Their dtype of results is an argument's.

@@ -124,6 +124,8 @@ class Row:
     """How the axes of the results follow from those of the operands; None: unknown."""
     dtypes: tuple[str, ...] = ("",)
     """One for each result: a dtype, the name of the argument that has it, or "" for the operands' common dtype."""
+    rate: str = ""
+    """The dtype at whose rate of products it computes, if not that of its result."""
     priced: bool = True
     """Whether a recorded call has a price: not if the operators that it calls are recorded in its place, or if what
     it moves depends on values."""
@@ -189,6 +191,7 @@ class RowFields(TypedDict, total=False):
     traffic: Traffic
     shapes: Rule | None
     dtypes: tuple[str, ...]
+    rate: str
     priced: bool
     role: str | Callable[[Mapping[str, Any]], str]
     part: Literal["", "activation", "copy", "sum"]

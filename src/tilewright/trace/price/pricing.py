@@ -60,7 +60,7 @@ def _price(recorded: RecordedCall, arithmetic: Arithmetic) -> Price:
         transcendentals=int(arithmetic.transcendentals(recorded)),
     )
     kind = "compute" if recorded.row.operator_class == "compute" else "pointwise"
-    return Price(cost, shown.dtype if shown else "", kind)
+    return Price(cost, recorded.row.rate or (shown.dtype if shown else ""), kind)
 
 
 def _reads(recorded: RecordedCall) -> Iterator[Tensor]:
