@@ -237,12 +237,13 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
             Fragment f;
             barrier_wait(s.left_full + 8 * left.slot, left.parity);
             cut_left(s.left + RAW_BYTES * left.slot, f, row, quarter);
-            __syncwarp();
-            if (signals) barrier_arrive(s.left_empty + 8 * left.slot);
             barrier_wait(s.parts_full + 8 * parts.slot, parts.parity);
             mma_fence();
             multiply_step(d, f, s.parts + PARTS_BYTES * parts.slot);
             mma_commit();
+            // Not before: an arrival overtakes loads whose values nothing has read.
+            __syncwarp();
+            if (signals) barrier_arrive(s.left_empty + 8 * left.slot);
             mma_wait<0>();
             fence_registers(d);
             if (signals) barrier_arrive(s.parts_empty + 8 * parts.slot);
