@@ -6,6 +6,7 @@ import pkgutil
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,8 +15,13 @@ import typer
 
 import tilewright
 from benchmarks.tables import CHINESE, in_chinese
+from tests.trace.loading import complete, written
 from tilewright import functional
+from tilewright.cli.app import EXAMPLES as HELP
 from tilewright.cli.app import app
+from tilewright.records.errors import StoreError
+from tilewright.store import query
+from tilewright.trace import trace_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -119,6 +125,28 @@ def test_commands_are_understood(page: Path) -> None:
             command.make_context(command.name, rest)
         except Exception as error:
             pytest.fail(f"{page.name}:{line}: tilewright {call}: {error}")
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every query that a page or the help of a verb shows, with its place."""
+    shown = [(page.name, f"tilewright {call}") for page in PAGES for _, call in commands(page)]
+    for place, call in [*shown, *((verb.__name__, example) for verb, example in HELP.items())]:
+        words = arguments(call.removeprefix("tilewright "))
+        yield from (
+            (place, word) for word in words[1:] if words[0] == "sql" and " " in word and not word.endswith(("…", "..."))
+        )
+    yield from ((page.name, code) for page in PAGES for _, code, _ in blocks(page, "sql"))
+
+
+def test_queries_that_pages_show_are_answered(tmp_path: Path, home: Path) -> None:
+    """By a run that has every table, if hardly a row."""
+    trace = written(tmp_path / "trace.json", [complete("ProfilerStep#0", 0, 9), complete("aten::mm", 1, 5)])
+    run, _ = trace_run([trace], command="", tell=lambda _: None)
+    for place, asked in queries():
+        try:
+            query(run, asked)
+        except StoreError as error:
+            pytest.fail(f"{place}: {error}")
 
 
 LINK = re.compile(r"\]\(([^()#\s]+)")

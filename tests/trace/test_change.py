@@ -127,7 +127,7 @@ def test_a_difference_below_one_percent_is_the_same() -> None:
 
 
 def test_what_cannot_be_told_says_why_and_what_could_be() -> None:
-    assert compare([[1e6, 1e6]], [[2e6, 2e6]]).method.startswith("2 steps are too few")
+    assert compare([[1e6, 1e6]], [[2e6, 2e6]]).method.startswith("a run has 2 timed steps and needs 20")
     assert compare([], [[1.0]]).verdict == compare([[]], [[1.0]]).verdict == "cannot tell"
     draw = np.random.default_rng(1)
     noisy = [compare([1e5 * np.exp(0.2 * draw.standard_normal(30))], [1e5 * np.ones(30)]) for _ in range(5)]

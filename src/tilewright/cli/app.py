@@ -32,7 +32,7 @@ EXAMPLES = {
     kernel: "tilewright kernel weighted_sum 1000x512 --impl tilewright-16x64 --on h200",
     profile: "tilewright profile -- python train.py",
     trace: "tilewright trace trace.json.gz",
-    sql: 'tilewright sql "SELECT operator, source, win_ms_per_step FROM what_you_would_win LIMIT 5"',
+    sql: 'tilewright sql "SELECT operator, source, ms_per_step FROM what_you_would_win LIMIT 5"',
     report: "tilewright report --flame flame.svg",
     diff: "tilewright diff before.duckdb after.duckdb",
     whatif: "tilewright whatif run.duckdb floor:aten::gelu graph batch:2",

@@ -148,11 +148,15 @@ def _notes(recording: Recording) -> Iterator[str]:
         yield f"the recorder failed and kept what it had: {recording.failed}"
 
 
+_NOISE = -10
+"""Percent by which recorded steps may be faster than bare ones: recording makes no step faster."""
+
+
 def _overhead(recording: Recording) -> str:
     if recording.bare_us is None or recording.recorded_us is None:
         return ""
     more = 100 * (recording.recorded_us / recording.bare_us - 1)
     return (
         f"; a step takes {duration(recording.bare_us)} bare and {duration(recording.recorded_us)} while recorded "
-        f"({more:+.0f} %)"
+        f"({more:+.0f} %{': other programs slowed the bare steps' if more < _NOISE else ''})"
     )

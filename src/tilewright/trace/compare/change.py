@@ -109,13 +109,19 @@ def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
     fewest = min(len(first), len(second))
     problem = ""
     if fewest < FEW_STEPS:
-        problem = f"{fewest} steps are too few, {FEW_STEPS} are needed (`tilewright profile` times them at last)"
+        problem = (
+            f"a run has {fewest} timed steps and needs {FEW_STEPS} (`tilewright profile` times the steps after those "
+            "that it records: let the program make more)"
+        )
     elif shared_machine and length_us < SHORT_US:
         needed = f"{SHORT_US / 1e6:.0f}"
-        problem = f"{length_us / 1e6:.2g} s do not show the machine's slow noise, {needed} s do (--timed {needed})"
+        problem = (
+            f"a run timed {length_us / 1e6:.2g} s of steps, and slow noise of the machine shows only in {needed} s "
+            f"(--timed {needed})"
+        )
     if problem:
         ratio = math.exp(shift)
-        return Change(ratio, 0.0, math.inf, "cannot tell", f"{problem}, or {MANY_RUNS} runs per side")
+        return Change(ratio, 0.0, math.inf, "cannot tell", f"{problem}; or record {MANY_RUNS} runs per side")
     white, flicker, octaves = _noise(first, second)
     variance = white / len(first) + white / len(second) + 2 * flicker
     return _change(shift, variance, octaves, f"{len(first)} and {len(second)} steps of single runs")

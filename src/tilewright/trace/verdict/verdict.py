@@ -161,20 +161,20 @@ def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
     ).fetchall()
     if not bare:
         return []
-    of_host = "" if on_host is None else f" beside the operators, which take {on_host:.0f} % of the host's step"
+    of_host = "" if on_host is None else f": operators take {on_host:.0f} % of the host's step"
     if of_host:
         of_host += _longest(connection, bare)
-    most = "" if not win else f"; operators can win at most {share(min(win, bare), bare)}"
+    most = "" if not win else f" At their floors all operators would save {share(min(win, bare), bare)} of the step"
     if win and win >= STANDS_OUT * bare:
         operator, source, part = connection.execute(
             "SELECT operator, source, sum(win) AS won FROM host_distance GROUP BY ALL ORDER BY won DESC LIMIT 1"
         ).fetchall()[0]
-        most += f", of which {operator}{at(source)} {share(min(part, bare), bare)}"
-    said = [f"Nothing stands out{of_host}{most}."]
+        most += f", {operator}{at(source)} {share(min(part, bare), bare)}"
+    said = [f"Nothing stands out{of_host}." + (f"{most}." if most else "")]
     if stopped and stopped >= _STOPPED:
         said += [
-            f"For {share(stopped, 1)} of the bare step its thread did not run, and the recorded steps do not show why.",
-            "Other programs may use this machine's processors: measure again while they rest.",
+            f"For {share(stopped, 1)} of the step its thread did not run, for no reason within the program.",
+            "Other programs probably used the processors: measure again while they rest.",
         ]
     return said
 
