@@ -2,8 +2,8 @@
 
     torchrun --nproc_per_node 2 -m benchmarks.whatif_ranks [NAME…]
 
-The ranks are recorded together, the step with the change is predicted as a ratio, and both programs run in turn. Most
-of the host's work is a sleep, so that ranks that share a core do not slow each other down.
+The ranks are recorded together, the step with the change is predicted, and both programs run in turn. Most of the
+host's work is a sleep, so that ranks that share a core do not slow each other down.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def measured(name: str, folder: Path) -> Result | None:
         saved = save([it for it in recordings if it], name="ranks", command="whatif_ranks", target=name)
         (told,) = what_if(saved.run, [asked]).predictions
         first, second = map(median, times)
-        expected = first * told.predicted_us / told.measured_us
+        expected = told.predicted_us / 1e3
         found = Result(name, asked, first, expected, second, expected / second - 1)
     dist.barrier()
     return found

@@ -112,6 +112,10 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                                    "A loop of small calls", "", "do it once before the loop"),
     "small operators": (small("aten::relu", 2), "Calling small operators",
                         "It makes 200 calls a step of 4.01 µs each, as aten::relu", "torch.compile(model)"),
+    "small operators on an optimizer's line": (
+        [*small("aten::relu", 2), operator("aten::add_", 102.2, 103.2),
+         lambda trace: trace.slice("user_annotation", "Optimizer.step#SGD.step", 102.1, 103.5)],
+        "Calling small operators", "It makes 200 calls", "torch.compile(model)"),
     "small operators that look for anomalies": ([looks_for_anomalies, *small("aten::isnan", 4)], "Looking for", "", ""),
     "operators that look for anomalies": ([looks_for_anomalies, operator("aten::mm", 100, 900)],
                                           "Looking for anomalies", "", "set_detect_anomaly(False)"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.cli.commands import documented_keys
 from tests.report.printing import printed
 from tests.trace.kineto import AUTOGRAD, Trace, analysed
 from tests.trace.test_diff import run
+from tests.trace.test_verdict import RECORDED
 from tilewright.hardware.profiles import profile_for
 from tilewright.records.errors import StoreError, UsageError
 from tilewright.report.whatif import show_whatif
@@ -310,9 +312,11 @@ def test_what_recording_adds_to_the_host_is_not_predicted_to_stay() -> None:
     assert Simulator(connection, read_timeline(connection)).predict("class:data").predicted_us == pytest.approx(40)
 
 
-@pytest.mark.parametrize("late_us", [0, 400])
-def test_ranks_without_a_device(late_us: int) -> None:
-    """Steps of 90 µs of work, a collective of 500 µs after the last rank, and the rest; rank 1 works longer."""
+@pytest.mark.parametrize(("late_us", "faster_us"), [(0, 0), (400, 0), (0, 200)])
+def test_ranks_without_a_device(late_us: int, faster_us: int) -> None:
+    """Steps of 90 µs of work, a collective of 500 µs after the last rank, and the rest; rank 1 works longer.
+
+    Without the profiler all is as long but the collective, where it is faster then."""
     traces = []
     for rank in (0, 1):
         trace = Trace(4000 + rank, rank)
@@ -324,11 +328,14 @@ def test_ranks_without_a_device(late_us: int) -> None:
             trace.frame("<built-in method wait of pybind11_builtins.x object at 0x7f>", begin, end)
             trace.slice("user_annotation", "gloo:all_reduce", begin + 1, end, AUTOGRAD)
         traces.append(trace)
-    connection = analysed(traces)
+    schema = files("tilewright.trace").joinpath("schema.sql").read_text("utf-8")
+    bare = RECORDED.replace("1e3 AS bare_us", f"{1000 - faster_us}.0 AS bare_us, [300.0] AS recorded_thread_us")
+    known = [schema, bare, bare.replace("0 AS file_id", "1 AS file_id")] if faster_us else []
+    connection = analysed(traces, *known)
     simulator = Simulator(connection, read_timeline(connection))
     rest = 1000 - 590 - late_us
     expected = {
-        "rank:1": 90 + 500 + rest,
+        "rank:1": 90 + 500 - faster_us + rest,
         "overlap": 90 + late_us + rest,
         "class:communication": 90 + late_us + rest,
     }

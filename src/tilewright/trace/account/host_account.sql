@@ -15,7 +15,8 @@ SELECT number, name, plain_name(name) AS plain,
 FROM class_of;
 
 -- The spans, with how long the thread had no processor in them where the recorder knows how much that was of each step: it is
--- taken from what lasts longest beyond the median of its like, since another program comes at no line in particular.
+-- taken from what lasts longest beyond the same span of the step in which that is shortest, since another program comes at no
+-- line in particular. The same is the n-th of its kind, or the n-th longest where steps have not as many.
 CREATE OR REPLACE TEMP TABLE stopped_span AS
 WITH numbered AS (
     SELECT file_id, ts AS step_ts, dur, row_number() OVER (PARTITION BY file_id ORDER BY ts) AS number FROM host_step
@@ -31,18 +32,24 @@ missing AS (
     FROM numbered JOIN recording USING (file_id) JOIN spent USING (file_id, step_ts)
     WHERE len(recorded_thread_us) >= number AND NOT compiles
 ),
-alike AS (
-    SELECT file_id, code, what, source, called, median(dur) AS usual FROM host_span GROUP BY ALL HAVING count(*) > 2
+kind_of AS (
+    SELECT host_span.*, row_number() OVER (one_step ORDER BY ts) AS place, row_number() OVER (one_step ORDER BY dur DESC, ts) AS rank, count(*) OVER one_step AS many
+    FROM host_span WHERE file_id IN (SELECT file_id FROM missing WHERE ns > 0) AND code // 100 < 3
+    WINDOW one_step AS (PARTITION BY file_id, step_ts, code, what, source, called)
+),
+nth AS (
+    SELECT *, CASE WHEN min(many) OVER every_step = max(many) OVER every_step THEN place ELSE rank END AS n FROM kind_of
+    WINDOW every_step AS (PARTITION BY file_id, code, what, source, called)
 ),
 beyond AS (
-    SELECT span.*, CASE WHEN span.code // 100 < 3 THEN greatest(span.dur - usual, 0) ELSE 0 END AS excess
-    FROM host_span AS span LEFT JOIN alike ON alike.file_id = span.file_id AND alike.code = span.code AND alike.what = span.what
-     AND alike.source = span.source AND alike.called = span.called
+    SELECT *, dur - min(dur) OVER (PARTITION BY file_id, code, what, source, called, n) AS excess FROM nth
+),
+taken AS (
+    SELECT beyond.file_id, ts, greatest(least(excess, missing.ns - sum(excess) OVER longest + excess), 0)::BIGINT AS stopped
+    FROM beyond JOIN missing USING (file_id, step_ts) WHERE missing.ns > 0
+    WINDOW longest AS (PARTITION BY beyond.file_id, step_ts ORDER BY excess DESC, ts ROWS UNBOUNDED PRECEDING)
 )
-SELECT beyond.*,
-       CASE WHEN missing.ns > 0 THEN greatest(least(excess, missing.ns - sum(excess) OVER longest + excess), 0) ELSE 0 END::BIGINT AS stopped
-FROM beyond LEFT JOIN missing USING (file_id, step_ts)
-WINDOW longest AS (PARTITION BY beyond.file_id, step_ts ORDER BY excess DESC, ts ROWS UNBOUNDED PRECEDING);
+SELECT host_span.*, coalesce(stopped, 0) AS stopped FROM host_span LEFT JOIN taken USING (file_id, ts);
 
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;
 -- of Python, what the user's line called, or '' for the line's own. The columns `inner_…` say what was done within data,

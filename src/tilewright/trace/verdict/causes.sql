@@ -30,14 +30,17 @@ WITH called AS (
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
        sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
+       string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
-       sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.025 END AS is_small,
+       sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END AS is_small,
        coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
 FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
-SELECT file_id, source, direct AS calls, direct_ms AS ms, direct_what AS what, names, runs, operators FROM calling_line WHERE is_busy
+-- With what backward calls for them, if that is small too.
+SELECT file_id, source, direct AS calls, CASE WHEN is_small THEN ms ELSE direct_ms END AS ms, direct_what AS what, direct_names AS names, runs, operators
+FROM calling_line WHERE is_busy
 UNION ALL
 SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
 WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
@@ -129,10 +132,13 @@ loops AS (
     GROUP BY file_id, file_of(source), coalesce(block, 0)
 ),
 small AS (
-    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(operators) AS calls, arg_max(what, operators) AS what
-    FROM calling_line ANTI JOIN busy_line USING (file_id, source)
-    WHERE is_small AND (file_id, source) NOT IN (SELECT (file_id, source) FROM optimizer_time WHERE source IS NOT NULL)
-    GROUP BY file_id HAVING sum(operators) >= 200
+    -- Those of an optimizer's step have their own advice.
+    SELECT file_id, arg_max(source, rest_ms) AS source, sum(rest_ms) AS ms, sum(rest) AS calls, arg_max(what, rest) AS what
+    FROM (
+        SELECT calling_line.*, greatest(calling_line.ms - coalesce(updates.ms, 0), 0) AS rest_ms, greatest(operators - coalesce(updates.calls, 0), 0) AS rest
+        FROM calling_line LEFT JOIN (SELECT file_id, source, ms, calls FROM optimizer_time) AS updates USING (file_id, source)
+    ) ANTI JOIN busy_line USING (file_id, source)
+    WHERE is_small GROUP BY file_id HAVING sum(rest) >= 200
 ),
 -- Functions of PyTorch's that work outside of every operator, as where a tensor is made of a list.
 converting AS (
