@@ -31,7 +31,7 @@ const count = given((n) => (Math.abs(n) < 100000 ? Math.round(n).toLocaleString(
 const bytes = given((n) => (Math.abs(n) < 1000 ? `${n} B` : scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"])));
 const time = given((us) => (us === 0 ? "0" : Math.abs(us) < 1 ? `${us.toFixed(3)} µs` : scaled(us, ["µs", "ms", "s"])));
 const scientific = given((n) => n.toExponential(1));
-const plainNumber = given((n) => n && Math.abs(n) < 1e-3 ? scientific(n) : Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
+const plainNumber = given((n) => n && (Math.abs(n) < 1e-3 || Math.abs(n) >= 1e6) ? scientific(n) : Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
 const times = given((n) => `${n < 9.995 ? n.toFixed(2) : n < 99.95 ? n.toFixed(1) : Math.round(n).toLocaleString("en")}×`);
 // B*S**2 as B·S²; a power beyond the digits that Unicode raises stays as it is written.
 const formula = (text) => text.replace(/\*\*(\d+)/g, (_, power) => power.replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit])).replace(/(?<!\*)\*(?!\*)/g, "·");
