@@ -263,12 +263,19 @@ def test_a_recompilation_by_its_guard(reason: str, action: str) -> None:
         ("aten::mul_", "aten::mul_", "torch._foreach_mul_ takes a list"),
         ("item", "aten::item aten::select", "Read all elements at once with .tolist()"),
         ("aten::select", "aten::fill_ aten::select", "torch.arange"),
-        ("aten::select", "aten::maximum aten::select", "in one operation on a whole tensor"),
+        ("aten::select", "aten::copy_ aten::maximum aten::select", "in one operation on a whole tensor"),
     ],
 )
 def test_loops_over_parameters(what: str, names: str, action: str) -> None:
     cause = Candidate(0, "loop", "train.py:5", what, 5.0, 200, names, None, 100.0)
     assert action in advice_on(cause, Step(10.0)).action
+
+
+@pytest.mark.parametrize(("queued_ms", "win"), [(0.0, 20.0), (50.0, 0.0)])
+def test_workers_that_have_no_processor(queued_ms: float, win: float) -> None:
+    """Two of them need 200 ms for a batch, or 150 while nothing else runs, and the step's rest takes 80."""
+    cause = Candidate(0, "data", "train.py:5", "DataLoader", 20.0, 1, None, None, None)
+    assert advice_on(cause, Step(100.0, has_workers=True, workers=2, workers_queued_ms=queued_ms)).win_ms == win
 
 
 def test_a_loader_that_starts_its_workers_in_each_step() -> None:

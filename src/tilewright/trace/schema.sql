@@ -127,6 +127,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     other       VARCHAR,                    -- of which this one takes most, at this line
     workers     BIGINT NOT NULL,            -- processes that the program started, as DataLoader does
     workers_us  DOUBLE,                     -- their processor time in a bare step
+    workers_queued_us DOUBLE,               -- and how long they could have run, and had no processor
     shapes      BOOLEAN NOT NULL,
     stacks      BOOLEAN NOT NULL,
     memory      BOOLEAN NOT NULL

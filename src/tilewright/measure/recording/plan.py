@@ -58,6 +58,8 @@ class ProcessorTime:
     other: str = ""
     workers: int = 0
     workers_us: float = 0.0
+    workers_queued_us: float = 0.0
+    """How long they could have run, and had no processor."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tilewright.measure.recording.line_tracer import is_user_file, outwards
@@ -18,13 +19,13 @@ class ProcessorClock:
     """Counts from when it is made, on the thread that makes the steps."""
 
     def __init__(self) -> None:
-        self._threads, self._workers = _threads(), _workers()
+        self._threads, self._workers, self._queued = _threads(), _workers(_processor_seconds), _workers(_queued_seconds)
 
     def taken(self, steps: int) -> ProcessorTime:
         """Since then, for each of so many steps."""
         here = threading.get_ident()
         spent = {who: now - self._threads.get(who, 0.0) for who, now in _threads().items()}
-        workers = {who: now - self._workers[who] for who, now in _workers().items() if who in self._workers}
+        workers, queued = _since(self._workers, _processor_seconds), _since(self._queued, _queued_seconds)
         own = spent.pop(here, 0.0)
         busiest = max(spent, key=spent.__getitem__, default=None)
         return ProcessorTime(
@@ -32,7 +33,8 @@ class ProcessorClock:
             sum(spent.values()) * 1e6 / steps,
             "" if busiest is None else _name(busiest),
             len(workers),
-            sum(workers.values()) * 1e6 / steps,
+            sum(workers) * 1e6 / steps,
+            sum(queued) * 1e6 / steps,
         )
 
 
@@ -62,17 +64,31 @@ def _threads() -> dict[int, float]:
     return found
 
 
-def _workers() -> dict[int, float]:
-    """Seconds of each process that `multiprocessing` started here, by /proc/PID/stat where there is one."""
+def _workers(seconds: Callable[[int], float]) -> dict[int, float]:
+    """Of each process that `multiprocessing` started here; 0 where the system does not tell."""
     found = {}
     for process in multiprocessing.active_children():
         try:
-            # After the command's name, which may hold anything: utime and stime are the 12th and 13th.
-            fields = Path(f"/proc/{process.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-            found[process.pid or 0] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            found[process.pid or 0] = seconds(process.pid or 0)
         except (OSError, ValueError, IndexError):
             found[process.pid or 0] = 0.0
     return found
+
+
+def _since(before: Mapping[int, float], seconds: Callable[[int], float]) -> list[float]:
+    return [now - before[who] for who, now in _workers(seconds).items() if who in before]
+
+
+def _processor_seconds(pid: int) -> float:
+    # After the command's name, which may hold anything: utime and stime are the 12th and 13th.
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _queued_seconds(pid: int) -> float:
+    """How long its threads could have run, and had no processor."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text("utf-8").split()[1]) for thread in threads) / 1e9
 
 
 def _name(ident: int) -> str:

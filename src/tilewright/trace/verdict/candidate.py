@@ -38,6 +38,8 @@ class Step:
     workers: int = 0
     """Processes of DataLoaders, and the processor time of all of them in a step."""
     workers_ms: float = 0.0
+    workers_queued_ms: float = 0.0
+    """How long they had no processor, since others used it."""
     tf32_times: float = 1.0
     """How many times as fast as fp32 its device multiplies matrices in TF32."""
     bf16_times: float = 1.0

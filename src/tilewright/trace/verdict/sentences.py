@@ -15,6 +15,11 @@ _IN_A_LIST = (
     *("sqrt_", "neg_", "abs_", "norm", "mul", "add", "abs", "max"),
 )
 """Operators that `torch._foreach_…` calls on a list of tensors at once."""
+_WRITING = {
+    *("aten::select", "aten::copy_", "aten::fill_", "aten::to", "aten::_to_copy", "aten::as_strided", "aten::empty"),
+    *("aten::empty_strided", "aten::lift_fresh", "aten::detach_", "detach_", "aten::slice"),
+}
+"""All that an assignment to an element calls."""
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -43,7 +48,7 @@ def _loop(cause: Candidate, step: Step) -> Advice:
         else "Read all elements at once with .tolist(), or compute on the whole tensor"
         if reads
         else "Compute all elements at once (torch.arange, torch.tensor(list)) instead of writing one after the other"
-        if "aten::select" in names and names & {"aten::copy_", "aten::fill_"}
+        if "aten::select" in names and names & {"aten::copy_", "aten::fill_"} and names <= _WRITING
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
     name = cause.what.removeprefix("aten::")

@@ -54,6 +54,7 @@ SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
        (SELECT max(TRY_CAST(str_value AS BIGINT)) FROM metadata
         WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id),
        coalesce(recording.workers, 0), coalesce(recording.workers_us, 0) / 1e3,
+       coalesce(recording.workers_queued_us, 0) / 1e3,
        (SELECT count(*) FROM host_event JOIN plain ON number = named WHERE host_event.file_id = host_step_time.file_id
         AND regexp_matches(name, 'torch/utils/data/dataloader\.py\(\d+\): _get_iterator$')) >= host_step_time.steps
 FROM host_step_time
@@ -71,9 +72,11 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     rates = tensor_core_times(connection, "tf32"), tensor_core_times(connection, "bfloat16")
     found: list[_Found] = []
     for file_id, *row in connection.execute(_STEPS).fetchall():
-        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms, restarts = row
+        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms, queued_ms, restarts = row
         reason = reason.partition(": ")[2]
-        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, *rates, restarts)
+        step = Step(
+            bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, queued_ms, *rates, restarts
+        )
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         # Medians of parts may add up to more than the mean step.
         candidates = [replace(cause, ms=min(cause.ms, bare_ms)) for cause in (Candidate(*row) for row in rows)]

@@ -61,7 +61,10 @@ def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
     if not step.workers:
         action = f"Give the DataLoader more workers (num_workers=), or {cheaper}"
         return Advice("Waiting for data", f"{why}.", action, cause.ms)
-    batch_ms = step.workers * step.bare_ms
+    # Without the programs that use the processors meanwhile.
+    batch_ms = max(step.workers * step.bare_ms - step.workers_queued_ms, 0.0)
+    if batch_ms <= step.workers * rest:
+        return Advice("Waiting for data", f"{why}, since other programs use the processors.", "Measure again", 0.0)
     why += f"; {step.workers} of them {'take' if step.workers > 1 else 'takes'} {spent(batch_ms)} for one"
     why += f", {share(step.workers_ms, step.bare_ms)} of it computing." if step.workers_ms else "."
     needed = math.ceil(batch_ms / rest)
