@@ -3,7 +3,7 @@
 
 -- Once, since the view is planned anew wherever it is asked.
 CREATE OR REPLACE TEMP TABLE host_distance AS
-SELECT file_id, operator, source, dtype, attributed_by, calls, ms_per_step * scale AS ms, win_ms_per_step AS win FROM distance;
+SELECT file_id, operator, shapes, source, dtype, attributed_by, calls, ms_per_step * scale AS ms, win_ms_per_step AS win FROM distance;
 
 -- The time of a bare step in which its thread neither runs nor waits for anything that it asked for.
 CREATE OR REPLACE TEMP TABLE stopped AS
@@ -354,6 +354,23 @@ broadcasts AS (
     ) AS line ON line.file_id = combined.file_id AND line.source = combined.source
     WHERE times >= 8 GROUP BY combined.file_id, combined.source
 ),
+-- Operators on all scores of an attention: of the shape of a softmax whose result a batch of products takes. Of light steps at
+-- the file with the host's.
+attention AS (
+    WITH shaped AS (
+        SELECT coalesce(described_by, host_distance.file_id) AS file_id, operator, source, ms, calls, TRY_CAST(shapes AS BIGINT[][])[1] AS dims
+        FROM host_distance LEFT JOIN description USING (file_id)
+    ),
+    scores AS (
+        SELECT DISTINCT file_id, dims FROM shaped WHERE operator = 'aten::_softmax' AND len(dims) >= 3
+          AND EXISTS (FROM shaped AS product WHERE product.file_id = shaped.file_id AND product.operator = 'aten::bmm'
+                      AND list_product(product.dims) = list_product(shaped.dims) AND product.dims[-2:] = shaped.dims[-2:])
+          AND file_id NOT IN (SELECT file_id FROM shaped WHERE contains(operator, 'scaled_dot_product_attention_math'))
+    )
+    SELECT shaped.file_id, any_value(source) FILTER (WHERE operator = 'aten::_softmax') AS source, sum(ms) AS ms, sum(calls) AS calls,
+           any_value(dims)::VARCHAR AS dims
+    FROM shaped JOIN scores USING (file_id, dims) WHERE operator NOT IN ('aten::bmm', 'aten::baddbmm') GROUP BY shaped.file_id
+),
 logits AS (
     SELECT file_id, arg_max(source, host_distance.ms) AS source, 'log_softmax' AS what,
            sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
@@ -382,5 +399,6 @@ FROM anomalies
 UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts
+UNION ALL SELECT attention.file_id, 'attention', source, dims, ms, calls / steps, NULL, NULL, NULL FROM attention JOIN host_step_time USING (file_id)
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tilewright.trace.verdict import waits
 from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
 
-_ON_DEVICE = ("single",)
+_ON_DEVICE = ("single", "attention")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _NORMS = ("aten::norm", "aten::linalg_vector_norm")
 _IN_A_LIST = (
@@ -30,7 +30,7 @@ def advice_on(cause: Candidate, step: Step) -> Advice:
     """The advice on a cause; its gain is at most what the cause takes and what the device leaves idle."""
     found = _ADVICE[cause.kind](cause, step)
     most = min(cause.ms, max(step.bare_ms - step.busy_ms, 0.0))
-    if cause.kind in _ON_DEVICE:
+    if cause.kind in _ON_DEVICE and step.busy_ms:
         # While the device is idle anyway it saves nothing.
         most = max(cause.ms - (step.bare_ms - step.busy_ms), 0.0)
     return Advice(found.slow, found.why, found.action, max(min(found.win_ms, most), 0.0))
@@ -148,6 +148,16 @@ def _chain(cause: Candidate, step: Step) -> Advice:
     why = f"One product takes the other's result; the other order multiplies {times:,.0f} × fewer numbers."
     action = "a @ (b @ c) instead of a @ b @ c, or torch.linalg.multi_dot([a, b, c]), which finds the order"
     return Advice("Multiplying matrices in a costly order", why, action, cause.ms * (1 - 1 / times))
+
+
+def _attention(cause: Candidate, step: Step) -> Advice:
+    why = f"A softmax and others, {cause.calls:,.0f} calls a step, read and write all scores {cause.what} in turn."
+    action = (
+        "functional.scaled_dot_product_attention(q, k, v, is_causal=True, or attn_mask=) never writes the scores; of "
+        "nn.MultiheadAttention need_weights=False"
+    )
+    # It computes them all the same, and their exponentials.
+    return Advice("Attention by single operators", why, action, 0.8 * cause.ms)
 
 
 def _evaluation(cause: Candidate, step: Step) -> Advice:
@@ -308,4 +318,5 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "broadcast": _broadcast,
     "chain": _chain,
     "evaluation": _evaluation,
+    "attention": _attention,
 }

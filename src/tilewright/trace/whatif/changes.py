@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WORK = ("kernel", "copy", "communication")
 _FIXED_NS = 2_000
 """What a kernel takes however little it does."""
-_MOST_SLOWER, _HALVINGS = 4.0, 12
+_MOST_SLOWER, _HALVINGS = 1.5, 12
 """Of an exchange as recorded, and how often the search for what it takes without the profiler halves the rest."""
 _UPDATES = r": _(single|multi)_tensor_\w+$"
 _NAMED = "EXISTS (FROM (SELECT unnest(?) AS one) WHERE what GLOB one)"
