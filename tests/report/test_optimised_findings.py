@@ -68,8 +68,9 @@ def test_other_kernels_have_other_advice() -> None:
     made = launches()
     library = replace(made.operators[1], region=None, dtype="float32", shape=(64, 7))
     for dtype, shape, said in (
-        ("float32", (64, 7), ": a lower precision or sizes that are multiples of 8 may be faster."),
-        ("bfloat16", (64, 7), ": sizes that are multiples of 8 may be faster."),
+        ("float32", (64, 7), ": a lower precision or rows whose length is a multiple of 8 may be faster."),
+        ("bfloat16", (64, 7), ": rows whose length is a multiple of 8 may be faster."),
+        ("bfloat16", (7, 64), ", in a dtype and at sizes that its kernels suit."),
         ("bfloat16", (64, 8), ", in a dtype and at sizes that its kernels suit."),
     ):
         found = findings(Program([replace(library, dtype=dtype, shape=shape)]))[2]

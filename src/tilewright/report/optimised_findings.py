@@ -116,8 +116,8 @@ def _advice(op: Operator, regions: Sequence[Region]) -> str:
     if op.region is not None:
         return f"It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits {op.name}."
     ways = ["a lower precision"] if op.dtype in ("float32", "float64") else []
-    if any(size % VECTOR for size in op.shape):
-        ways.append(f"sizes that are multiples of {VECTOR}")
+    if op.shape and op.shape[-1] % VECTOR:
+        ways.append(f"rows whose length is a multiple of {VECTOR}")
     faster = f": {' or '.join(ways)} may be faster" if ways else ", in a dtype and at sizes that its kernels suit"
     return f"PyTorch's library runs {op.name}{faster}."
 
