@@ -200,7 +200,7 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a home with one finished run, and how the command that made it ended."""
     folder = tmp_path_factory.mktemp("optimized")
     (folder / "models.py").write_text(MODELS)
-    environment = {"TILEWRIGHT_HOME": str(folder / "home"), "TILEWRIGHT_CACHE": str(folder / "cache")}
+    environment = {"TILEWRIGHT_HOME": str(folder / "home")}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_MEASURED_CEILINGS, "optimize", "models.py:small", "--seconds", "0.2"],
         cwd=folder,
@@ -215,8 +215,7 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def with_run(optimized: dict[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The finished run, in the home that commands of this test use."""
-    for name in ("TILEWRIGHT_HOME", "TILEWRIGHT_CACHE"):
-        monkeypatch.setenv(name, optimized[name])
+    monkeypatch.setenv("TILEWRIGHT_HOME", optimized["TILEWRIGHT_HOME"])
     return sorted(Path(optimized["TILEWRIGHT_HOME"]).rglob("*.duckdb"))[-1]
 
 
