@@ -84,6 +84,7 @@ WRONG: list[tuple[str, Callable[[Tensor], object], str]] = [
     ("softmax", lambda x: x.softmax(0), "it computes a softmax of the columns"),
     ("softmax", lambda x: x.exp() / x.exp().sum(-1, keepdim=True), r"exp\(500\) overflows fp32: subtract"),
     ("softmax", exponentials_in_bf16, "bf16[8, 512]: 192 of 4,096 .* a step was rounded to bf16 on the way"),
+    ("softmax", lambda x: x.bfloat16().softmax(-1).to(x.dtype), "fp32[4, 256]: .* as 16 bits round: compute in fl"),
     ("softmax", scaled_first, "values about 500: no element is far off, .* a step rounds more than it must"),
     ("softmax", four_rows_at_once, "fp32[3, 1003]: .* or the number of programs, is wrong"),
     ("softmax", lambda x: F.pad(x, (0, 1)).softmax(-1)[:, :-1], "fp32[4, 256]: 985 of 1,024 elements are wrong"),
