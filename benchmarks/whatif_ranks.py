@@ -30,7 +30,7 @@ from tilewright.trace.whatif.answer import what_if
 
 Step = Callable[[], object]
 _STEPS, _ROUNDS = 8, 4
-_PLAN = RecordingPlan(wait=4, warmup=1, active=4, timed=0.0)
+_PLAN = RecordingPlan(wait=4, warmup=1, active=8, timed=0.0)
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,7 @@ NO_CAUSE: dict[str, Sequence[Happening]] = {
     "gradients set to none": [frame("torch/optim/optimizer.py(990): zero_grad"), operator("aten::detach")],
     "a product that was asked for": product([[96, 96, 1], [1, 96, 96]], is_summed=False),
     "a bias": product([[64, 512], [512]]),
+    "a recurrent layer": [operator("aten::gru", 99.6, 900.4), *small("aten::sigmoid_", 2)],
     "a softmax over classes": [
         operator("aten::_softmax", 100, 900, dims=[[8, 64, 64], [], []]),
         operator("aten::bmm", 901, 990, dims=[[8, 64, 32], [8, 32, 64]]),

@@ -32,7 +32,9 @@ SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_t
        sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
        string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
-       sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END AS is_small,
+       sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
+       -- A recurrent layer is one call from Python, and calls the others itself.
+       AND NOT coalesce(bool_or(regexp_matches(names, 'aten::(lstm|gru|rnn_tanh|rnn_relu)( |$)')), false) AS is_small,
        coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
 FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
