@@ -262,23 +262,23 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
     }
 }
 
-// One program for each tile that was shared out: the sum of its shares.
-extern "C" __global__ void __launch_bounds__(MATH_THREADS) add_shares(const __grid_constant__ Problem p) {
+// The sum of the shares of a tile; one program for 16 rows of it, which are those of a math warp.
+extern "C" __global__ void __launch_bounds__(32) add_shares(const __grid_constant__ Problem p) {
     int rows = (p.m + BM - 1) / BM, columns = (p.n + BN - 1) / BN, steps = (p.k + BK - 1) / BK;
-    int begin = blockIdx.x * steps, first = begin / p.share, last = (begin + steps - 1) / p.share;
-    if (first == last) return;
+    int index = blockIdx.x / MATH_WARPS, warp = blockIdx.x % MATH_WARPS, lane = threadIdx.x;
+    int begin = index * steps, first = begin / p.share, last = (begin + steps - 1) / p.share;
+    Tile tile = tile_at(index, rows, columns);
+    if (first == last || tile.row + 16 * warp >= p.m) return;
     float sum[BN / 2] = {};
     for (int program = first; program <= last; ++program) {
-        const float4* from = share_at(p, 2 * program + (program == first && begin % p.share), threadIdx.x);
+        const float4* from = share_at(p, 2 * program + (program == first && begin % p.share), 32 * warp + lane);
 #pragma unroll
         for (int i = 0; i < BN / 8; ++i) {
             float4 v = from[i * MATH_THREADS];
             sum[4 * i] += v.x, sum[4 * i + 1] += v.y, sum[4 * i + 2] += v.z, sum[4 * i + 3] += v.w;
         }
     }
-    int lane = threadIdx.x % 32;
-    Tile tile = tile_at(blockIdx.x, rows, columns);
-    store(sum, p, tile, tile.row + threadIdx.x / 32 * 16 + fragment_row(lane), lane % 4);
+    store(sum, p, tile, tile.row + 16 * warp + fragment_row(lane), lane % 4);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -21,8 +21,8 @@ VECTOR = 4
 """Values of fp32 in 16 bytes; lines of an operand must begin at multiples of it."""
 THREADS = 384
 """Producer, three warps that cut the right operand, and two warpgroups that multiply."""
-ADDERS = 256
-"""Threads of a program that adds the shares of a tile."""
+ADDERS, SLABS = 32, 8
+"""Threads of a program that adds the shares of 16 rows of a tile, and the programs of a tile."""
 LEFT_SLOTS, RIGHT_SLOTS, PART_SLOTS = 4, 3, 4
 SHARED_BYTES = (
     (LEFT_SLOTS + RIGHT_SLOTS) * TILE * DEPTH * 4
@@ -49,49 +49,59 @@ def refuses(left: torch.Tensor | Operand, right: torch.Tensor | Operand) -> str 
         return f"{left.dtype} and {right.dtype} on {left.device.type}: only fp32 on a GPU"
     if not (limits := limits_of(left.device)).wgmma:
         return f"compute capability {limits.capability} lacks the matrix instructions of a warpgroup (wgmma)"
-    if refusal := layout_refusal(left, right):
+    if refusal := size_refusal(left, right):
         return refusal
     return None if bindings_installed() else "the package cuda-bindings is not installed"
 
 
-def layout_refusal(left: torch.Tensor | Operand, right: torch.Tensor | Operand) -> str | None:
+def size_refusal(left: torch.Tensor | Operand, right: torch.Tensor | Operand) -> str | None:
     """The part of `refuses` that any device can tell."""
     m, k, n = *left.shape[-2:], right.shape[-1]
     if 0 in (*left.shape, n):
         return "it is empty"
     if max(m, n) >= 2**31 - TILE or k >= 2**27:
         return f"{m}x{n}x{k}: more than 32-bit counts of tiles and steps hold"
-    for x in (left, right):
-        *batch, line = _in_memory(x).stride()[:-1]
-        if _in_memory(x).stride(-1) != 1 or any(step % VECTOR or step == 0 for step in (*batch, line)):
-            return "rows of an operand do not begin at multiples of 16 bytes"
     return None
 
 
-def _is_transposed(x: torch.Tensor | Operand) -> bool:
+def is_copied(x: Operand) -> bool:
+    """Whether x is copied first: its lines have gaps inside, share memory, or begin at no multiples of 16 bytes."""
+    *outer, adjacent = _in_memory(x).strides
+    return adjacent != 1 or any(step % VECTOR or step == 0 for step in outer) or x.data_ptr() % 16 != 0
+
+
+def _is_transposed(x: Operand) -> bool:
     """Whether x lies column by column."""
     return x.stride(-1) != 1 and x.stride(-2) == 1
 
 
-def _in_memory(x: Operand | torch.Tensor) -> Operand:
+def _in_memory(x: Operand) -> Operand:
     """x [B, lines, columns] in the order of its memory; B is 1 for a matrix."""
     shape, strides = [*x.shape], [*x.stride()]
     if _is_transposed(x):
         shape[-2:], strides[-2:] = shape[:-3:-1], strides[:-3:-1]
     if x.dim() == 2:
-        shape, strides = [1, *shape], [shape[0] * strides[0], *strides]
+        shape, strides = [1, *shape], [VECTOR, *strides]
     # An axis of size 1 may have any stride.
     strides[:-1] = [step if size > 1 else VECTOR for size, step in zip(shape[:-1], strides[:-1], strict=True)]
-    made = x if isinstance(x, Operand) else Operand(0, tuple(x.shape), tuple(x.stride()), x.dtype, x.device)
-    return made.as_strided(shape, strides)
+    return x.as_strided(shape, strides)
+
+
+def _aligned(call: RecipeBuilder, x: Operand) -> Operand:
+    if not is_copied(x):
+        return x
+    _, lines, columns = _in_memory(x).shape
+    line = -(-columns // VECTOR) * VECTOR
+    inner = (1, line) if _is_transposed(x) else (line, 1)
+    return call.copy(x, (lines * line, *inner)[-x.dim() :])
 
 
 def product(call: RecipeBuilder, left: Operand, right: Operand, bias: Operand | None) -> Operand:
     """left [(B,) M, K] · right [(B,) K, N] + bias [N] in fp32, for operands for which `refuses` is None.
 
-    An operand that does not begin at a multiple of 16 bytes is copied first.
+    An operand whose lines do not begin at multiples of 16 bytes is copied first (`is_copied`).
     """
-    left, right = (x if x.data_ptr() % 16 == 0 else call.copy(x) for x in (left, right))
+    left, right = _aligned(call, left), _aligned(call, right)
     *batch, m, k = left.shape
     n = right.shape[-1]
     y = call.empty((*batch, m, n), torch.float32)
@@ -112,7 +122,7 @@ def product(call: RecipeBuilder, left: Operand, right: Operand, bias: Operand | 
     multiply, add_shares = _built(*along, bias is not None, left.device.index)
     call.launch(multiply, (work.programs,), *maps, structure)
     if work.shared_tiles:
-        call.launch(add_shares, (work.shared_tiles,), structure)
+        call.launch(add_shares, (work.shared_tiles * SLABS,), structure)
     return y
 
 
@@ -128,7 +138,7 @@ class Division(NamedTuple):
 FULL = 0.95
 """Nothing is shared out where whole tiles keep the programs as busy as this."""
 LEAST_STEPS = 8
-"""The fewest steps of a share."""
+"""The fewest steps of a share, and the fewest that sharing spares: adding the shares takes about as long."""
 
 
 def divided(tiles: int, steps: int, multiprocessors: int) -> Division:
@@ -142,11 +152,11 @@ Division(programs=131, shared_tiles=4, share=63), Division(programs=4, shared_ti
     if tiles >= FULL * waves * multiprocessors:
         return whole
     shared = tiles if waves <= 2 else tiles % multiprocessors + multiprocessors
-    share = -(-shared * steps // multiprocessors)
-    if tiles > multiprocessors:
-        return whole if share < LEAST_STEPS else Division(multiprocessors, shared, share)
-    share = max(share, LEAST_STEPS)
-    return whole if share >= steps else Division(-(-shared * steps // share), shared, share)
+    share = max(-(-shared * steps // multiprocessors), LEAST_STEPS)
+    if min(waves, 2) * steps - share < LEAST_STEPS:
+        return whole
+    programs = multiprocessors if tiles > multiprocessors else -(-shared * steps // share)
+    return Division(programs, shared, share)
 
 
 @functools.cache

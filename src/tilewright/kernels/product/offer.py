@@ -22,9 +22,11 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
 from tilewright.hardware.target import Target
 from tilewright.kernels.offer import OURS, THEIRS, Candidate, Offer
-from tilewright.kernels.product.cuda import layout_refusal
+from tilewright.kernels.product.cuda import is_copied, size_refusal
+from tilewright.launch.builder import Operand
 from tilewright.launch.nvrtc import bindings_installed
 from tilewright.launch.race import Alternatives, Race, random_operand
+from tilewright.records.recipe import LINE
 
 MADE_FROM = ("kernels/product",)
 SECONDS = 0.02
@@ -51,9 +53,9 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
     ours, theirs = _work(node, product)
     offer = Offer(
         "tilewright.product", "the library's product of fp32", node, partial(_apply, node, left, right, bias),
-        _refusal(x, y, target), (node,), (ours,), (theirs,), producer=left,
+        _refusal(x, y, target), (node,), ours, (theirs,), producer=left,
     )  # fmt: skip
-    if offer.refusal is None and target.is_present and is_close([ours], [theirs], target.profile):
+    if offer.refusal is None and target.is_present and is_close(ours, [theirs], target.profile):
         offer = replace(offer, races=(_race(x, y, added),))
     return [offer]
 
@@ -75,16 +77,24 @@ def _refusal(x: torch.Tensor, y: torch.Tensor, target: Target) -> str | None:
         return "the library may round to TF32, which is faster"
     if target.is_present and not bindings_installed():
         return "the package cuda-bindings, which builds it, is not installed"
-    return layout_refusal(x, y)
+    return size_refusal(x, y)
 
 
-def _work(node: Node, product: Product) -> tuple[Work, Work]:
-    """This kernel's work and that of the library's."""
+def _work(node: Node, product: Product) -> tuple[tuple[Work, ...], Work]:
+    """This kernel's work, with copies of operands, and that of the library's."""
     left, right, _ = _operands(node)
+    copied = [calls.nbytes(one) for one in (left, right) if is_copied(_planned(calls.tensor(one)))]
     moved = calls.nbytes(left) + calls.nbytes(right), calls.nbytes(node)
     parts = in_parts(product)
     ours = Work("tilewright.product", *moved, 2 * prod(parts), dtype="bfloat16", products=(parts,))
-    return ours, Work("product", *moved, 2 * prod(product), products=(product,))
+    copies = (Work("pointwise", nbytes, nbytes) for nbytes in copied)
+    return (ours, *copies), Work("product", *moved, 2 * prod(product), products=(product,))
+
+
+def _planned(x: torch.Tensor) -> Operand:
+    """The operand of a tensor of the graph, whose memory begins at a multiple of `LINE`."""
+    begins = calls.number(x.storage_offset()) * x.itemsize if calls.is_known(x.storage_offset()) else 0
+    return Operand(0, calls.shape_of(x), calls.strides_of(x), x.dtype, x.device, begins % LINE)
 
 
 def _race(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> Race:
