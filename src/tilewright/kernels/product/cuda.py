@@ -67,7 +67,7 @@ def size_refusal(left: torch.Tensor | Operand, right: torch.Tensor | Operand) ->
 def is_copied(x: Operand) -> bool:
     """Whether x is copied first: its lines have gaps inside, share memory, or begin at no multiples of 16 bytes."""
     *outer, adjacent = _in_memory(x).strides
-    return adjacent != 1 or any(step % VECTOR or step == 0 for step in outer) or x.data_ptr() % 16 != 0
+    return bool(adjacent != 1 or x.data_ptr() % 16 or any(step % VECTOR or step == 0 for step in outer))
 
 
 def _is_transposed(x: Operand) -> bool:

@@ -36,6 +36,8 @@ DV_ALONE = {256: Blocks(64, 128, 8, 2)}
 DQ = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(128, 64, 8, 1)}
 FULL_PRECISION = {64: Blocks(16, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)}
 """fp32 without TF32, for every kernel: operands are in registers, which larger tiles overflow."""
+IN_PARTS = {64: Blocks(128, 64, 8, 1), 128: Blocks(128, 32, 8, 1), 256: Blocks(64, 32, 8, 1)}
+"""fp32 in parts of bf16, for every kernel."""
 INTERPRETED = Blocks(32, 16, 4, 1)
 
 
@@ -52,8 +54,9 @@ def blocks_of(
     """
     if interpreted():
         return INTERPRETED
-    if request.dtype == torch.float32 and not request.tf32:
-        table = FULL_PRECISION
+    precision = precision_of(request, limits)
+    if request.dtype == torch.float32 and precision != "tf32":
+        table = IN_PARTS if precision == "parts" else FULL_PRECISION
     widths = padded_widths(request, limits)
     blocks = table[max(64, *widths)]
     own_bytes, step_bytes = (sum(columns) * request.dtype.itemsize for columns in (resident, widths))
@@ -61,6 +64,13 @@ def blocks_of(
         return fitted(blocks, own_bytes, step_bytes, limits)
     swapped = fitted(blocks._replace(queries=blocks.keys, keys=blocks.queries), own_bytes, step_bytes, limits)
     return swapped._replace(queries=swapped.keys, keys=swapped.queries)
+
+
+def precision_of(request: Request, limits: DeviceLimits) -> str:
+    """How products are computed; 16 bits have one way, whatever this says."""
+    if request.tf32:
+        return "tf32"
+    return "parts" if limits.wgmma and request.dtype == torch.float32 and not interpreted() else "ieee"
 
 
 def fitted(

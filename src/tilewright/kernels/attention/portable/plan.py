@@ -24,6 +24,7 @@ from tilewright.kernels.attention.portable.blocks import (
     Blocks,
     blocks_of,
     padded_widths,
+    precision_of,
     shapes_of,
     uses_tma,
 )
@@ -70,7 +71,10 @@ def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Str
         *mask, abs(factor), softcap, *band_of(request), generator.threshold(request.dropout),
         generator.scale(request.dropout),
     )  # fmt: skip
-    constants = {"NEGATED": factor < 0.0, **constants_of(request, blocks, widths, bool(descriptors))}
+    constants = {
+        "NEGATED": factor < 0.0,
+        **constants_of(request, blocks, widths, bool(descriptors), precision_of(request, limits)),
+    }
     grid = steps * sequences_of(request) * request.heads
     return LaunchPlan(forward, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
@@ -160,7 +164,7 @@ def _backward_launch(
         *mask, factor, request.scale, softcap, *band_of(request), generator.threshold(request.dropout),
         generator.scale(request.dropout),
     )  # fmt: skip
-    constants = constants_of(request, blocks, widths, bool(descriptors)) | more
+    constants = constants_of(request, blocks, widths, bool(descriptors), precision_of(request, limits)) | more
     grid = steps * sequences_of(request) * heads
     return LaunchPlan(kernel, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
@@ -189,7 +193,9 @@ def band_of(request: Request) -> tuple[int, int]:
     return request.left or 0, request.right or 0
 
 
-def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma: bool) -> dict[str, Any]:
+def constants_of(
+    request: Request, blocks: Blocks, widths: tuple[int, int], tma: bool, precision: str
+) -> dict[str, Any]:
     """The constants of the kernels, in the order of their parameters."""
     return {
         "LEFT": request.left is not None,
@@ -199,7 +205,7 @@ def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma:
         "MASK": request.mask,
         "DROPOUT": request.dropout > 0.0,
         "PACKED": request.sequences > 0,
-        "PRECISION": "tf32" if request.tf32 else "ieee",
+        "PRECISION": precision,
         "BLOCK_Q": blocks.queries,
         "BLOCK_K": blocks.keys,
         "WIDTH": widths[0],
