@@ -72,7 +72,7 @@ def is_copied(x: Operand) -> bool:
 
 def _is_transposed(x: Operand) -> bool:
     """Whether x lies column by column."""
-    return x.stride(-1) != 1 and x.stride(-2) == 1
+    return bool(x.stride(-1) != 1 and x.stride(-2) == 1)
 
 
 def _in_memory(x: Operand) -> Operand:
