@@ -102,7 +102,7 @@ def plan(
         *request.v_strides[:3], *out[:3], *mask, *((0, 0, 0) if prefix is None else prefix[:3]), factor, softcap,
         *band_of(request),
     )  # fmt: skip
-    known = constants_of(request, blocks, widths, bool(descriptors), "tf32" if request.tf32 else "ieee")
+    known = constants_of(request, blocks, widths, bool(descriptors))
     taken = ("LEFT", "RIGHT", "SOFTCAP", "ALIBI", "MASK", "PRECISION", "BLOCK_K", "WIDTH", "VALUE_WIDTH", "NO_PADDING")
     constants = {"PREFIX": prefix is not None, "ELSE_ALL": prefix is not None and prefix.else_all}
     constants |= {name: known[name] for name in taken} | {

@@ -35,9 +35,10 @@ DV_ALONE = {256: Blocks(64, 128, 8, 2)}
 """If dk and dv together do not fit into a program's registers, each has its own launch."""
 DQ = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(128, 64, 8, 1)}
 FULL_PRECISION = {64: Blocks(16, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)}
-"""fp32 without TF32, for every kernel: operands are in registers, which larger tiles overflow."""
-IN_PARTS = {64: Blocks(128, 64, 8, 1), 128: Blocks(128, 32, 8, 1), 256: Blocks(64, 32, 8, 1)}
-"""fp32 in parts of bf16, for every kernel."""
+"""fp32 without TF32: operands are in registers, which larger tiles overflow."""
+IN_PARTS = {64: Blocks(128, 64, 8, 1), 128: Blocks(64, 64, 4, 1), 256: Blocks(64, 32, 8, 1)}
+"""The forward of fp32 in parts of bf16. The backward in parts, of which 4112 µs were the fastest, lost to PyTorch's 2605
+(8 × 16 heads of 1024 × 64, H200)."""
 INTERPRETED = Blocks(32, 16, 4, 1)
 
 
@@ -54,9 +55,8 @@ def blocks_of(
     """
     if interpreted():
         return INTERPRETED
-    precision = precision_of(request, limits)
-    if request.dtype == torch.float32 and precision != "tf32":
-        table = IN_PARTS if precision == "parts" else FULL_PRECISION
+    if request.dtype == torch.float32 and not request.tf32 and table is not IN_PARTS:
+        table = FULL_PRECISION
     widths = padded_widths(request, limits)
     blocks = table[max(64, *widths)]
     own_bytes, step_bytes = (sum(columns) * request.dtype.itemsize for columns in (resident, widths))
@@ -66,11 +66,9 @@ def blocks_of(
     return swapped._replace(queries=swapped.keys, keys=swapped.queries)
 
 
-def precision_of(request: Request, limits: DeviceLimits) -> str:
-    """How products are computed; 16 bits have one way, whatever this says."""
-    if request.tf32:
-        return "tf32"
-    return "parts" if limits.wgmma and request.dtype == torch.float32 and not interpreted() else "ieee"
+def multiplies_in_parts(request: Request, limits: DeviceLimits) -> bool:
+    """Whether the forward computes each product of fp32 as six of bf16."""
+    return limits.wgmma and request.dtype == torch.float32 and not (request.tf32 or interpreted())
 
 
 def fitted(

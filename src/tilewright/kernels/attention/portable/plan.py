@@ -21,10 +21,11 @@ from tilewright.kernels.attention.portable.blocks import (
     DQ,
     DV_ALONE,
     FORWARD,
+    IN_PARTS,
     Blocks,
     blocks_of,
+    multiplies_in_parts,
     padded_widths,
-    precision_of,
     shapes_of,
     uses_tma,
 )
@@ -62,7 +63,8 @@ class LaunchPlan:
 def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) -> LaunchPlan:
     """Tensors: q, k, v, out, lse, lse64, mask, slopes, starts_q, starts_k, state."""
     widths = padded_widths(request, limits)
-    blocks = blocks_of(request, limits, FORWARD, "keys", widths[:1])
+    in_parts = multiplies_in_parts(request, limits)
+    blocks = blocks_of(request, limits, IN_PARTS if in_parts else FORWARD, "keys", widths[:1])
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     descriptors = descriptors_of(request, limits, (blocks.queries, blocks.keys, blocks.keys), widths)
     factor, softcap = factors_of(request)
@@ -71,10 +73,9 @@ def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Str
         *mask, abs(factor), softcap, *band_of(request), generator.threshold(request.dropout),
         generator.scale(request.dropout),
     )  # fmt: skip
-    constants = {
-        "NEGATED": factor < 0.0,
-        **constants_of(request, blocks, widths, bool(descriptors), precision_of(request, limits)),
-    }
+    constants = {"NEGATED": factor < 0.0, **constants_of(request, blocks, widths, bool(descriptors))}
+    if in_parts:
+        constants["PRECISION"] = "parts"
     grid = steps * sequences_of(request) * request.heads
     return LaunchPlan(forward, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
@@ -164,7 +165,7 @@ def _backward_launch(
         *mask, factor, request.scale, softcap, *band_of(request), generator.threshold(request.dropout),
         generator.scale(request.dropout),
     )  # fmt: skip
-    constants = constants_of(request, blocks, widths, bool(descriptors), precision_of(request, limits)) | more
+    constants = constants_of(request, blocks, widths, bool(descriptors)) | more
     grid = steps * sequences_of(request) * heads
     return LaunchPlan(kernel, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 
@@ -193,9 +194,7 @@ def band_of(request: Request) -> tuple[int, int]:
     return request.left or 0, request.right or 0
 
 
-def constants_of(
-    request: Request, blocks: Blocks, widths: tuple[int, int], tma: bool, precision: str
-) -> dict[str, Any]:
+def constants_of(request: Request, blocks: Blocks, widths: tuple[int, int], tma: bool) -> dict[str, Any]:
     """The constants of the kernels, in the order of their parameters."""
     return {
         "LEFT": request.left is not None,
@@ -205,7 +204,7 @@ def constants_of(
         "MASK": request.mask,
         "DROPOUT": request.dropout > 0.0,
         "PACKED": request.sequences > 0,
-        "PRECISION": precision,
+        "PRECISION": "tf32" if request.tf32 else "ieee",
         "BLOCK_Q": blocks.queries,
         "BLOCK_K": blocks.keys,
         "WIDTH": widths[0],
