@@ -134,8 +134,8 @@ def test_what_one_step_collects_hides_no_cause_of_all_steps(collected: int) -> N
     assert verdict(trace)[0].startswith("Python takes 60 % of the step") and "tree.py:9" in verdict(trace)[0]
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_what_another_program_took_is_known_by_the_threads_clock(known: bool) -> None:
+@pytest.mark.parametrize("known", ["", "thread", "queue"])
+def test_what_another_program_took_is_known_by_the_threads_clock(known: str) -> None:
     """A step takes 400 µs of products and 600 of Python, and another program comes for 500 within a product of each."""
     trace, begin = Trace(), 0
     for number in range(3):
@@ -149,14 +149,14 @@ def test_what_another_program_took_is_known_by_the_threads_clock(known: bool) ->
         begin += 1500
     trace.frame("train.py(1): main", 0, begin)
     lines(trace, *((1500 * number + 600, 5) for number in range(3)))
-    recorded = RECORDED.replace(
-        "300.0 AS thread_us", f"1000.0 AS thread_us, {[1000.0] * 3 * known} AS recorded_thread_us"
-    )
+    ran, queued = [1000.0] * 3 * bool(known), [500.0] * 3 * (known == "queue")
+    clock = f"1000.0 AS thread_us, {ran} AS recorded_thread_us, {queued} AS recorded_queued_us"
+    recorded = RECORDED.replace("300.0 AS thread_us", clock)
     schema = files("tilewright.trace").joinpath("schema.sql").read_text("utf-8")
     connection = trace.analysed(schema, recorded.replace("950.0 AS other_us", "0.0 AS other_us"))
     sentences = [text for (text,) in rows(connection, "SELECT sentence FROM verdict ORDER BY place")]
-    assert ("Python takes 60 % of the step, 0.6 ms of 1 ms at train.py:5" in sentences[0]) == known, sentences
-    assert rows(connection, "SELECT sum(stopped) FROM host_time") == [(1_500_000 * known,)]
+    assert ("Python takes 60 % of the step, 0.6 ms of 1 ms at train.py:5" in sentences[0]) == bool(known), sentences
+    assert rows(connection, "SELECT sum(stopped) FROM host_time") == [(1_500_000 * bool(known),)]
 
 
 def test_random_numbers_have_no_verdict_but_their_part_of_what_operators_could_win() -> None:

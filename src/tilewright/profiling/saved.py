@@ -112,7 +112,15 @@ def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], k
             (
                 *(files[it.trace], files[it.description] if it.description else None, plan.active),
                 *(it.steps_kept, it.steps_seen, it.step_events, it.events, plan.events, it.cut),
-                *(it.seconds_kept, it.seconds, it.bare_us, it.recorded_us, it.timed_us, it.recorded_thread_us),
+                *(
+                    it.seconds_kept,
+                    it.seconds,
+                    it.bare_us,
+                    it.recorded_us,
+                    it.timed_us,
+                    it.recorded_thread_us,
+                    it.recorded_queued_us,
+                ),
                 *((of.thread_us, of.other_us, of.other) if (of := it.processors) else (None, None, None)),
                 *((of.workers, of.workers_us, of.workers_queued_us) if of else (0, None, None)),
                 *(detail.shapes, detail.stacks, detail.memory),

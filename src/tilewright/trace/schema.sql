@@ -122,7 +122,8 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     recorded_us DOUBLE,                     -- and with it
     timed_us    DOUBLE[] NOT NULL,          -- of each step after those in the trace, without it
     recorded_thread_us DOUBLE[],            -- processor time of the thread that makes the steps, in each of those in the trace,
-    thread_us   DOUBLE,                     -- and in a bare step
+    recorded_queued_us DOUBLE[],            -- how long it could have run and had no processor, where the system tells,
+    thread_us   DOUBLE,                     -- and its processor time in a bare step
     other_us    DOUBLE,                     -- and of the other threads of Python's,
     other       VARCHAR,                    -- of which this one takes most, at this line
     workers     BIGINT NOT NULL,            -- processes that the program started, as DataLoader does

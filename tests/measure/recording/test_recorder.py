@@ -73,6 +73,7 @@ def test_keeps_the_steps_of_the_plan(tmp_path: Path) -> None:
     assert done.bare_us and done.recorded_us and done.seconds > done.seconds_kept > 0
     assert len(done.timed_us) == 12 and min(done.timed_us) > 0
     assert len(done.recorded_thread_us) == 4 and min(done.recorded_thread_us) > 0
+    assert len(done.recorded_queued_us) in (0, 4) and min(done.recorded_queued_us, default=0) >= 0
 
 
 @pytest.fixture

@@ -85,6 +85,8 @@ class Recording:
     recorded_us: float | None = None
     recorded_thread_us: list[float] = field(default_factory=list)
     """Processor time of the thread that makes the steps, in each kept one."""
+    recorded_queued_us: list[float] = field(default_factory=list)
+    """How long it could have run, and had no processor; empty where the system does not tell."""
     timed_us: list[float] = field(default_factory=list)
     """Each step after those that were kept."""
     processors: ProcessorTime | None = None

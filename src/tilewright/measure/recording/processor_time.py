@@ -39,14 +39,27 @@ class ProcessorClock:
 
 
 class ThreadClock:
-    """The processor time of the thread that asks, from one lap to the next."""
+    """The processor time of the thread that asks, and how long it could have run and had no processor, or nothing where
+    the system does not tell; from one lap to the next, in microseconds."""
 
     def __init__(self) -> None:
-        self._at = time.thread_time()
+        self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        self._at, self._queued_at = self._now()
 
-    def lap_us(self) -> float:
-        before, self._at = self._at, time.thread_time()
-        return (self._at - before) * 1e6
+    def _now(self) -> tuple[float, float | None]:
+        try:
+            queued = int(self._schedule.read_text("utf-8").split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            queued = None
+        return time.thread_time(), queued
+
+    def lap(self, ran: list[float], queued: list[float]) -> None:
+        """Add them to lists."""
+        before, queued_before = self._at, self._queued_at
+        self._at, self._queued_at = self._now()
+        ran.append((self._at - before) * 1e6)
+        if queued_before is not None and self._queued_at is not None:
+            queued.append((self._queued_at - queued_before) * 1e6)
 
 
 def _threads() -> dict[int, float]:

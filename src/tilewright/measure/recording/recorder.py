@@ -288,7 +288,7 @@ class Recorder:
             yield
             self.recording.steps_kept += 1
             self._whole_seconds = time.perf_counter() - self._steps_begin
-            self.recording.recorded_thread_us.append(clock.lap_us())
+            clock.lap(self.recording.recorded_thread_us, self.recording.recorded_queued_us)
             if not self._plan.whole and self.recording.steps_kept >= wanted:
                 break
             self._next_step_range()

@@ -28,13 +28,17 @@ spent AS (
     GROUP BY file_id, step_ts
 ),
 missing AS (
-    SELECT file_id, step_ts, dur - 1e3 * recorded_thread_us[number] - coalesce(waited_ns, 0) AS ns
+    -- Where the system does not tell, all that the thread neither ran nor waited for.
+    SELECT file_id, step_ts, recorded_queued_us[number] IS NOT NULL AS is_told,
+           coalesce(1e3 * recorded_queued_us[number], dur - 1e3 * recorded_thread_us[number] - coalesce(waited_ns, 0)) AS ns
     FROM numbered JOIN recording USING (file_id) JOIN spent USING (file_id, step_ts)
     WHERE len(recorded_thread_us) >= number AND NOT compiles
 ),
 kind_of AS (
     SELECT host_span.*, row_number() OVER (one_step ORDER BY ts) AS place, row_number() OVER (one_step ORDER BY dur DESC, ts) AS rank, count(*) OVER one_step AS many
-    FROM host_span WHERE file_id IN (SELECT file_id FROM missing WHERE ns > 0) AND code // 100 < 3
+    -- A wait is over when the thread gets a processor.
+    FROM host_span JOIN (SELECT file_id, bool_and(is_told) AS is_told FROM missing WHERE ns > 0 GROUP BY file_id) USING (file_id)
+    WHERE is_told OR code // 100 < 3
     WINDOW one_step AS (PARTITION BY file_id, step_ts, code, what, source, called)
 ),
 nth AS (
