@@ -29,8 +29,9 @@ def chosen(found: PricedCase, kernel: str = "tilewright.") -> list[Decision]:
 
 
 def ours(found: PricedCase) -> list[str]:
-    """Tilewright's operators that the plan launches, in order."""
-    return [kernel.split(".")[1] for _, _, kernel in found.plan.launches() if kernel.startswith("tilewright.")]
+    """Tilewright's operators that the plan launches, in order, without products."""
+    names = [kernel.split(".")[1] for _, _, kernel in found.plan.launches() if kernel.startswith("tilewright.")]
+    return [name for name in names if name != "product"]
 
 
 # Cross entropy.

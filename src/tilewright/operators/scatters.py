@@ -152,10 +152,10 @@ calls(
 
 
 def _halvings(sorted_among: str, sizes: CallSizes) -> Count:
-    """The comparisons of a binary search for each element of `self`."""
-    found = sizes.shape(sorted_among)
+    """The comparisons of a binary search for each element of `self`, which may be a number."""
+    found, sought = sizes.shape(sorted_among), sizes.shape("self")
     assert found is not None
-    return max(sizes.only_number(found[-1]) - 1, 0).bit_length() * elements(sizes.shape("self"))
+    return max(sizes.only_number(found[-1]) - 1, 0).bit_length() * elements(() if sought is None else sought)
 
 
 # Where an element stands, or whether, in others.
@@ -166,11 +166,14 @@ searches(
     arithmetic=Arithmetic(partial(_halvings, "boundaries"), nothing),
 )
 searches(
-    """
-    bucketize.Scalar(self, boundaries, out_int32, right)
-    searchsorted.Scalar(sorted_sequence, self, out_int32, right, side, sorter)
-    """,
+    "bucketize.Scalar(self, boundaries, out_int32, right)",
     shapes=lambda _: (),
+    arithmetic=Arithmetic(partial(_halvings, "boundaries"), nothing),
+)
+searches(
+    "searchsorted.Scalar(sorted_sequence, self, out_int32, right, side, sorter)",
+    shapes=lambda _: (),
+    arithmetic=Arithmetic(partial(_halvings, "sorted_sequence"), nothing),
 )
 searches(
     "searchsorted.Tensor(sorted_sequence, self, out_int32, right, side, sorter)",

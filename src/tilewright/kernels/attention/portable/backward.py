@@ -29,7 +29,6 @@ from tilewright.kernels.attention.portable.tile import (
     exponential,
     load_mask,
     load_rows,
-    matrix_product,
     scores,
     sequence_bounds,
     store_rows,
@@ -104,7 +103,7 @@ def _accumulate_dk_dv(
             q, batch, head, q_first + start, q_first + queries, head_size, q_stride_s, BLOCK_Q, WIDTH, NO_PADDING, TMA
         )
         lse_high, lse_low = load_row_lse(row_lse + q_first, position, queries)
-        s = matrix_product(k_tile, tl.trans(q_tile), PRECISION)
+        s = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
         i = position[None, :]
         mask_tile = load_mask(mask, i, j, queries, keys, mask_stride_q, mask_stride_k, MASK, False)
         s, cap_slope = scores(
@@ -123,7 +122,7 @@ def _accumulate_dk_dv(
             dropped = tl.where(keep, p, 0.0) if DROPOUT else p
             dv_tile = dot_accumulate(rounded(dropped, dout_tile.dtype), dout_tile, dv_tile, PRECISION, NATURAL)
         if DK:
-            dp = matrix_product(v_tile, tl.trans(dout_tile), PRECISION)
+            dp = tl.dot(v_tile, tl.trans(dout_tile), input_precision=PRECISION)
             delta_tile = tl.load(delta + q_first + position, mask=position < queries, other=0.0)
             if DROPOUT:
                 dp = tl.where(keep, dp * dropout_scale, 0.0)

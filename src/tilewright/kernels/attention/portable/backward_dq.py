@@ -14,7 +14,6 @@ from tilewright.kernels.attention.portable.tile import (
     dropout_mask,
     load_mask,
     load_rows,
-    matrix_product,
     scores,
     sequence_bounds,
     store_rows,
@@ -40,7 +39,7 @@ def _accumulate_dq(
         k_tile = load_rows(
             k, batch, kv_head, k_first + start, k_first + keys, head_size, k_stride_s, BLOCK_K, WIDTH, NO_PADDING, TMA
         )
-        s = matrix_product(q_tile, tl.trans(k_tile), PRECISION)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         j = start + tl.arange(0, BLOCK_K)[None, :]
         mask_tile = load_mask(mask, i, j, queries, keys, mask_stride_q, mask_stride_k, MASK, False)
         s, cap_slope = scores(
@@ -52,7 +51,7 @@ def _accumulate_dq(
             v, batch, kv_head, k_first + start, k_first + keys, value_size, v_stride_s, BLOCK_K, VALUE_WIDTH,
             NO_PADDING, TMA,
         )  # fmt: skip
-        dp = matrix_product(dout_tile, tl.trans(v_tile), PRECISION)
+        dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if DROPOUT:
             dp = tl.where(dropout_mask(state, dropout_row, start, threshold, BLOCK_Q, BLOCK_K), dp * dropout_scale, 0.0)
         if ONLY_DELTA:

@@ -35,10 +35,7 @@ DV_ALONE = {256: Blocks(64, 128, 8, 2)}
 """If dk and dv together do not fit into a program's registers, each has its own launch."""
 DQ = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(128, 64, 8, 1)}
 FULL_PRECISION = {64: Blocks(16, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)}
-"""fp32 without TF32: operands are in registers, which larger tiles overflow."""
-IN_PARTS = {64: Blocks(128, 64, 8, 1), 128: Blocks(64, 64, 4, 1), 256: Blocks(64, 32, 8, 1)}
-"""The forward of fp32 in parts of bf16. The backward in parts took 4112 µs at best, and PyTorch's kernel 2605
-(8 × 16 heads of 1024 × 64, H200)."""
+"""fp32 without TF32, for every kernel: operands are in registers, which larger tiles overflow."""
 INTERPRETED = Blocks(32, 16, 4, 1)
 
 
@@ -55,7 +52,7 @@ def blocks_of(
     """
     if interpreted():
         return INTERPRETED
-    if request.dtype == torch.float32 and not request.tf32 and table is not IN_PARTS:
+    if request.dtype == torch.float32 and not request.tf32:
         table = FULL_PRECISION
     widths = padded_widths(request, limits)
     blocks = table[max(64, *widths)]
@@ -64,11 +61,6 @@ def blocks_of(
         return fitted(blocks, own_bytes, step_bytes, limits)
     swapped = fitted(blocks._replace(queries=blocks.keys, keys=blocks.queries), own_bytes, step_bytes, limits)
     return swapped._replace(queries=swapped.keys, keys=swapped.queries)
-
-
-def multiplies_in_parts(request: Request, limits: DeviceLimits) -> bool:
-    """Whether the forward computes each product of fp32 as six of bf16."""
-    return limits.wgmma and request.dtype == torch.float32 and not (request.tf32 or interpreted())
 
 
 def fitted(

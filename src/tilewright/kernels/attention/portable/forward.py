@@ -28,7 +28,6 @@ from tilewright.kernels.attention.portable.tile import (
     load_mask,
     load_rows,
     logarithm,
-    matrix_product,
     scores,
     sequence_bounds,
     store_rows,
@@ -90,7 +89,7 @@ def attend_keys(
         if MASK_AHEAD:
             mask_tile = ahead
             ahead = load_mask(mask, i, j + BLOCK_K, queries, end, mask_stride_q, mask_stride_k, MASK, ONE_MASK)
-        s = matrix_product(q_tile.to(k_tile.dtype), tl.trans(k_tile), PRECISION)
+        s = tl.dot(q_tile.to(k_tile.dtype), tl.trans(k_tile), input_precision=PRECISION)
         if PLAIN:
             # factor ≥ 0, so the largest product is the largest score.
             new_max = tl.maximum(row_max, tl.max(s, 1) * factor)

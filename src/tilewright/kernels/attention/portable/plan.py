@@ -21,10 +21,8 @@ from tilewright.kernels.attention.portable.blocks import (
     DQ,
     DV_ALONE,
     FORWARD,
-    IN_PARTS,
     Blocks,
     blocks_of,
-    multiplies_in_parts,
     padded_widths,
     shapes_of,
     uses_tma,
@@ -63,8 +61,7 @@ class LaunchPlan:
 def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Strides) -> LaunchPlan:
     """Tensors: q, k, v, out, lse, lse64, mask, slopes, starts_q, starts_k, state."""
     widths = padded_widths(request, limits)
-    in_parts = multiplies_in_parts(request, limits)
-    blocks = blocks_of(request, limits, IN_PARTS if in_parts else FORWARD, "keys", widths[:1])
+    blocks = blocks_of(request, limits, FORWARD, "keys", widths[:1])
     steps = triton.cdiv(request.longest_q or request.queries, blocks.queries)
     descriptors = descriptors_of(request, limits, (blocks.queries, blocks.keys, blocks.keys), widths)
     factor, softcap = factors_of(request)
@@ -74,8 +71,6 @@ def forward_plan(request: Request, limits: DeviceLimits, out: Strides, mask: Str
         generator.scale(request.dropout),
     )  # fmt: skip
     constants = {"NEGATED": factor < 0.0, **constants_of(request, blocks, widths, bool(descriptors))}
-    if in_parts:
-        constants["PRECISION"] = "parts"
     grid = steps * sequences_of(request) * request.heads
     return LaunchPlan(forward, grid, scalars, constants, blocks.warps, blocks.stages, descriptors)
 

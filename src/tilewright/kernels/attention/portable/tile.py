@@ -83,43 +83,13 @@ def logarithm(x: tl.tensor, NATURAL: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _parts(x: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Three tensors of bf16 whose sum is x, exactly; the first is cut off, so that it stays finite."""
-    high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-    middle = (x - high).to(tl.bfloat16)
-    low = (x - high - middle.to(tl.float32)).to(tl.bfloat16)
-    if INTERPRETED:
-        # The interpreter multiplies the bits of bf16 as if they were integers.
-        return high, middle.to(tl.float32), low.to(tl.float32)
-    else:
-        return high.to(tl.bfloat16), middle, low
-
-
-@triton.jit
-def matrix_product(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """a b; where PRECISION is `parts` six products of bf16, as precise as one of fp32 (`kernels/product/cuda.cu`)."""
-    if PRECISION == "parts":
-        a_high, a_middle, a_low = _parts(a)
-        b_high, b_middle, b_low = _parts(b)
-        small = tl.dot(a_low, b_high)
-        small = tl.dot(a_high, b_low, small)
-        small = tl.dot(a_middle, b_middle, small)
-        small = tl.dot(a_middle, b_high, small)
-        small = tl.dot(a_high, b_middle, small)
-        # An infinity's other parts are NaN; the largest product alone has what it gives.
-        return tl.dot(a_high, b_high, tl.where(small == small, small, 0.0))
-    else:
-        return tl.dot(a, b, input_precision=PRECISION)
-
-
-@triton.jit
 def dot_accumulate(
     a: tl.tensor, b: tl.tensor, acc: tl.tensor, PRECISION: tl.constexpr, NATURAL: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """acc + a b. Where NATURAL the block is summed alone: one chain of fp32 over thousands of keys loses digits."""
     if NATURAL:
         # An fma, since the compiler would fold a plain sum into the product.
-        return tl.fma(acc, 1.0, matrix_product(a, b, PRECISION))
+        return tl.fma(acc, 1.0, tl.dot(a, b, input_precision=PRECISION))
     else:
         return tl.dot(a, b, acc, input_precision=PRECISION)
 
