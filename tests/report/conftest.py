@@ -17,7 +17,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of three training steps of a Transformer block as an H200 ran them."""
     fixture = Path(__file__).parents[1] / "trace" / "fixtures" / "block_eager.json.gz"

@@ -1,5 +1,6 @@
 """The page holds what the run holds, is one file without a network, and is deaf to hostile text."""
 
+import functools
 import json
 import re
 from dataclasses import fields, replace
@@ -76,7 +77,9 @@ def write_hostile(path: Path, text: str = HOSTILE) -> Path:
     return path
 
 
+@functools.cache
 def page_of(run: Path) -> str:
+    """The page of a run that is complete: it is written once, beside the run."""
     return write_page(run, run.with_suffix(".html")).read_text("utf-8")
 
 

@@ -31,6 +31,11 @@ def page(run: Path) -> Path:
     return write_page(run, run.with_suffix(".html"))
 
 
+@pytest.fixture(scope="module")
+def recorded_page(recorded: Path) -> Path:
+    return write_page(recorded, recorded.with_suffix(".html"))
+
+
 def opened(browser: Browser, page: Path, width: int = 1400, height: int = 1000, scheme: str = "light") -> None:
     browser.open(page, width, height, scheme)
     marks(browser, TIMELINE, "rect")
@@ -200,8 +205,8 @@ def test_hostile_names_are_shown_and_not_run(browser: Browser, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("width", [1400, 420])
-def test_a_recorded_step_with_every_table(browser: Browser, recorded: Path, width: int) -> None:
-    browser.open(write_page(recorded, recorded.with_suffix(".html")), width=width)
+def test_a_recorded_step_with_every_table(browser: Browser, recorded_page: Path, width: int) -> None:
+    browser.open(recorded_page, width=width)
     assert browser.problems == []
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
     tables = browser.evaluate("[...document.querySelectorAll('section table tbody')].map((body) => body.rows.length)")
@@ -212,8 +217,8 @@ def test_a_recorded_step_with_every_table(browser: Browser, recorded: Path, widt
     assert sum(bar) == pytest.approx(100, abs=0.5)
 
 
-def test_a_gap_tells_its_cause(browser: Browser, recorded: Path) -> None:
-    opened(browser, write_page(recorded, recorded.with_suffix(".html")))
+def test_a_gap_tells_its_cause(browser: Browser, recorded_page: Path) -> None:
+    opened(browser, recorded_page)
     gap = max(slices(browser, "launch-bound"), key=lambda mark: float(mark["width"]))
     told = point_at(browser, TIMELINE, gap)
     assert "caused by" in told and "within" in told

@@ -27,11 +27,11 @@ def summed(connection: Any) -> None:
         assert percent == pytest.approx(100, abs=0.5)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_value_anywhere(seed: int, trace: Trace) -> None:
     draw = random.Random(seed)
-    trace.step(0, 0, 500)
-    for at in range(0, 500, 50):
+    trace.step(0, 0, 1500)
+    for at in range(0, 1500, 50):
         trace.frame(f"train.py({at}): step", at, at + 49)
         trace.operator("aten::mm", at + 1, at + 40, dims=[[4, 4], [4, 4]])
         trace.launch(at + 2, at + 10, at + 60)
