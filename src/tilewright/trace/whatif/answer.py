@@ -110,7 +110,7 @@ def _all(connection: DuckDBPyConnection, simulator: Simulator) -> Iterator[Predi
         """SELECT count(*) > 0, coalesce(bool_or(kind = 'communication'), false) OR EXISTS (FROM host_collective)
            FROM device_slice"""
     ).fetchall()
-    asked += ["host", "graph"] if on_device else []
+    asked += ["host", "graph", "bf16"] if on_device else []
     asked += ["overlap"] if communicates else []
     asked += ["optimizer", "batch:2"]
     asked += [
