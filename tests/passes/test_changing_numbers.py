@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.backend.compiling import compiled
@@ -57,3 +57,33 @@ def test_gradients_of_a_bounded_power() -> None:
             (found,), (expected,) = (torch.autograd.grad(each(x, value).sum(), x) for each in (run, function))
             torch.testing.assert_close(found, expected)
     assert len(record.graphs) == 4
+
+
+def test_parameters_are_averaged_where_gradients_are_off() -> None:
+    """As an average of weights is kept: writes of parameters, by a number that changes from step to step."""
+
+    def step(average: nn.Module, model: nn.Module, decay: float, x: Tensor) -> Tensor:
+        loss = model(x).square().sum()
+        with torch.no_grad():
+            for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                mine.mul_(decay).add_(theirs, alpha=1 - decay)
+        return loss + decay
+
+    def network() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Linear(3, 4)
+
+    run, x = compiled(step), torch.ones(2, 3)
+    ours, eagers, models = network(), network(), [nn.Linear(3, 4), nn.Linear(3, 4)]
+    models[1].load_state_dict(models[0].state_dict())
+    with recording() as record:
+        for decay in VALUES:
+            loss, expected = run(ours, models[0], decay, x), step(eagers, models[1], decay, x)
+            loss.backward(), expected.backward()
+            torch.testing.assert_close(loss, expected)
+    assert record.fallbacks == []
+    for number, pairs in enumerate(zip([ours, models[0]], [eagers, models[1]], strict=True)):
+        for mine, theirs in zip(*(network.parameters() for network in pairs), strict=True):
+            torch.testing.assert_close(mine, theirs)
+            if number:
+                torch.testing.assert_close(mine.grad, theirs.grad)

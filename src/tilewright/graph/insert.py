@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
 from tilewright.graph import calls
-from tilewright.graph.canonical import tensor_of
+from tilewright.graph.canonical import canonical_name, tensor_of
 from tilewright.records.errors import Refusal
 
 REFUSED_VIEW = (RuntimeError, ValueError)
@@ -193,5 +193,14 @@ class Writer:
         if function is None:
             function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
         assert callable(function)
-        with self.mode:
+        with self.mode, torch.set_grad_enabled(self._records_gradients):
             return function(*args, **kwargs)
+
+    @cached_property
+    def _records_gradients(self) -> bool:
+        """Whether gradients are recorded at this place: what the last switch in front of it says, else as now."""
+        node = self.before
+        while (node := node.prev).op != "root":
+            if canonical_name(node) == "_set_grad_enabled":
+                return node.args[0] is True
+        return torch.is_grad_enabled()
