@@ -114,10 +114,15 @@ def chosen(x: Tensor) -> Tensor:
     return torch.where(x > 0, torch.tensor(0.25, dtype=x.dtype), x) + torch.where(x < 1, x, torch.tensor(0.25))
 
 
+def mapped(x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda row: 0.3 * row.sin() + row * 2)(x)
+
+
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
 
 
 READS = {scaled: 1, promoted: 1, both: None, added_to: None, assigned: 1, clipped: 1, subtracted_from: 1, chosen: 1}
+READS |= {mapped: 1}
 """Functions, and what their kernel reads where they become one."""
 
 

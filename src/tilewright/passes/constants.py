@@ -2,6 +2,7 @@
 
     s = sqrt(lift_fresh_copy(_tensor_constant0)); y = div(x, s)     →   y = div(x, 8.0)
     w = where(m, lift_fresh_copy(_tensor_constant1), x)             →   w = where(m, scalar_tensor(0.0), x)
+    s = _to_copy(0.5, dtype=float32); y = mul(x, s)     as vmap has 0.5 * x     →   y = mul(x, 0.5)
 
 The host would wait while such a number is copied to the GPU for each kernel that reads it. If a pointwise operator
 takes no number as an argument, its kernel makes the tensor.
@@ -39,6 +40,8 @@ def fold_constants(graph: fx.Graph, target: Target) -> None:
     """Rewrite `graph` in place."""
     known: dict[fx.Node, torch.Tensor] = {}
     for node in list(graph.nodes):
+        _make_tensor_of_number(node)
+    for node in list(graph.nodes):
         if node.op == "get_attr":
             value = _constant(node)
         else:
@@ -59,6 +62,16 @@ def fold_constants(graph: fx.Graph, target: Target) -> None:
     for node in reversed(list(known)):
         if not node.users:
             graph.erase_node(node)
+
+
+def _make_tensor_of_number(node: fx.Node) -> None:
+    """Give an operator the tensor of a number that stands where it takes its only tensor."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes or not node.args:
+        return
+    first, *rest = node.args
+    if isinstance(first, bool | int | float) and str(node.target._schema.arguments[0].type) == "Tensor":
+        dtype = torch.float64 if isinstance(first, float) else torch.tensor(first).dtype
+        node.args = (insert_call(node, aten.scalar_tensor.default, first, dtype=dtype, device="cpu"), *rest)
 
 
 def _reads_in_kernel(user: fx.Node) -> bool:
