@@ -138,6 +138,22 @@ def test_truth_never_rounds_between_operators(dtype: torch.dtype) -> None:
     torch.testing.assert_close(pair.truth, expected, rtol=1e-14, atol=0)
 
 
+def test_constants_and_quotients_of_integers_are_of_float64() -> None:
+    x, places = torch.randn(5), torch.tensor([0, 2, 2, 1, 0])
+
+    def f(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = torch.zeros(3).scatter_add(0, places, x) + torch.linspace(0.1, 1, 3)
+        return sums, places / 3, F.nll_loss(x.expand(5, 5), places, weight=torch.full((5,), 0.3))
+
+    sums, thirds, loss = lockstep(f, x, places)
+    expected = torch.zeros(3, dtype=torch.float64).scatter_add(0, places, x.double())
+    expected += torch.linspace(0.1, 1, 3, dtype=torch.float64)
+    torch.testing.assert_close(sums.truth, expected, rtol=1e-15, atol=1e-15)
+    torch.testing.assert_close(thirds.truth, places.double() / 3, rtol=1e-15, atol=0)
+    torch.testing.assert_close(loss.truth, -x.double()[places].mean(), rtol=1e-14, atol=0)
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_what_rounding_could_tip_over_is_decided_by_eager() -> None:
     # In bf16 256 + 1 is 256, and float64 would choose the other branch of each of these.
     x = torch.tensor([256.0, 3.0], dtype=torch.bfloat16)

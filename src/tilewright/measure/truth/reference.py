@@ -168,7 +168,13 @@ def _run_float64(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dic
         v, g, *dim = args
         norms = torch.norm_except_dim(v, 2, *dim)
         return v * (g / norms), norms
-    return target(*args, **kwargs)
+    # What has no dtype of its own takes the default one: constants, and quotients of integers.
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _wide_dtype(value: Any) -> Any:
