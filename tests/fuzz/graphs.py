@@ -6,19 +6,30 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, nan, prod
 from random import Random
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from tests.fuzz.templates import CHOICES, RANDOM
+from tests.fuzz.templates import CHOICES, OF_SPECIAL_VALUES, RANDOM
 
 MOST_ELEMENTS = 20_000
 LARGEST = 1000.0
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
+SPECIAL_SHARE = 0.06
+
+
+def autocast(like: torch.Tensor, function: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The result of `function` under bf16 autocast."""
+    with torch.autocast(like.device.type, torch.bfloat16):
+        return function()
+
+
+SPACE = {"__name__": __name__, "torch": torch, "F": F, "autocast": autocast}
+"""Names that statements may use."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,8 @@ class Input:
     lies: str
     wants_gradient: bool = True
     """If it is of floats."""
+    has_specials: bool = False
+    """Some floats are NaN, infinite, zero of either sign, subnormal or large."""
 
     def make(self, seed: int) -> torch.Tensor:
         """The same values for the same seed."""
@@ -46,8 +59,16 @@ class Input:
     def _draw(self, shape: Sequence[int], seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         if self.dtype.is_floating_point:
-            return torch.randn(list(shape), generator=generator).to(self.dtype)
+            drawn = torch.randn(list(shape), generator=generator).to(self.dtype)
+            return self._with_specials(drawn, generator) if self.has_specials else drawn
         return torch.randint(2 if self.dtype is torch.bool else 8, list(shape), generator=generator).to(self.dtype)
+
+    def _with_specials(self, drawn: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        large = 1e15 if self.dtype is not torch.float16 else 100.0
+        tiny = torch.finfo(self.dtype).tiny / 8
+        values = torch.tensor([nan, inf, -inf, 0.0, -0.0, tiny, -tiny, large, -large]).to(self.dtype)
+        which = torch.randint(len(values), drawn.shape, generator=generator)
+        return drawn.where(torch.rand(drawn.shape, generator=generator) > SPECIAL_SHARE, values[which])
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,7 @@ class Graph:
         return "\n    ".join([f"def {name}({names}):", *body, f"return [{', '.join(self.results)}]"]) + "\n"
 
     def function(self, name: str = "graph") -> Callable[..., list[torch.Tensor]]:
-        space: dict[str, Any] = {"torch": torch, "F": F}
+        space: dict[str, Any] = dict(SPACE)
         exec(compile(self.source(name), f"<{name}>", "exec"), space)
         found: Callable[..., list[torch.Tensor]] = space[name]
         return found
@@ -95,6 +116,7 @@ class Pool:
     def __init__(self, random: Random, inputs: Sequence[Input]) -> None:
         self.random = random
         self.values = {f"x{i}": given.make(i).detach() for i, given in enumerate(inputs)}
+        self.has_specials = any(given.has_specials for given in inputs)
         self.writable = [f"x{i}" for i, given in enumerate(inputs) if not given.wants_gradient]
 
     def pick(self, wanted: Callable[[torch.Tensor], bool], among: Iterable[str]) -> str | None:
@@ -107,7 +129,8 @@ class Pool:
         """`template` with names for its operands, or None where nothing fits."""
         chosen: dict[str, str] = {}
         first: torch.Tensor | None = None
-        for letter in dict.fromkeys(part[0] for part in template.split("{")[1:]):
+        letters = dict.fromkeys(part[0] for part in template.split("{")[1:])
+        for letter in sorted(letters, key="d".__eq__):
             if letter == "d":
                 if first is None or not first.dim():
                     return None
@@ -124,10 +147,10 @@ class Pool:
     def run(self, statement: str) -> torch.Tensor | None:
         """The value of a statement, or None where PyTorch has none or it is too large."""
         try:
-            value: torch.Tensor = eval(statement, {"torch": torch, "F": F, **self.values})
+            value: torch.Tensor = eval(statement, {**SPACE, **self.values})
         except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError, ZeroDivisionError):
             return None
-        modest = not is_inexact(value) or bool((value.abs() < LARGEST).all())
+        modest = not is_inexact(value) or self.has_specials or bool((value.abs() < LARGEST).all())
         return value if value.numel() <= MOST_ELEMENTS and modest else None
 
 
@@ -162,6 +185,7 @@ def inputs(random: Random) -> tuple[Input, ...]:
     while prod(shape) > 3000 and shape not in SHAPES:
         shape = shape[1:]
     dtype = random.choice([torch.float32, *FLOATS])
+    has_specials = random.random() < 0.1
     found = []
     for number in range(random.randint(1, 4)):
         part = list(shape)
@@ -174,7 +198,7 @@ def inputs(random: Random) -> tuple[Input, ...]:
         # PyTorch refuses most writes of a tensor whose elements share memory.
         ways += ["expanded"] if part and part[0] and wants_gradient else []
         ways += ["transposed"] if len(part) > 1 else []
-        found.append(Input(tuple(part), own, random.choice(ways), wants_gradient))
+        found.append(Input(tuple(part), own, random.choice(ways), wants_gradient, has_specials))
     return tuple(found)
 
 
@@ -191,7 +215,7 @@ def _drawn(random: Random) -> Graph | None:
     pool = Pool(random, given)
     statements: list[str] = []
     # Few groups, so that a program's statements meet values of their kinds.
-    groups = random.choices(CHOICES, k=4)
+    groups = random.choices(OF_SPECIAL_VALUES if pool.has_specials else CHOICES, k=4)
     for _ in range(random.randint(4, 16)):
         statement = pool.fill(random.choice(random.choice(groups)))
         value = None if statement is None else pool.run(statement)

@@ -6,6 +6,8 @@ complex; `{u}` is an argument of floats without gradient, which statements may w
 Values stay near 1 and away from poles, where the error of a result says nothing about its kernel.
 """
 
+from tests.fuzz.constructs import CALLS, MIXED_PRECISION, PARTS_WITHOUT_ELEMENTS, THROUGH_VIEWS_OF_VIEWS, TRANSFORMS
+
 SMOOTH = ["relu", "tanh", "sigmoid", "sin", "cos", "erf", "atan", "abs", "neg"]
 JUMPS = ["floor", "ceil", "round", "sign", "trunc"]
 ACTIVATIONS = ["gelu", "silu", "softplus", "leaky_relu", "elu", "hardswish", "mish", "logsigmoid", "softsign"]
@@ -359,13 +361,19 @@ COMPLEX = [
     "(lambda t: (t.real.mul_(2), t)[1])({z}.clone())",
     "(lambda t: (t.imag.zero_(), t.conj())[1])({z} * 1)",
     "(lambda t: (torch.view_as_real(t)[..., 0].add_(1), t)[1])({z}.clone())",
-    "(lambda t: (t.conj().mul_(1j), t)[1])({z}.clone())",
+    # PyTorch reads no part of what was written through its conjugate.
+    "(lambda t: (t.conj().mul_(1j), t * 1)[1])({z}.clone())",
 ]
 GROUPS: dict[int, list[list[str]]] = {
     4: [POINTWISE],
     2: [REDUCTIONS, VIEWS, WRITES, DTYPES],
-    1: [SEVERAL_DIMENSIONS, CUMULATIVE, DISCRETE, INTO_RESULTS, INTO_ARGUMENTS, SCATTERS, EXTREMES, DRAWS, COMPLEX],
+    1: [
+        *(SEVERAL_DIMENSIONS, CUMULATIVE, DISCRETE, INTO_RESULTS, INTO_ARGUMENTS, SCATTERS, EXTREMES, DRAWS, COMPLEX),
+        *(THROUGH_VIEWS_OF_VIEWS, TRANSFORMS, PARTS_WITHOUT_ELEMENTS, MIXED_PRECISION, CALLS),
+    ],
 }
 """The groups by how often a statement is one of theirs."""
 CHOICES = [group for often, groups in GROUPS.items() for group in groups * often]
-RANDOM = ("dropout", "torch.rand", "torch.bernoulli", "uniform_", "normal_")
+OF_SPECIAL_VALUES = [POINTWISE, REDUCTIONS, SEVERAL_DIMENSIONS, VIEWS, WRITES, CUMULATIVE, EXTREMES]
+"""Groups that take NaN, infinities and large numbers: casts to integers are undefined there."""
+RANDOM = ("dropout", "torch.rand", "torch.bernoulli", "uniform_", "normal_", "rrelu", "gumbel", "rand_like", "randint")

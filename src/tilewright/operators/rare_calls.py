@@ -40,6 +40,7 @@ for window in ("bartlett", "blackman", "hamming", "hann", "kaiser"):
         f"{window}_window.default(window_length, ...)\n{window}_window.periodic(window_length, periodic, ...)",
         arithmetic=per_result(2, 1),
     )
+tables("_new_zeros_with_same_feature_meta.default(self, other, self_num_batch_dims)", shapes=same)
 tables("kaiser_window.beta(window_length, periodic, beta, ...)", arithmetic=per_result(2, 2))
 rare(
     """
