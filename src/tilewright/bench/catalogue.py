@@ -21,6 +21,7 @@ _WHERE = {
     "dropout_add": "dropout_add",
     "weighted_sum": "weighted_sum",
     "matmul": "kernels/matmul.py",
+    "product": "product",
     "linear_gelu": "linear",
     "linear_gelu_tanh": "linear",
     "linear_dropout_add": "linear",
