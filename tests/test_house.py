@@ -97,3 +97,10 @@ def test_rooms_stay_within_their_budgets() -> None:
     assert {room: count for room, count in lines.items() if count > budgets.get(room, 0)} == {}
     # A budget far above what there is bounds nothing.
     assert {room for room, budget in budgets.items() if budget > lines[room] * 1.05 + 50} == set()
+
+
+def test_what_is_listed_as_slow_is_there() -> None:
+    listed = [line.split("::") for line in (ROOT / "tests/slow.txt").read_text("utf-8").splitlines()]
+    places = [(ROOT / path, names[-1]) for path, *names in listed if path.startswith("tests/")]
+    gone = [name for path, name in places if not path.exists() or f"def {name}(" not in path.read_text("utf-8")]
+    assert gone == []

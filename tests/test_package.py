@@ -44,9 +44,11 @@ def test_a_wheel_has_the_examples_and_the_runs_that_lessons_read(tmp_path: Path)
     assert all(part in source_distribution for part in setup.PARTS)
 
 
-@pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+PAIRS = [("fp32", False, True), ("fp32", True, False), ("bf16", False, False), ("bf16", True, True)]
+"""Each two of dtype, training and contiguous operands in every combination."""
+
+
+@pytest.mark.parametrize(("dtype", "training", "contiguous"), PAIRS)
 @pytest.mark.parametrize("example", SMALL)
 def test_example_keeps_the_numbers_contract(example: str, dtype: str, training: bool, contiguous: bool) -> None:
     verified = check(replace(SMALL[example](dtype), training=training), "cpu", contiguous)

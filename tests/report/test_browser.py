@@ -39,8 +39,7 @@ def squares(browser: Browser) -> int:
     return sum(mark["shape"] == "square" for mark in marks(browser, "#roofline-chart", "symbol"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 900, 420])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (900, "dark"), (420, "light")])
 def test_opens_without_an_error_and_fits(browser: Browser, sample: Path, width: int, scheme: str) -> None:
     browser.open(sample, width=width, scheme=scheme)
     assert browser.problems == []

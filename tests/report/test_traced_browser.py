@@ -54,8 +54,7 @@ def seconds(browser: Browser) -> tuple[float, float]:
     return begin, end
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 420])
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (420, "dark")])
 def test_opens_without_an_error_and_fits(browser: Browser, page: Path, width: int, scheme: str) -> None:
     opened(browser, page, width=width, scheme=scheme)
     assert browser.problems == []

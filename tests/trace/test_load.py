@@ -213,8 +213,7 @@ def as_written_until_2022(event: dict[str, Any]) -> dict[str, Any]:
     return event | {"cat": EARLIER.get(category, category), "name": name} | ({"args": args} if args else {})
 
 
-@pytest.mark.parametrize("reader", [nullcontext, patiently])
-@pytest.mark.parametrize("name", ["block_eager", "syncs"])
+@pytest.mark.parametrize(("name", "reader"), [("block_eager", nullcontext), ("syncs", patiently)])
 def test_kineto_with_capitalised_categories(name: str, reader: Reader, tmp_path: Path) -> None:
     """The same tables as the same trace in today's spelling, the analysis included."""
     document = json.loads(gzip.decompress((FIXTURES / f"{name}.json.gz").read_bytes()))
