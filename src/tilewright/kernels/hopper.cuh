@@ -46,6 +46,16 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         "}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+// Waits until these values are computed, and so until the loads that they are made of have arrived. Behind many stores a
+// load from shared memory is late, and an arrival at a barrier overtakes it: what was to be loaded may be overwritten.
+template <int N>
+__device__ __forceinline__ void await_loads(const u32 (&values)[N]) {
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) any |= values[i];
+    asm volatile("{\n.reg .pred never;\nsetp.eq.u32 never, %0, 1;\n@never nanosleep.u32 1;\n}" ::"r"(any) : "memory");
+}
+
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

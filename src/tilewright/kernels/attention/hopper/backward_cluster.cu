@@ -99,6 +99,7 @@ struct Math {
                          : "=r"(weights[4 * i]), "=r"(weights[4 * i + 1]), "=r"(weights[4 * i + 2]),
                            "=r"(weights[4 * i + 3])
                          : "r"(from + i * GROUP_THREADS * 16) : "memory");
+        await_loads(weights);
         barrier_arrive(s.weights_empty);
     }
 
@@ -111,6 +112,7 @@ struct Math {
         if (place.needs_mask(pair + rank * KEYS, KEYS)) place.apply_mask(scores);
         barrier_wait(s.lse_full + 8 * q.index, q.parity);
         exponentiate(scores, weights, s.lse + q.index * ROW_BYTES + lane % 4 * 8, p.scale_log2);
+        await_loads(weights);
         barrier_arrive(s.lse_empty + 8 * q.index);
         warp_arrive_at_both(s.q_empty + 8 * q.index);
         send_weights(weights);
@@ -169,6 +171,7 @@ struct Math {
             fence_registers(dp);
             barrier_wait(s.delta_full, dout.parity);
             score_gradients<false>(ds, dp, dp, weights, s.delta + lane % 4 * 8);
+            await_loads(ds);
             barrier_arrive(s.delta_empty);
             warp_arrive_at_both(s.dout_empty);
             barrier_wait(s.ds_empty + 8 * ds_slot.index, ds_slot.parity ^ 1);
