@@ -118,7 +118,7 @@ def test_a_tile_that_leaves_work_undone_is_refused() -> None:
     (walk,) = found.walks
     assert [access.ranges for access in walk.accesses] == [((0, 4095),), ((0, 0),), ((0, 4095),)]
     by_change = {other.change.get("BLOCK"): other.refused for other in found.alternatives}
-    assert by_change[2048] == "a grid of as many programs would cover 50% of the work"
+    assert by_change[2048] == "with these tiles the same grid covers only 50% of the work"
     assert by_change[8192] == ""
 
 

@@ -201,7 +201,7 @@ def _alternative(
         covered = _covered(launched[0], captured.grid, changed[0], grid)
         if not _ENOUGH < covered < 1 / _ENOUGH:
             return Alternative(
-                change, None, refused=f"a grid of as many programs would cover {covered:.0%} of the work"
+                change, None, refused=f"with these tiles the same grid covers only {covered:.0%} of the work"
             )
     try:
         compiled = captured.compile(**change)

@@ -192,7 +192,8 @@ def _residence(view: KernelView, found: Occupancy) -> Text:
         f"{launch.registers} registers a thread, {launch.stack_bytes} B of stack, "
         f"{nbytes(launch.shared_bytes)} of shared memory a program",
         f"a multiprocessor holds {found.blocks} program{'' if found.blocks == 1 else 's'} "
-        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; each alone: {limits}",
+        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; by each limit alone "
+        f"it would hold: {limits}",
     ]
     if view.waves is not None:
         lines += _wave_lines(view.waves)
@@ -216,8 +217,8 @@ def _wave_lines(waves: Waves) -> list[str]:
     alone, shared = waves.tail(waves.alone_waves), waves.tail(waves.shared_waves)
     return [
         line,
-        f"the last wave's idle part costs {shared:.1%} of the time if programs share a saturated unit (memory, tensor "
-        f"cores), {alone:.1%} if each waits for its own latency",
+        f"that idle part costs {shared:.1%} of the time if memory or the tensor cores are busy all along, "
+        f"{alone:.1%} if each program waits for its own loads",
     ]
 
 
