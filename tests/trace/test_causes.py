@@ -130,6 +130,10 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "ones that are scattered": ([method("zeros", end=894), operator("aten::fill_", 101, 893),
                                  method("scatter_", "Tensor object", 895, 899), operator("aten::scatter_", 896, 898)],
                                 "Making a one-hot tensor", "a row of all classes", "functional.embedding"),
+    "a graph that breaks": ([part for at in range(100, 900, 100) for part in
+                             (frame("train.py(5): torch_dynamo_resume_in_forward_at_5", at, at + 100),
+                              operator("CompiledFunction", at, at + 100))],
+                            "Leaving compiled code", "entered again 8 times", "TORCH_LOGS=graph_breaks"),
     "attention of scores": ([operator("aten::bmm", 1, 90, dims=[[8, 64, 32], [8, 32, 64]]),
                              operator("aten::_softmax", 100, 500, dims=[[2, 4, 64, 64], [], []]),
                              operator("aten::add", 500, 900, dims=[[2, 4, 64, 64], [64, 64], []]),

@@ -86,7 +86,7 @@ SELECT recorded.*,
        least(recorded_ms, coalesce(bare_us / 1e3 + compilation_ms, recorded_ms - profiler_ms)) AS bare_ms,
        -- What recording adds to each event, beside the recorder's own functions: by the thread's processor time, which no other
        -- program lengthens, where the same process measured both. More than that is noise of the steps.
-       least(greatest(coalesce(CASE WHEN description.file_id IS NULL THEN (list_avg(recorded_thread_us) - thread_us) / 1e3 - compilation_ms END,
+       least(greatest(coalesce(CASE WHEN description.file_id IS NULL AND thread_us <= bare_us THEN (list_avg(recorded_thread_us) - thread_us) / 1e3 - compilation_ms END,
                                recorded_ms - bare_ms) - profiler_ms, 0) * 1e6 * steps / nullif(recorded.events, 0), 2_500)
            AS ns_per_event
 FROM recorded

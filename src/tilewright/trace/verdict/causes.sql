@@ -19,13 +19,22 @@ CREATE OR REPLACE TEMP TABLE stretch AS
 SELECT file_id, coalesce(least(bare_ms / nullif(bare_ms - stopped_ms, 0), 5), 1) AS times
 FROM host_step_time LEFT JOIN (SELECT file_id, stopped_ms FROM stopped) USING (file_id);
 
+-- Lines that enter compiled code again and again.
+CREATE OR REPLACE TEMP MACRO is_compiled(name) AS
+regexp_matches(name, '^(CompiledFunction(Backward)?$|Torch-Compiled Region|TorchDynamo Cache Lookup$|Pregraph bytecode$)');
+CREATE OR REPLACE TEMP TABLE entering_line AS
+SELECT file_id, source, sum(typical_ms) FILTER (WHERE class = 'Python' OR is_compiled(what)) AS ms FROM host_cause
+WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY file_id, source
+HAVING sum(operators) FILTER (WHERE is_compiled(what)) >= 8;
+
 -- The user's lines by what they call: `direct` calls are no Python of PyTorch's, `runs` is how often the line runs a step.
 CREATE OR REPLACE TEMP TABLE calling_line AS
 WITH called AS (
     SELECT file_id, source, called, max(calls) AS calls, sum(typical_ms) AS ms, sum(operators) AS operators,
            arg_max(what, operators) AS what, string_agg(DISTINCT what, ' ' ORDER BY what) FILTER (WHERE class = 'operators') AS names,
            bool_or(coalesce(is_torch, false)) AS is_torch
-    FROM host_cause WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY ALL
+    FROM host_cause ANTI JOIN entering_line USING (file_id, source)
+    WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY ALL
 )
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
@@ -356,6 +365,18 @@ broadcasts AS (
     ) AS line ON line.file_id = combined.file_id AND line.source = combined.source
     WHERE times >= 8 GROUP BY combined.file_id, combined.source
 ),
+-- Lines that break a compiled graph, by the functions in which Dynamo goes on after them. To enter compiled code again, forward
+-- and backward, takes at most 0.4 ms; more than that is computed there.
+breaks AS (
+    WITH resumed AS (
+        SELECT file_id, regexp_replace(name, '\(\d+\): .*$', '') || ':' || regexp_extract(name, '_at_(\d+)$', 1) AS source, count(*) AS calls
+        FROM host_event JOIN plain ON number = named WHERE regexp_matches(name, '\(\d+\): torch_dynamo_resume_in_.*_at_\d+$') GROUP BY ALL
+    ),
+    entered AS (SELECT file_id, sum(ms) AS ms FROM entering_line GROUP BY file_id)
+    SELECT file_id, arg_max(source, resumed.calls) AS source, sum(resumed.calls) / any_value(steps) AS calls,
+           least(any_value(entered.ms), 0.4 * any_value(times) * sum(resumed.calls) / any_value(steps)) AS ms
+    FROM resumed JOIN entered USING (file_id) JOIN host_step_time USING (file_id) JOIN stretch USING (file_id) GROUP BY file_id
+),
 -- Operators on all scores of an attention: of the shape of a softmax whose result a batch of products takes. Of light steps at
 -- the file with the host's.
 attention AS (
@@ -401,6 +422,7 @@ FROM anomalies
 UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts
+UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NULL, NULL FROM breaks
 UNION ALL SELECT attention.file_id, 'attention', source, dims, ms, calls / steps, NULL, NULL, NULL FROM attention JOIN host_step_time USING (file_id)
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;

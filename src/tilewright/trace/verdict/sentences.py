@@ -160,6 +160,15 @@ def _attention(cause: Candidate, step: Step) -> Advice:
     return Advice("Attention by single operators", why, action, 0.8 * cause.ms)
 
 
+def _breaks(cause: Candidate, step: Step) -> Advice:
+    why = f"What is there breaks the graph, and compiled code is entered again {cause.calls:,.0f} times a step."
+    action = (
+        "Keep .item(), print and branches on data out of what is compiled; TORCH_LOGS=graph_breaks says why it breaks, "
+        "and torch.compile(..., fullgraph=True) raises there"
+    )
+    return Advice("Leaving compiled code", why, action, 0.9 * cause.ms)
+
+
 def _evaluation(cause: Candidate, step: Step) -> Advice:
     calls = f"{cause.calls:,.0f} times" if cause.calls >= 1.5 else "once"
     why = (
@@ -319,4 +328,5 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "chain": _chain,
     "evaluation": _evaluation,
     "attention": _attention,
+    "breaks": _breaks,
 }
