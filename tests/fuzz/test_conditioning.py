@@ -20,6 +20,7 @@ F32, BF16 = torch.float32, torch.bfloat16
         (BF16, ("torch.softmax(x0 @ x1 * 0.1, -1) @ x1", "v0 * (v0 == v0.amax(0))"), False),
         (BF16, ("torch.sin(x0 * 0.3) @ x1", "v0 * 2"), True),
         (F32, ("torch.sin(x0 * 0.3) @ x1", "v0.argmax(0)"), True),
+        (F32, ("torch.sin(x0 * 0.3).split(8)[1]", "v0.argmax(0)"), True),
     ],
 )
 def test_decisions_beyond_products_of_rounded_values_are_left_out(

@@ -40,6 +40,7 @@ SYSTEMS: list[Callable[[Tensor], Tensor]] = [
 ]
 OTHERS: list[Callable[[Tensor], Tensor]] = [
     lambda x: torch.logcumsumexp(x, 1),
+    lambda x: F.embedding_bag(torch.tensor([[0, 2], [1, 5]]), x, mode="sum"),
     lambda x: F.cross_entropy(x[None, :, :, None], torch.zeros(1, 5, 1, dtype=torch.int64)),
     lambda x: torch.cdist(x, x + 1),
     lambda x: F.pdist(x),

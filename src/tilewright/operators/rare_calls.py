@@ -67,6 +67,7 @@ rare(
     """
     _embedding_bag_forward_only.default(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, padding_idx)
+    _embedding_bag_backward.default(grad, ...)
     segment_reduce.default(data, reduce, ...)
     _segment_reduce_backward.default(grad, output, data, reduce, ...)
     """

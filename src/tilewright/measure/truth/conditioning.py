@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_map
 
 from tilewright.measure.truth.reference import JUMPS, copies, whole_storage
 
@@ -134,11 +135,11 @@ class Rounded(fx.Interpreter):
         if not name or name.rstrip("_") in EXACT or is_random:
             return result
         if not target._schema.is_mutable:
-            return fx.node.map_aggregate(result, self._rounded)
+            return tree_map(self._rounded, result)
         for number, argument in enumerate(target._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = args[number] if number < len(args) else kwargs.get(argument.name)
-                fx.node.map_aggregate(written, lambda t: t.copy_(self._rounded(t)) if is_inexact(t) else t)
+                tree_map(lambda t: t.copy_(self._rounded(t)) if is_inexact(t) else t, written)
         return result
 
     def run_node(self, n: fx.Node) -> Any:
