@@ -170,6 +170,55 @@ for i in range(14):
     mask_of(scores); train()
 """
 _TOKENS = "pieces = re.findall(r'\\w+|[^\\w\\s]', 'a word, and more! ' * 300)"
+_COLUMN = f"""
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1)); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x, y = torch.randn(2048, 64), torch.randn(2048)
+for i in range(14):
+    loss = (model(x) - y).square().mean(){_PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_SCATTERED = f"""
+project = nn.Linear(8000, 64, bias=False); optimizer = torch.optim.SGD(project.parameters(), lr=1e-3); ids = torch.randint(0, 8000, (512, 1))
+for i in range(14):
+    hot = torch.zeros(512, 8000){_PLANTED}
+    hot.scatter_(1, ids, 1.0)
+    project(hot[:8]).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+_BY_HAND = f"""
+qkv = nn.Linear(64, 192); optimizer = torch.optim.SGD(qkv.parameters(), lr=1e-3); x = torch.randn(2, 512, 64)
+mask = torch.full((512, 512), float("-inf")).triu(1)
+for i in range(14):
+    q, k, v = qkv(x).unflatten(-1, (3, 4, 16)).permute(2, 0, 3, 1, 4)
+    y = (q @ k.mT / 4 + mask).softmax(-1) @ v{_PLANTED}
+    y.square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+_BROKEN = f"""
+class Noted(nn.Module):
+    def __init__(self): super().__init__(); self.inner = nn.Linear(64, 64)
+    def forward(self, x):
+        h = torch.relu(self.inner(x))
+        if h.mean().item() > 1e6: h = h / 2{_PLANTED}
+        return h + x
+model = torch.compile(nn.Sequential(*[Noted() for _ in range(30)]), backend="aot_eager"); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(20):
+    loss = model(x[:16, :64]).square().mean()
+    loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+_GRU = """
+model, head = nn.GRU(128, 256, num_layers=2, batch_first=True), nn.Linear(256, 10); optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], fused=True)
+x, y = torch.randn(32, 24, 128), torch.randint(0, 10, (32,))
+for i in range(14):
+    loss = F.cross_entropy(head(model(x)[0][:, -1]), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_WORKER = """
+from torch.utils.data import TensorDataset
+model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); data = TensorDataset(torch.randn(4096, 1024), torch.randint(0, 10, (4096,)))
+for i, (x, y) in zip(range(14), DataLoader(data, batch_size=256, num_workers=1)):
+    train(model, x, y)
+"""
 _LSTM = """
 model, head = nn.LSTM(256, 512, batch_first=True), nn.Linear(512, 10); optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
 x = torch.randn(64, 32, 256)
@@ -250,6 +299,13 @@ PROGRAMS = {
     "singular vectors": Program(_loop("torch.linalg.svd(a).S[0]", "a = torch.randn(200, 200)"), "Decomposing a matrix"),
     "unique": Program(_loop("torch.unique(ids)", "ids = torch.randint(0, 1000, (300_000,))"), "Finding the elements that differ"),
     "a selection by a mask": Program(_loop("z[z > 0]", "z = torch.randn(2000, 1000)"), "Selecting by a mask"),
+    "elements that are written": Program(_loop("for k in range(2000): z[k // 50, k % 50] = k / 7", "z = torch.zeros(40, 50)"), "A loop of small calls"),
+    "a column less a row": Program(_COLUMN, "Combining tensors by broadcasting"),
+    "ones that are scattered": Program(_SCATTERED, "Making a one-hot tensor"),
+    "attention by hand": Program(_BY_HAND, "Attention by single operators"),
+    "a graph that breaks": Program(_BROKEN, "Leaving compiled code"),
+    "healthy: a GRU": Program(_GRU, "Nothing stands out"),
+    "healthy: a loader with a worker": Program(_WORKER, "Nothing stands out"),
     "healthy: an LSTM": Program(_LSTM, "Nothing stands out"),
     "healthy: data as fast as needed": Program(_LOADED, "Nothing stands out"),
     "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),
