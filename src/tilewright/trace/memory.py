@@ -147,8 +147,9 @@ def _device(process: int | None, name: str, part: dict[str, NDArray[Any]], range
         held[0] += int(sizes[place])
         held[1] += 1
     holders = [Holder(operator, phase, *held) for (operator, phase), held in sums.items()]
+    # Negative where a CPU's count, which starts with the profile, has lost blocks that are older.
     before = int(allocated[peak]) - sum(holder.bytes for holder in holders)
-    if before:
+    if before > 0:
         holders.append(Holder(BEFORE, "other", before, 0))
     return DeviceMemory(
         file=int(part["file"][0]),
