@@ -43,12 +43,20 @@ class ThreadClock:
     the system does not tell; from one lap to the next, in microseconds."""
 
     def __init__(self) -> None:
-        self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        # Opened once: a step may take less time than that.
+        try:
+            self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedule = -1
         self._at, self._queued_at = self._now()
+
+    def __del__(self) -> None:
+        if self._schedule >= 0:
+            os.close(self._schedule)
 
     def _now(self) -> tuple[float, float | None]:
         try:
-            queued = int(self._schedule.read_text("utf-8").split()[1]) / 1e9
+            queued = int(os.pread(self._schedule, 100, 0).split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             queued = None
         return time.thread_time(), queued
