@@ -302,3 +302,21 @@ def test_padding_keeps_channels_last(mode: str, layout: torch.memory_format) -> 
     axes = 2 if layout is torch.channels_last else 3
     x = with_grad(2, 3, *range(4, 4 + axes)).detach().contiguous(memory_format=layout).requires_grad_()
     agrees(lambda x: F.pad(x, [1, 2] * axes, mode=mode), [x], backward=True)
+
+
+def test_writes_through_windows_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y.view(-1).unfold(0, 2, 2).unsqueeze(0).mul_(2)
+        return y
+
+    x = torch.randn(5, 5)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"through Tensor\.unfold"):
+        compiled(doubled)(x)
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "0")
+    with recording() as record:
+        assert torch.equal(compiled(doubled)(x), doubled(x))
+    (fallback,) = record.fallbacks
+    assert "between windows" in fallback.why
+    monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
+    assert_same(compiled(lambda x: (x.unfold(0, 2, 2) * 2, x.mul_(2)))(x.clone()), (x.unfold(0, 2, 2) * 2, x * 2))

@@ -9,7 +9,6 @@ THROUGH_VIEWS_OF_VIEWS = [
     "(lambda t: (t[..., 1:].transpose({d}, -1)[..., :1].mul_(2), t)[1])({f}.clone())",
     "(lambda t: (t.mT.unsqueeze(0).select(0, 0).narrow({d}, 0, 1).sub_(1), t)[1])({f}.clone())",
     "(lambda t: (t.split(1, {d})[-1].squeeze({d}).copy_({f}.select({d}, 0)), t)[1])({f} * 1)",
-    "(lambda t: (t.view(-1).unfold(0, 2, 2).mul_(2), t)[1])({f}.contiguous().clone())",
     "(lambda t: (t.diagonal(0, -2, -1)[1:].tanh_(), t.mT)[1])({f}.clone())",
     "(lambda t: (t.as_strided((t.numel() // 2,), (2,)).zero_(), t)[1])({f}.contiguous().clone())",
     "(lambda t: (lambda v, w: (v.add_(1), w.mul_(v.mean()), t)[2])(t[..., ::2], t[..., 1:]))({f}.clone())",

@@ -45,6 +45,7 @@ from tilewright.passes.rule import Rule
 from tilewright.passes.simplify import simplify
 from tilewright.passes.stage import Pass, Stage
 from tilewright.passes.strided import split_strided_rows
+from tilewright.passes.windows import refuse_written_windows
 from tilewright.passes.zeros import drop_undefined
 
 TORCH_LEVEL = Stage(
@@ -52,6 +53,7 @@ TORCH_LEVEL = Stage(
     before="functions and methods of torch, as Dynamo captured them",
     after="each attention is one call, an RMS norm too; convolutions have their layouts; autograd can differentiate it",
     passes=(
+        Pass("refuse_written_windows", refuse_written_windows, required=True),
         Pass("mark_pinned", mark_pinned),
         write_layers_out,
         leave_weights_out,
