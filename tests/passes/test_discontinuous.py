@@ -95,8 +95,8 @@ def test_backward_computes_no_rounded_value_that_it_compares() -> None:
     assert "eq.Tensor" in calls(ours.forward) and "eq.Tensor" not in calls(ours.backward)
 
 
-def test_an_operator_without_a_row_may_be_discontinuous() -> None:
-    """It compares the distances with the largest difference."""
+def test_distances_are_computed_from_what_their_gradient_compares() -> None:
+    """It compares the largest difference with the saved distances."""
     ours = partitions(lambda x, y: torch.cdist(x.sin(), y, p=float("inf")), draw(5, 3), draw(4, 3), min_cut=False)
     assert "sin" in [name for name, _ in kept(ours["ours"])]
 

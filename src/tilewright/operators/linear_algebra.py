@@ -43,6 +43,8 @@ factorizations(
     _linalg_solve_ex.default(A, B, left, check_errors)
     """,
     arithmetic=_cubic(2, 3),
+    # Which rows are exchanged depends on comparisons.
+    discontinuous=True,
 )
 factorizations("linalg_inv_ex.default(A, check_errors)\ncholesky_inverse.default(self, upper)", arithmetic=_cubic(2, 1))
 factorizations("linalg_qr.default(A, mode)", arithmetic=Arithmetic(_householder, nothing))
@@ -66,5 +68,7 @@ factorizations(
     linalg_matrix_exp.default(self)
     linalg_pinv.atol_rtol_tensor(self, atol, rtol, hermitian)
     lu_unpack.default(LU_data, LU_pivots, unpack_data, unpack_pivots)
-    """
+    """,
+    # The sign of a vector, or the rank.
+    discontinuous=True,
 )

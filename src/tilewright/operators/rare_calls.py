@@ -10,7 +10,8 @@ from tilewright.operators.shapes import like, same
 
 rare = partial(calls, operator_class="library", shapes=None, priced=False)
 
-# Distances of all pairs of rows: of each coordinate a difference, a power and a sum.
+# Distances of all pairs of rows: of each coordinate a difference, a power and a sum. Their gradients compare a distance
+# with the largest difference (p = inf), or have its sign.
 rare(
     "_cdist_forward.default(x1, x2, p, compute_mode)\n_pdist_forward.default(self, p)",
     arithmetic=Arithmetic(lambda sizes: 3 * elements(sizes.result()) * sizes.operand()[-1], nothing),
@@ -18,6 +19,7 @@ rare(
 rare(
     "_cdist_backward.default(grad, x1, x2, p, cdist)\n_pdist_backward.default(grad, self, p, pdist)",
     arithmetic=Arithmetic(lambda sizes: 5 * elements(sizes.operand()) * sizes.result()[-1], nothing),
+    discontinuous=True,
 )
 rare("dist.default(self, other, p)", arithmetic=each(of_argument("self"), 3))
 rare("renorm.default(self, p, dim, maxnorm)", arithmetic=per_result(3), shapes=same)
@@ -68,9 +70,15 @@ rare(
     _embedding_bag_forward_only.default(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, padding_idx)
     _embedding_bag_backward.default(grad, ...)
+    """
+)
+# The gradient of a maximum compares it with the elements.
+rare(
+    """
     segment_reduce.default(data, reduce, ...)
     _segment_reduce_backward.default(grad, output, data, reduce, ...)
-    """
+    """,
+    discontinuous=True,
 )
 rare("_upsample_bilinear2d_aa.default(self, ...)\n_upsample_bicubic2d_aa.default(self, ...)")
 rare("_upsample_bilinear2d_aa_backward.default(grad_output, ...)")
