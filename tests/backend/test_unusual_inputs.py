@@ -320,3 +320,8 @@ def test_writes_through_windows_are_left_to_pytorch(monkeypatch: pytest.MonkeyPa
     assert "between windows" in fallback.why
     monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
     assert_same(compiled(lambda x: (x.unfold(0, 2, 2) * 2, x.mul_(2)))(x.clone()), (x.unfold(0, 2, 2) * 2, x * 2))
+
+
+@pytest.mark.parametrize(("shape", "size", "step"), [((9,), 2, 1), ((4, 9), 3, 2), ((3, 8), 4, 1)])
+def test_gradients_of_windows_that_share_elements(shape: tuple[int, ...], size: int, step: int) -> None:
+    agrees(lambda x: x.sin().unfold(-1, size, step), [with_grad(*shape)], backward=True)

@@ -112,7 +112,8 @@ SEVERAL_DIMENSIONS = [
     "{f} / (1 + {f}.abs().amax((-2, -1), keepdim=True))",
     "{b}.any(0).all(-1)",
     "{i}.sum((0, -1))",
-    "torch.var_mean({f}, (0, -1), correction=0)[1]",
+    # Where in a row eager meets an infinity decides whether its mean is one.
+    "torch.var_mean({f}.nan_to_num(0, 1, 1), (0, -1), correction=0)[1]",
     "0.1 * torch.trace({f}.flatten(0, -2).mT @ {s}.flatten(0, -2))",
 ]
 CUMULATIVE = [

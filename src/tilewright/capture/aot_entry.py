@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 from torch._functorch import config
 from torch._functorch._aot_autograd import collect_metadata_analysis
@@ -97,17 +98,31 @@ def as_eager() -> Iterator[None]:
 
 @contextmanager
 def _plain_gradients() -> Iterator[None]:
-    """Trace the gradients that come in without the conjugate and negative bits of the results."""
+    """Trace the gradients that come in without the conjugate and negative bits of the results, and without gaps where
+    elements of a result share memory (`unfold`): a copy with its strides would hold one gradient for each place."""
     coerced = collect_metadata_analysis.coerce_tangent_and_suggest_memory_format
 
     def plain(x: Any) -> Any:
-        return coerced(x.resolve_conj().resolve_neg())
+        x = x.resolve_conj().resolve_neg()
+        return coerced(x.contiguous() if _may_overlap(x) else x)
 
     collect_metadata_analysis.coerce_tangent_and_suggest_memory_format = plain
     try:
         yield
     finally:
         collect_metadata_analysis.coerce_tangent_and_suggest_memory_format = coerced
+
+
+def _may_overlap(x: torch.Tensor) -> bool:
+    """Whether elements of a tensor of fixed sizes share memory, other than by an expanded dimension."""
+    if x.layout is not torch.strided or x._has_symbolic_sizes_strides:
+        return False
+    span = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
+        if stride < span:
+            return stride != 0
+        span += (size - 1) * stride
+    return False
 
 
 @contextmanager

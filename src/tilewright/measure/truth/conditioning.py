@@ -151,7 +151,8 @@ class Rounded(fx.Interpreter):
         return self.decided[n].clone()
 
     def _rounded(self, value: Any) -> Any:
-        if not is_inexact(value) or (_is_narrow(value.dtype) and not self.coarse):
+        # What is traced may ask tensors without values for a dtype.
+        if not is_inexact(value) or value.is_meta or (_is_narrow(value.dtype) and not self.coarse):
             return value
         return self._off(value)
 
