@@ -39,7 +39,7 @@ WITH called AS (
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
        sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
-       string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names,
+       string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names, sum(ms) FILTER (WHERE is_torch AND called = 'backward') AS backward_ms,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
        sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
        -- A recurrent layer is one call from Python, and calls the others itself.
@@ -50,7 +50,7 @@ FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
 -- With what backward calls for them, if that is small too.
-SELECT file_id, source, direct AS calls, CASE WHEN is_small THEN ms ELSE direct_ms END AS ms, direct_what AS what, direct_names AS names, runs, operators
+SELECT file_id, source, direct AS calls, direct_ms + CASE WHEN is_small THEN coalesce(backward_ms, 0) ELSE 0 END AS ms, direct_what AS what, direct_names AS names, runs, operators
 FROM calling_line WHERE is_busy
 UNION ALL
 SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
