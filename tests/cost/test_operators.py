@@ -346,7 +346,7 @@ UNCOUNTED = {
     # Factorisations and others whose work depends on values, or that no model has.
     *("_linalg_svd", "_linalg_eigh", "linalg_eig", "linalg_householder_product", "linalg_ldl_factor_ex"),
     *("linalg_lstsq", "linalg_matrix_exp", "linalg_pinv", "lu_unpack", "_trilinear", "gcd", "lcm"),
-    *("_embedding_bag_forward_only", "segment_reduce", "_segment_reduce_backward"),
+    *("_embedding_bag_forward_only", "_embedding_bag_backward", "segment_reduce", "_segment_reduce_backward"),
     *(f"_upsample_{kind}2d_aa{end}" for kind in ("bilinear", "bicubic") for end in ("", "_backward")),
     *("fractional_max_pool2d", "fractional_max_pool3d"),
 }
