@@ -95,7 +95,7 @@ def test_two_runs(tilewright: Tilewright, tmp_path: Path) -> None:
     (before, _), (after, _) = (traced(tilewright, tmp_path, length) for length in (300, 600))
     ended = tilewright("diff", before, after)
     assert ended.code == 0, ended.err
-    assert "cannot tell" in ended.out and "2 steps are too few" in ended.out
+    assert "cannot tell" in ended.out and "a run has 2 timed steps and needs 20" in ended.out
     assert "aten::exp" in ended.out and "+300 µs" in ended.out
     text = tilewright("diff", before, after, "--json").out
     assert "Infinity" not in text
@@ -117,7 +117,7 @@ def test_two_traces_leave_no_run_behind(tilewright: Tilewright, tmp_path: Path) 
         traces.append(str(trace.write(folder)))
     ended = tilewright("diff", *traces)
     assert ended.code == 0, ended.err
-    assert "a step: 1.00 ms → 1.25 ms" in ended.out and "2 steps are too few" in ended.out
+    assert "a step: 1.00 ms → 1.25 ms" in ended.out and "a run has 2 timed steps and needs 20" in ended.out
     assert not list(runs_dir().glob("*.duckdb"))
 
 
