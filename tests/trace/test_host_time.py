@@ -79,6 +79,17 @@ def test_python_has_the_line_where_it_is_and_a_wait_that_where_it_began() -> Non
     ]
 
 
+def test_what_the_recorder_reads_is_the_recorders() -> None:
+    trace = Trace()
+    trace.step(0, 0, 100)
+    trace.frame("train.py(1): main", 0, 100)
+    trace.frame("tilewright/measure/recording/recorder.py(9): _keep", 20, 60)
+    trace.frame("<built-in function open>", 30, 50)
+    trace.frame("<built-in function open>", 70, 90)
+    found = trace.rows("SELECT class, sum(dur) / 1e3 FROM host_time GROUP BY ALL ORDER BY class")
+    assert found == [("I/O", 20.0), ("Python", 40.0), ("profiler", 40.0)]
+
+
 def verdict(trace: Trace) -> list[str]:
     return [sentence for (sentence,) in trace.rows("SELECT sentence FROM verdict ORDER BY place")]
 

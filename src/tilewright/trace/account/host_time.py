@@ -127,7 +127,8 @@ def _divide(connection: DuckDBPyConnection, file_id: int) -> None:
         return _at(number, np.searchsorted(reached, times, side="right") - 1)
 
     place = nested.holding(np.zeros(len(starts), np.int64), starts)
-    waiting = _outermost(nested, np.flatnonzero(code // _GROUP == _WAITING), starts)
+    # The recorder's own reads and waits are the recorder's.
+    waiting = _outermost(nested, np.flatnonzero((code // _GROUP == _WAITING) & (causes.code != _PROFILER)), starts)
     deciding = _outermost(nested, np.flatnonzero(code // _GROUP == _DECIDING), starts)
     within_code = np.where(waiting >= 0, _at(code, waiting), _at(causes.code, place, 0))
     # Of Python what counts is what the user's line called.
