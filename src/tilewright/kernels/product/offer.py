@@ -8,7 +8,6 @@ y = bmm(x, w)         →   y = product(x, w, None)
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -51,13 +50,15 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
     if 2 * prod(product) < LEAST_FLOPS or not target.is_gpu:
         return []
     ours, theirs = _work(node, product)
-    offer = Offer(
-        "tilewright.product", "the library's product of fp32", node, partial(_apply, node, left, right, bias),
-        _refusal(x, y, target), (node,), ours, (theirs,), producer=left,
-    )  # fmt: skip
+    refusal = _refusal(x, y, target)
     # Always raced: the prediction knows nothing of this kernel's tiles, which small results fill badly.
-    races = (_race(x, y, added),) if offer.refusal is None and target.is_present else ()
-    return [replace(offer, races=races)]
+    races = (_race(x, y, added),) if refusal is None and target.is_present else ()
+    return [
+        Offer(
+            "tilewright.product", "the library's product of fp32", node, partial(_apply, node, left, right, bias),
+            refusal, (node,), ours, (theirs,), races=races, producer=left,
+        )
+    ]  # fmt: skip
 
 
 def _operands(node: Node) -> tuple[Node, Node, Node | None]:

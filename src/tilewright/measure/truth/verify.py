@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tilewright.measure.truth.conditioning import other_results
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import copies, reference_run
+from tilewright.pytorch.state import without_onednn
 from tilewright.records.case import named_leaves
 from tilewright.records.measurement import Verified
 
@@ -168,23 +169,11 @@ def joint_graph(
         fresh = copies(inputs)
         return [*(fresh[i] for i in moved), *(t.detach().clone() for t in state.values()), *tangents]
 
-    with sdpa_kernel(SDPBackend.MATH), _without_onednn():
+    # oneDNN's recurrent layers have no float64.
+    with sdpa_kernel(SDPBackend.MATH), without_onednn():
         torch.manual_seed(seed)
         graph = traced(whole, arguments())
     return JointGraph(graph, arguments(), names)
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Its recurrent layers have no float64."""
-    import torch
-
-    # `torch.backends.mkldnn.flags` also sets flags of other devices, with a warning.
-    before, *_ = torch.backends.mkldnn.set_flags(False)
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.set_flags(before)
 
 
 def _truth(joint: JointGraph, eager: _Results, seed: int) -> _Results:
