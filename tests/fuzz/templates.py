@@ -93,7 +93,7 @@ REDUCTIONS = [
     "{f} * torch.rsqrt({f}.square().mean({d}, keepdim=True) + 0.5)",
     "({f} @ {s}.transpose(-2, -1)) * 0.2",
     "torch.softmax({f} @ {s}.transpose(-2, -1) * 0.1, -1) @ {s}",
-    "torch.softmax(0.1 * {f} @ {s}.mT + torch.full(({f}.shape[-2],) * 2, -torch.inf).triu(1), -1) @ {s}",
+    "torch.softmax(0.1 * {f} @ {s}.mT + torch.full_like({f} @ {s}.mT, -torch.inf).triu(1), -1) @ {s}",
     "torch.cosine_similarity({f} + 1, {s} + 2, dim={d})",
     "0.1 * {f}.sum({d}, dtype=torch.float64)",
     "{f}.tanh().prod({d})",
@@ -241,16 +241,16 @@ WRITES = [
 ]
 # Dynamo refuses results that are not contiguous or have another shape.
 INTO_RESULTS = [
-    "torch.add({f}.detach(), {s}.detach(), out=torch.empty({s}.shape, dtype={s}.dtype))",
-    "torch.exp({f}.detach().clamp(max=1), out=torch.empty({f}.shape, dtype={f}.dtype))",
-    "torch.mul({f}.detach(), {g}.detach(), out=torch.empty(({f} * {g}).shape, dtype=torch.float64)).to({f}.dtype)",
-    "(lambda t: (torch.sin({f}.detach(), out=t[0]), t)[1])(torch.zeros(2, *{f}.shape, dtype={f}.dtype))",
-    "torch.sum({f}.detach(), {d}, out=torch.empty({f}.select({d}, 0).shape, dtype={f}.dtype)) * 0.1",
-    "torch.stack([{f}.detach(), {s}.detach()], out=torch.empty(2, *{f}.shape, dtype={f}.dtype))",
-    "torch.gt({f}.detach(), {s}.detach(), out=torch.empty({f}.shape, dtype=torch.bool))",
-    "torch.matmul({f}.detach(), {s}.detach().mT, out=torch.empty(({f} @ {s}.mT).shape, dtype={f}.dtype)) * 0.2",
-    "torch.cumsum({f}.detach(), {d}, out=torch.empty({s}.shape, dtype={s}.dtype)) * 0.1",
-    "torch.clamp({f}.detach(), -1, 1, out=torch.empty({s}.shape, dtype=torch.float64))",
+    "torch.add({f}.detach(), {s}.detach(), out={s}.new_empty({s}.shape))",
+    "torch.exp({f}.detach().clamp(max=1), out={f}.new_empty({f}.shape))",
+    "torch.mul({f}.detach(), {g}.detach(), out={f}.new_empty(({f} * {g}).shape, dtype=torch.float64)).to({f}.dtype)",
+    "(lambda t: (torch.sin({f}.detach(), out=t[0]), t)[1])({f}.new_zeros(2, *{f}.shape))",
+    "torch.sum({f}.detach(), {d}, out={f}.new_empty({f}.select({d}, 0).shape)) * 0.1",
+    "torch.stack([{f}.detach(), {s}.detach()], out={f}.new_empty(2, *{f}.shape))",
+    "torch.gt({f}.detach(), {s}.detach(), out={f}.new_empty({f}.shape, dtype=torch.bool))",
+    "torch.matmul({f}.detach(), {s}.detach().mT, out={f}.new_empty(({f} @ {s}.mT).shape)) * 0.2",
+    "torch.cumsum({f}.detach(), {d}, out={s}.new_empty({s}.shape)) * 0.1",
+    "torch.clamp({f}.detach(), -1, 1, out={f}.new_empty({s}.shape, dtype=torch.float64))",
 ]
 INTO_ARGUMENTS = [
     "{u}.mul_(0.5)",

@@ -10,9 +10,10 @@ from random import Random
 import pytest
 import torch
 
+from tests.fuzz.batches import drawn
 from tests.fuzz.conditioning import unverified
 from tests.fuzz.graphs import MOST_ELEMENTS, Graph
-from tests.fuzz.test_random_graphs import TOGETHER, drawn
+from tests.fuzz.test_random_graphs import TOGETHER
 from tilewright.backend import backend, recording
 from tilewright.measure.truth.verify import verify
 
@@ -57,7 +58,7 @@ def test_random_graphs_of_changing_sizes_keep_the_numbers_contract(
 ) -> None:
     monkeypatch.setenv("TILEWRIGHT_VERIFY", "1")
     seed, place = FIRST + TOGETHER * (number // TOGETHER), number % TOGETHER
-    graph, training = drawn(seed)[place], number % 3 != 2
+    graph, training = drawn(seed, TOGETHER)[place], number % 3 != 2
     function = graph.function()
     torch._dynamo.reset()
     run = torch.compile(function, backend=backend, fullgraph=True, dynamic=True)

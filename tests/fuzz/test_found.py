@@ -2,8 +2,8 @@
 
 import torch
 
+from tests.fuzz.batches import Batch
 from tests.fuzz.graphs import Graph, Input
-from tests.fuzz.test_random_graphs import Batch
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
