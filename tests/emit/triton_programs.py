@@ -22,6 +22,7 @@ from tilewright.hardware.target import target_named
 from tilewright.kernels.dropout_add.philox import keep_philox
 from tilewright.launch.generated import TritonKernel, compile_together
 from tilewright.loops.lower import Lowered
+from tilewright.measure.truth.conditioning import other_results
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import reference_run
 from tilewright.passes.fusion import Region, fuse
@@ -406,9 +407,17 @@ def _results(lowered: Lowered, device: torch.device) -> Iterator[torch.Tensor]:
 
 
 def verify(graph: fx.Graph, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> list[Verified]:
-    """Each result against eager and float64."""
-    pairs = reference_run(fx.GraphModule(torch.nn.Module(), graph), list(inputs))
-    return [compare(mine.cpu(), pair.eager.cpu(), pair.truth.cpu()) for mine, pair in zip(results, pairs, strict=True)]
+    """Each result against eager and float64; where one misses, against other runs of the operators too."""
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    pairs = reference_run(module, list(inputs))
+    found = [compare(mine.cpu(), pair.eager.cpu(), pair.truth.cpu()) for mine, pair in zip(results, pairs, strict=True)]
+    if all(row.ok for row in found):
+        return found
+    near = other_results(module, list(inputs), 0)
+    return [
+        row if row.ok else compare(mine.cpu(), pair.eager.cpu(), pair.truth.cpu(), [t.cpu() for t in others])
+        for row, mine, pair, others in zip(found, results, pairs, near, strict=True)
+    ]
 
 
 def check_program(name: str, device: torch.device, run: Runner) -> None:

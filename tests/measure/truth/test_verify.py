@@ -401,3 +401,17 @@ def test_rounding_alone_breaks_no_bound(case: str, seed: int) -> None:
         return near(*tensors) * (1 + 64 * eps)
 
     assert [row for row in verify(right, wrong, inputs) if not row.ok] != []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.binary_cross_entropy(x.abs(), x.abs()),
+        lambda x: F.binary_cross_entropy(torch.sigmoid(40 * x.abs()), x.abs()),
+        lambda x: torch.acos(x) + torch.atanh(x / 2),
+        lambda x: torch.bernoulli(x.abs()) * x,
+    ],
+)
+def test_probabilities_of_one_are_still_judged(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = doubles(1.0, -1.0, 1.0, 0.0)
+    assert [row.ok for row in verify(function, lambda x: function(x) + 0.001, [x])] == [False]

@@ -127,9 +127,6 @@ class Rounded(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = operator_name(target)
-        if name == "bernoulli":
-            # One unit above a sigmoid of 1 is no probability.
-            args = (args[0].clamp(0, 1), *args[1:])
         result = super().call_function(target, args, kwargs)
         is_random = torch.Tag.nondeterministic_seeded in getattr(target, "tags", (torch.Tag.nondeterministic_seeded,))
         if not name or name.rstrip("_") in EXACT or is_random:
@@ -164,7 +161,10 @@ class Rounded(fx.Interpreter):
         if generator is None:
             generator = self.generators[value.device] = torch.Generator(value.device).manual_seed(self.seed)
         off = 2 * torch.rand(value.shape, generator=generator, dtype=torch.float64, device=value.device) - 1
-        return (value.double() * (1 + off * torch.finfo(value.dtype).eps)).to(value.dtype)
+        wide = value.double()
+        moved = wide * (1 + off * torch.finfo(value.dtype).eps)
+        # One unit above 1 is no probability and no cosine: what lies between -1 and 1 stays there.
+        return torch.where(wide.abs() <= 1, moved.clamp(-1, 1), moved).to(value.dtype)
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
