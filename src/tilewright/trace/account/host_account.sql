@@ -100,8 +100,8 @@ LEFT JOIN recording ON recording.file_id = coalesce(description.file_id, recorde
 CREATE OR REPLACE TABLE host_cause AS
 WITH span AS (
     SELECT file_id, step_ts, code % 100 + 1 AS class_number, what, source,
-           CASE WHEN code // 100 = 4 THEN inner_code % 100 + 1 END AS inner_number, inner_what, inner_source, called, count(DISTINCT nullif(called_id, -1)) AS calls, sum(dur)::BIGINT AS dur,
-           sum(dur - stopped) AS running, count(DISTINCT slice_id) AS slices, sum(events) AS events, code = 306 AND what < 0 AS enters
+           CASE WHEN code // 100 = 4 THEN inner_code % 100 + 1 END AS inner_number, inner_what, inner_source, called, list_unique(list(nullif(called_id, -1))) AS calls, sum(dur)::BIGINT AS dur,
+           sum(dur - stopped) AS running, list_unique(list(slice_id)) AS slices, sum(events) AS events, code = 306 AND what < 0 AS enters
     FROM stopped_span GROUP BY ALL
 ),
 one_step AS (

@@ -54,7 +54,7 @@ instance AS (
                     AS BIGINT) AS moved,
            TRY_CAST(sum(bytes_out) AS BIGINT) AS given,
            -- A kernel with a fill of its workspace is not what a fill moves.
-           CASE WHEN collective THEN 'communication' WHEN count(DISTINCT kind) = 1 THEN any_value(kind)
+           CASE WHEN collective THEN 'communication' WHEN min(kind) = max(kind) THEN min(kind)
                 ELSE 'kernel' END AS kind, min(name) AS kernel
     FROM keyed
     -- One call of an operator may be several kernels; replays of one captured call, and light steps, are kept apart.
