@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from tilewright.measure.truth.conditioning import EXACT, FINE, Decisions, Rounded, behind, operator_name, run
 from tilewright.measure.truth.reference import copies
-from tilewright.measure.truth.verify import joint_graph, named_tensors, random_tangents
+from tilewright.measure.truth.verify import joint_graph, run_eager
 
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"})
 
@@ -30,11 +30,9 @@ def unverified(function: Callable[..., Any], inputs: Sequence[torch.Tensor], see
 
     Named as `verify` names them, which runs with the same seed on the same values.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        outputs = [tensor for _, tensor in named_tensors(function(*copies(inputs)), "output")]
-        tangents = random_tangents([t for t in outputs if t.requires_grad] if training else [], seed)
-        joint = joint_graph(function, inputs, tangents, seed=seed, training=training)
+    with torch.random.fork_rng(), torch.set_grad_enabled(training):
+        eager = run_eager(function, inputs, seed=seed, training=training)
+        joint = joint_graph(function, inputs, eager, seed=seed, training=training)
         with torch.no_grad():
             tipped = _tipped(joint.graph, joint.inputs, seed)
     (nodes,) = joint.graph.graph.output_node().args

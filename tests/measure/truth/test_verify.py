@@ -262,6 +262,7 @@ def test_eager_keeps_the_contract_with_itself(dtype: torch.dtype) -> None:
         ("fwd", "output['h']"),
         ("fwd", "output['loss'][0]"),
         ("fwd", "output['loss'][1]"),
+        *(("fwd", f"norm.{name} after the call") for name in ("running_mean", "running_var", "num_batches_tracked")),
         ("bwd", "input 0"),
         *(("bwd", name) for name in ("linear.weight", "linear.bias", "norm.weight", "norm.bias")),
     ]
@@ -319,8 +320,83 @@ def test_autocast_and_mutated_inputs() -> None:
         return y.float() * seen
 
     seen = torch.zeros(8)
-    (row,) = verify(model, model, [torch.randn(4, 8), seen], training=False)
+    row, after = verify(model, model, [torch.randn(4, 8), seen], training=False)
     assert row.ok and 1e-4 < row.error < 1e-2 and seen.sum() == 0
+    assert after.ok and after.tensor == "input 1 after the call"
+
+
+class Cached(nn.Module):
+    """Writes and assigns buffers, and writes an argument, through which a gradient flows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.tied = self.linear.weight
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("untouched", torch.ones(3))
+
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        y = F.linear(self.linear(x), self.tied)
+        cache[:2] = y
+        with torch.no_grad():
+            self.seen.add_(y.sum(0))
+            self.mean = self.mean * 0.9 + y.mean() * 0.1
+        return y * 2
+
+
+def _with(change: Callable[[Cached, torch.Tensor, torch.Tensor], object]) -> Callable[[Cached], Callable[..., Any]]:
+    def made(model: Cached) -> Callable[..., Any]:
+        def call(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+            y = model(x, cache)
+            with torch.no_grad():
+                change(model, x, cache)
+            return y
+
+        return call
+
+    return made
+
+
+def _without_gradient(model: Cached) -> Callable[..., Any]:
+    def call(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        other = cache.clone()
+        y: torch.Tensor = model(x, other)
+        cache.copy_(other.detach())
+        return y
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        (lambda model: model, set()),
+        (_with(lambda model, x, cache: model.seen.mul_(1.01)), {"seen after the call"}),
+        (_with(lambda model, x, cache: model.seen.zero_()), {"seen after the call"}),
+        (_with(lambda model, x, cache: setattr(model, "mean", model.mean + 1)), {"mean after the call"}),
+        (_with(lambda model, x, cache: model.untouched.add_(1)), {"untouched after the call"}),
+        (_with(lambda model, x, cache: model.linear.bias.add_(1)), {"linear.bias after the call"}),
+        (_with(lambda model, x, cache: cache[1:].add_(1)), {"input 1 after the call"}),
+        (_with(lambda model, x, cache: x.data.add_(1)), {"input 0 after the call", "tied"}),
+        (_without_gradient, {"tied", "linear.bias"}),
+    ],
+    ids=["right", "scaled", "lost", "assigned", "unwritten", "parameter", "argument", "unwritten argument", "gradient"],
+)
+def test_what_a_call_wrote_is_compared(change: Callable[[Cached], Callable[..., Any]], broken: set[str]) -> None:
+    torch.manual_seed(3)
+    model = Cached()
+    state = {name: (t, t.clone()) for name, t in model.state_dict(keep_vars=True).items()}
+    inputs = [torch.randn(2, 4), torch.randn(3, 4)]
+    rows = verify(model, change(model), inputs)
+    assert {row.tensor for row in rows if not row.ok} == broken
+    assert {row.tensor for row in rows} - broken == {
+        *("output", "input 1 after the call", "seen after the call", "mean after the call"),
+        *("tied", "linear.bias"),
+    } - broken
+    now = model.state_dict(keep_vars=True)
+    assert all(now[name] is tensor and torch.equal(tensor, value) for name, (tensor, value) in state.items())
+    assert not any(b.requires_grad for b in model.buffers())
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tilewright.measure.truth.conditioning import other_results
 from tilewright.measure.truth.contract import compare
 from tilewright.measure.truth.reference import copies, reference_run
+from tilewright.measure.truth.written import after_the_call, are_equal, is_after, module_state, restored, told_apart
 from tilewright.pytorch.state import without_onednn
 from tilewright.records.case import named_leaves
 from tilewright.records.measurement import Verified
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    State = dict[str, torch.Tensor]
+    from tilewright.measure.truth.written import State
 
 Model = Callable[..., Any]
 
@@ -26,22 +26,23 @@ Model = Callable[..., Any]
 def verify(
     model: Model, compiled: Model, inputs: Sequence[Any], *, seed: int = 0, training: bool = True
 ) -> list[Verified]:
-    """One row for every output and, with `training`, for every gradient of an input or parameter.
+    """One row for every output and written tensor and, with `training`, for every gradient of an input or parameter.
 
     `compiled(*inputs)` is compared with `model(*inputs)` and with float64 (`reference_run`). All runs start from
-    the same state of the generators, the same inputs and buffers, and the same random gradients of the outputs;
-    the caller's generators, inputs, buffers and `.grad` do not change. Gradients are those of the inputs that
+    the same state of the generators, the same inputs, parameters and buffers, and the same random gradients of the
+    outputs; the caller's generators, inputs, parameters, buffers and `.grad` do not change. Rows of inputs, parameters
+    and buffers that either run wrote are named `input 1 after the call`. Gradients are those of the inputs that
     require one and of the trainable parameters, if `model` is a module.
     A row that breaks the contract has `ok=False`. Exceptions of the model pass through.
     """
     import torch
 
-    tensors = [*(tensor for _, tensor in named_tensors(inputs, "")), *_state(model).values()]
+    tensors = [*(tensor for _, tensor in named_tensors(inputs, "")), *module_state(model).values()]
     devices = {t.device for t in tensors if t.device.type == "cuda"}
     with torch.random.fork_rng(sorted({d.index or 0 for d in devices})), torch.set_grad_enabled(training):
-        eager = _run(model, model, inputs, None, seed, training)
+        eager = run_eager(model, inputs, seed=seed, training=training)
         ours = _run(model, compiled, inputs, eager.tangents, seed, training)
-        joint = joint_graph(model, inputs, eager.tangents, seed=seed, training=training)
+        joint = joint_graph(model, inputs, eager, seed=seed, training=training)
         truth = _truth(joint, eager, seed)
         rows = [*_rows(eager, ours, truth, "fwd", {}), *_rows(eager, ours, truth, "bwd", {})]
         if all(row.ok for row in rows):
@@ -51,30 +52,47 @@ def verify(
 
 
 @dataclass(frozen=True)
-class _Results:
+class Results:
     """Tensors by name, and the gradients of the outputs that backward started from."""
 
-    fwd: Mapping[str, torch.Tensor]
-    bwd: Mapping[str, torch.Tensor]
+    outputs: State
+    written: State
+    """Inputs, parameters and buffers after the call, of those that it wrote."""
+    unwritten: State
+    bwd: State
     tangents: Sequence[torch.Tensor]
 
 
+def run_eager(model: Model, inputs: Sequence[Any], *, seed: int, training: bool) -> Results:
+    """The model's own results and, with `training`, gradients; its state is as before afterwards."""
+    return _run(model, model, inputs, None, seed, training)
+
+
 def _rows(
-    eager: _Results,
-    ours: _Results,
-    truth: _Results,
+    eager: Results,
+    ours: Results,
+    truth: State,
     direction: Literal["fwd", "bwd"],
     others: Mapping[str, Sequence[torch.Tensor]],
 ) -> Iterator[Verified]:
-    expected, given, true = (getattr(r, direction) for r in (eager, ours, truth))
+    expected, given = (eager.bwd, ours.bwd) if direction == "bwd" else _forward(eager, ours)
     for name in expected | given:
         if name in expected and name in given:
-            near = others.get(name, ())
-            yield compare(given[name], expected[name], true[name], near, direction=direction, tensor=name)
+            true, near = truth.get(name, expected[name]), others.get(name, ())
+            yield compare(given[name], expected[name], true, near, direction=direction, tensor=name)
         else:
             dtype = str((expected | given)[name].dtype).removeprefix("torch.")
             inf = float("inf")
             yield Verified(direction, name, dtype, inf, 0.0, inf, 0.0, 0.0, 0.0, ok=False)
+
+
+def _forward(eager: Results, ours: Results) -> tuple[State, State]:
+    """Outputs, and tensors after the call: those that eager wrote, and those that differ from what eager left alone."""
+    after = ours.written | ours.unwritten
+    both = {name: (t, after[name]) for name, t in (eager.written | eager.unwritten).items()}
+    both = {name: pair for name, pair in both.items() if name in eager.written or not are_equal(*pair)}
+    expected, given = ({name: pair[i] for name, pair in both.items()} for i in (0, 1))
+    return eager.outputs | expected, ours.outputs | given
 
 
 def _run(
@@ -84,28 +102,32 @@ def _run(
     tangents: Sequence[torch.Tensor] | None,
     seed: int,
     training: bool,
-) -> _Results:
+) -> Results:
     import torch
 
     fresh = copies(inputs)
-    with _restored_buffers(model):
+    with restored(model) as values:
+        leaves = dict(_leaves(fresh)) | _parameters(model) if training else {}
         torch.manual_seed(seed)
         outputs = dict(named_tensors(function(*fresh), "output"))
-        leaves = dict(_leaves(fresh)) | _parameters(model) if training else {}
-        gradients, tangents = _backward(outputs, leaves, tangents, seed)
-    fwd = {name: tensor.detach().clone() for name, tensor in outputs.items()}
-    return _Results(fwd, gradients, tangents)
+        after = after_the_call(fresh, module_state(model))
+        written, unwritten = told_apart(after_the_call(inputs, values), after)
+        gradients, tangents = _backward(outputs | written, leaves, tangents, seed)
+        kept = (_copied(outputs), _copied(written), _copied(unwritten))
+    return Results(*kept, gradients, tangents)
+
+
+def _copied(tensors: State) -> State:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _backward(
-    outputs: Mapping[str, torch.Tensor],
-    leaves: Mapping[str, torch.Tensor],
-    tangents: Sequence[torch.Tensor] | None,
-    seed: int,
+    outputs: State, leaves: State, tangents: Sequence[torch.Tensor] | None, seed: int
 ) -> tuple[State, Sequence[torch.Tensor]]:
     import torch
 
-    ends = [t for t in outputs.values() if t.requires_grad] if leaves else []
+    # What was written to a parameter or to an input that requires a gradient has none itself.
+    ends = [t for n, t in outputs.items() if t.requires_grad and not (is_after(n) and t.is_leaf)] if leaves else []
     if tangents is None:
         tangents = random_tangents(ends, seed)
     if not ends:
@@ -135,13 +157,11 @@ class JointGraph:
     names: Sequence[str]
 
 
-def joint_graph(
-    model: Model, inputs: Sequence[Any], tangents: Sequence[torch.Tensor], *, seed: int, training: bool
-) -> JointGraph:
+def joint_graph(model: Model, inputs: Sequence[Any], eager: Results, *, seed: int, training: bool) -> JointGraph:
     """The operators that eager runs for `model(*inputs)` and, with `training`, for its gradients.
 
-    `tangents` are the gradients of the differentiable outputs. Attention is decomposed (the math backend), because
-    fused attention has no float64 and hides its dropout mask. Where a tensor's value decides what runs next
+    The results are those of `eager`: outputs, what it wrote, and gradients. Attention is decomposed (the math backend),
+    because fused attention has no float64 and hides its dropout mask. Where a tensor's value decides what runs next
     (`if mask.all()`), the graph has what ran for these inputs. Exceptions of the model pass through.
     """
     import torch
@@ -149,7 +169,7 @@ def joint_graph(
 
     from tilewright.pytorch.tracing import traced
 
-    state = _state(model)
+    state = module_state(model)
     moved = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     trainable = set(_parameters(model))
     names: list[str] = []
@@ -159,15 +179,18 @@ def joint_graph(
         for i in moved:
             values[i] = _leaf(rest.pop(0), training and inputs[i].requires_grad)
         parameters = {name: _leaf(rest.pop(0), training and name in trainable) for name in state}
-        outputs = dict(named_tensors(_call(model, parameters, values), "output"))
-        leaves = dict(_leaves(values)) | {n: parameters[n] for n in parameters if n in trainable} if training else {}
+        leaves = dict(_leaves(values)) if training else {}
+        leaves |= {n: parameters[n] for n in parameters if n in trainable} if training else {}
+        returned, after = _call(model, parameters, values)
+        after = after_the_call(values, after)
+        outputs = dict(named_tensors(returned, "output")) | {name: after[name] for name in eager.written}
         gradients, _ = _backward(outputs, leaves, rest, seed)
         names[:] = [*outputs, *gradients]
         return [*outputs.values(), *gradients.values()]
 
     def arguments() -> list[torch.Tensor]:
         fresh = copies(inputs)
-        return [*(fresh[i] for i in moved), *(t.detach().clone() for t in state.values()), *tangents]
+        return [*(fresh[i] for i in moved), *(t.detach().clone() for t in state.values()), *eager.tangents]
 
     # oneDNN's recurrent layers have no float64.
     with sdpa_kernel(SDPBackend.MATH), without_onednn():
@@ -176,21 +199,33 @@ def joint_graph(
     return JointGraph(graph, arguments(), names)
 
 
-def _truth(joint: JointGraph, eager: _Results, seed: int) -> _Results:
+def _truth(joint: JointGraph, eager: Results, seed: int) -> State:
     import torch
 
     torch.manual_seed(seed)
     results = reference_run(joint.graph, joint.inputs)
     true = {name: pair.truth for name, pair in zip(joint.names, results, strict=True)}
-    return _Results({n: true[n] for n in eager.fwd}, {n: true[n] for n in eager.bwd}, eager.tangents)
+    return {name: true[name] for name in (*eager.outputs, *eager.written, *eager.bwd)}
 
 
-def _call(model: Model, state: State, inputs: Sequence[Any]) -> Any:
+def _call(model: Model, state: State, inputs: Sequence[Any]) -> tuple[Any, State]:
+    """What the model returns with other parameters and buffers, and these after the call."""
     import torch
 
-    if isinstance(model, torch.nn.Module):
-        return torch.func.functional_call(model, state, tuple(inputs))
-    return model(*inputs)
+    if not isinstance(model, torch.nn.Module):
+        return model(*inputs), {}
+
+    class WithState(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> tuple[Any, State]:
+            return model(*inputs), module_state(model)
+
+    given = {f"model.{name}": tensor for name, tensor in state.items()}
+    returned: tuple[Any, State] = torch.func.functional_call(WithState(), given)
+    return returned
 
 
 def _leaf(tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
@@ -219,26 +254,3 @@ def _parameters(model: Model) -> State:
     if not isinstance(model, torch.nn.Module):
         return {}
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def _state(model: Model) -> State:
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    return dict(model.named_parameters()) | dict(model.named_buffers())
-
-
-@contextmanager
-def _restored_buffers(model: Model) -> Iterator[None]:
-    """Restore buffers, such as running statistics, afterwards."""
-    import torch
-
-    buffers = dict(model.named_buffers()) if isinstance(model, torch.nn.Module) else {}
-    before = {name: buffer.clone() for name, buffer in buffers.items()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in buffers.items():
-                buffer.copy_(before[name])
