@@ -320,6 +320,8 @@ def test_writes_through_windows_are_left_to_pytorch(monkeypatch: pytest.MonkeyPa
     assert "between windows" in fallback.why
     monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
     assert_same(compiled(lambda x: (x.unfold(0, 2, 2) * 2, x.mul_(2)))(x.clone()), (x.unfold(0, 2, 2) * 2, x * 2))
+    windows = compiled(lambda x: torch.neg(x.unfold(0, 2, 2), out=x.new_empty(2, 5, 2)))(x)
+    assert torch.equal(windows, -x.unfold(0, 2, 2))
 
 
 @pytest.mark.parametrize(("shape", "size", "step"), [((9,), 2, 1), ((4, 9), 3, 2), ((3, 8), 4, 1)])
