@@ -7,7 +7,7 @@ from math import prod
 
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, each, elements, nothing, of_argument, wanted
 from tilewright.operators.language import Unfusable, Value, call
-from tilewright.operators.normalization import affine, layer_norm_flops, norm, roots_of_rows
+from tilewright.operators.normalization import affine, layer_norm_flops, moments, norm, roots_of_rows
 from tilewright.operators.row import Call, Row, body, calls, declare
 from tilewright.operators.shapes import CallAxes, Result
 
@@ -116,8 +116,8 @@ def batch_norm(
     y, mean, rstd, squares = _by_moments(c, x, weight, bias, training, eps)
     count = prod(x.shape) // x.shape[1]
     # The running variance is unbiased: divided by count - 1.
-    moments = ((running_mean, mean), (running_var, squares / (count - 1)))
-    running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in moments)
+    batch = ((running_mean, mean), (running_var, squares / (count - 1)))
+    running = (old * (1 - momentum) + new.to_compute(old.dtype) * momentum for old, new in batch)
     return y, mean, rstd, *running  # type: ignore[return-value]
 
 
@@ -137,14 +137,11 @@ def _by_moments(
     c: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, eps: float
 ) -> tuple[Value, Value, Value, Value]:
     """A batch norm, and of each channel the mean, the reciprocal deviation and the sum of squares about the mean."""
-    dims = _but_channels(x)
-    count = prod(x.shape[d] for d in dims)
+    count = prod(x.shape) // x.shape[1]
     if not training or count == 1:
         raise Unfusable("a batch norm of given moments, or of one element a channel")
-    mean = x.sum(dims) / count
-    centred = x - mean
-    squares = (centred * centred).sum(dims)
-    rstd = call("rsqrt", squares / count + eps)
+    mean, centred, squares = moments(c, x, _but_channels(x))
+    rstd = call("rsqrt", squares / count + eps).to_compute(x.dtype)
     mean, rstd, squares = (statistic.view([x.shape[1]]) for statistic in (mean, rstd, squares))
     return _normalised(c, centred, rstd, weight, bias), mean, rstd, squares
 
@@ -173,10 +170,11 @@ def batch_norm_backward(
         raise Unfusable("the moments of a batch norm in evaluation are not those of its batch")
     dims = _but_channels(x)
     count = prod(x.shape[d] for d in dims)
-    normal = (x - _along_channels(x, mean)) * _along_channels(x, rstd)
-    db, dw = g.sum(dims), (g * normal).sum(dims)
+    middle, deviation = _along_channels(x, mean), _along_channels(x, rstd)
+    db, dw = g.sum(dims), (g * (x - middle)).sum(dims) * deviation
     scale = _along_channels(x, rstd if weight is None else rstd * weight.to_compute(rstd.dtype))
-    dx = (g - db / count - normal * (dw / count)) * scale
+    # x - mean again: two kernels would share it through memory.
+    dx = (g - db / count - (x - middle) * (dw * deviation / count)) * scale
     flat = (dx, *(total.view([x.shape[1]]) for total in (dw, db)))
     return tuple(v if want else None for v, want in zip(flat, wanted, strict=True))  # type: ignore[return-value]
 
@@ -211,9 +209,8 @@ def group_norm(
     """Wu and He, arXiv:1803.08494: the moments are those of each sample's groups of channels."""
     count = channels // group * points
     parts = x.view([batch, group, count])
-    mean = parts.sum(2) / count
-    centred = parts - mean
-    rstd = call("rsqrt", (centred * centred).sum(2) / count + eps)
+    mean, centred, squares = moments(c, parts, [2])
+    rstd = call("rsqrt", squares / count + eps).to_compute(x.dtype)
     y = (centred * rstd).view(c.shape)
     if weight is not None:
         y = y * _along_channels(y, weight.to_compute(c.dtype))

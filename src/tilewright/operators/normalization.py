@@ -146,6 +146,24 @@ def _last(x: Value, shape: Sequence[int]) -> list[int]:
     return list(range(len(x.dims) - len(shape), len(x.dims)))
 
 
+def moments(c: Call, x: Value, dims: Sequence[int]) -> tuple[Value, Value, Value]:
+    """The mean of `x` along `dims`, `x` less it, and the sum of the squares of that.
+
+    If sums are calls of their own, both are from one pass over memory: squares of numbers of at most 24 bits are exact
+    in double, so Σ² - n · mean² is accurate until mean² is 10⁸ times the variance.
+    """
+    count = prod(x.shape[d] for d in dims)
+    if not c.apart:
+        mean = x.sum(dims) / count
+        centred = x - mean
+        return mean, centred, (centred * centred).sum(dims)
+    wide = x.to_compute("float64")
+    mean = wide.sum(dims) / count
+    squares = call("maximum", (wide * wide).sum(dims) - mean * mean * count, 0)
+    mean = mean.to_compute(x.dtype)
+    return mean, x - mean, squares
+
+
 @norm(
     "native_layer_norm.default(input, normalized_shape, weight, bias, eps)",
     arithmetic=Arithmetic(layer_norm_flops, roots_of_rows),
@@ -157,10 +175,8 @@ def _last(x: Value, shape: Sequence[int]) -> list[int]:
 def layer_norm(
     c: Call, x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
-    dims, count = _last(x, shape), prod(shape)
-    mean = x.sum(dims) / count
-    centred = x - mean
-    rstd = call("rsqrt", (centred * centred).sum(dims) / count + eps)
+    mean, centred, squares = moments(c, x, _last(x, shape))
+    rstd = call("rsqrt", squares / prod(shape) + eps).to_compute(x.dtype)
     y = centred * rstd
     if weight is not None:
         y = y * weight.to_compute(c.dtype)

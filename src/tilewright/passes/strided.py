@@ -12,15 +12,13 @@ One nest would read each row with a stride: 27 ms for 1024 × 1024 along the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from tilewright.graph.calls import arguments, class_of, tensor
-from tilewright.graph.insert import insert_formula
 from tilewright.loops.lower import FEW_ROWS, LONG_ROW, Lowered
 from tilewright.loops.nest import Level
 from tilewright.passes.bodies import write_body
@@ -92,27 +90,7 @@ def _is_strided(node: fx.Node, operand: fx.Node) -> bool:
     return prod(x.shape[max(axis % x.dim() for axis in axes) + 1 :]) >= LEAST_BESIDE
 
 
-def _place(x: Tensor, extreme: Tensor, dim: int, keepdim: bool) -> Tensor:
-    """The first index of the extreme [kept axes] along `dim`, or of NaN if there is one."""
-    count = x.shape[dim]
-    places = torch.arange(count, dtype=torch.int32, device=x.device).view(count, *[1] * (x.dim() - dim % x.dim() - 1))
-    return torch.where((x == extreme) | x.isnan(), places, count).amin(dim, keepdim).long()
-
-
-def _max(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return x.amax(dim, keepdim), _place(x, x.amax(dim, True), dim, keepdim)
-
-
-def _min(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    return x.amin(dim, keepdim), _place(x, x.amin(dim, True), dim, keepdim)
-
-
-PLACES: dict[Any, Callable[..., Any]] = {
-    aten.argmax.default: lambda *args: _max(*args)[1],
-    aten.argmin.default: lambda *args: _min(*args)[1],
-    aten.max.dim: _max,
-    aten.min.dim: _min,
-}
+PLACES = (aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim)
 BY_BODY = (
     aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default, aten.logsumexp.default,
     aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
@@ -122,5 +100,4 @@ BY_BODY = (
 
 @rule(call((*BY_BODY, *PLACES), "operand", ...), on=cplusplus, where=_is_strided)
 def split_strided_rows(node: fx.Node) -> Any:
-    by_place = PLACES.get(node.target)
-    return insert_formula(node, by_place, *node.args) if by_place else write_body(node)
+    return write_body(node, in_cpp=True)

@@ -31,6 +31,7 @@ instance norm's gradient, 2 × 32 × 64³ in bf16, whose traffic takes 32 (H200)
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -59,26 +60,36 @@ LAYER, LAYER_BACKWARD = aten.native_layer_norm.default, aten.native_layer_norm_b
 SPREADS = {aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction}
 
 
-@rule(call((FORWARD, WITHOUT_RUNNING, BACKWARD, GROUP, WEIGHT, WEIGHT_BACKWARD, LAYER, LAYER_BACKWARD, *SPREADS), ...))
+def _by_channel(x: int, training: int) -> Callable[[Any, Target], bool]:
+    return lambda args, target: args[training] is True and _is_split(args[x], target)
+
+
+SPLIT: dict[Any, Callable[[Any, Target], bool]] = {
+    FORWARD: _by_channel(0, 5),
+    WITHOUT_RUNNING: _by_channel(0, 3),
+    BACKWARD: _by_channel(1, 7),
+    GROUP: lambda args, target: _is_long(args[0], args[3] * args[6], target),
+    LAYER: lambda args, target: _is_long(args[0], _rows_of(*args[:2]), target),
+    LAYER_BACKWARD: lambda args, target: _starves(args[1], _rows_of(*args[1:3]), target),
+    WEIGHT: lambda args, target: _is_of_columns(args[0], args[2], target),
+    WEIGHT_BACKWARD: lambda args, target: _is_of_columns(args[0], args[4], target),
+}
+"""By operator, whether its arguments are those of a call that is split."""
+
+
+@rule(call((*SPLIT, *SPREADS), ...))
 def split_norms(node: fx.Node, target: Target) -> Any:
-    args: tuple[Any, ...] = node.args
-    if node.target is FORWARD and args[5] is True and _is_split(args[0], target):
-        return insert_formula(node, _forward, *args[:5], *args[6:])
-    if node.target is WITHOUT_RUNNING and args[3] is True and _is_split(args[0], target):
-        return insert_formula(node, _of_moments, *args[:3], args[5])
-    if node.target is BACKWARD and args[7] is True and _is_split(args[1], target):
-        return insert_formula(node, _backward, *args[:3], *args[5:7], args[9][0])
-    if node.target is GROUP and _is_long(args[0], args[3] * args[6], target):
-        return insert_formula(node, _group_norm, *args[:3], *args[6:])
-    if node.target in (WEIGHT, WEIGHT_BACKWARD) and _is_of_columns(node, target):
-        return write_body(node)
-    if node.target is LAYER and _is_long(args[0], _rows_of(*args[:2]), target):
-        return insert_formula(node, _layer_norm, *args)
-    if node.target is LAYER_BACKWARD and _starves(args[1], _rows_of(*args[1:3]), target):
-        return write_body(node)
-    if node.target in SPREADS and _starves(args[0], calls.results(node)[0].numel(), target):
-        return write_body(node)
-    return None
+    args: Any = node.args
+    if node.target in SPREADS:
+        is_split = _starves(args[0], calls.results(node)[0].numel(), target)
+    else:
+        is_split = SPLIT[node.target](args, target)
+    if not is_split:
+        return None
+    if node.target is BACKWARD and [lies_channels_last(calls.tensor(x)) for x in args[:2]] == [False, True]:
+        # The producer's kernel can write this copy.
+        node.update_arg(0, insert_formula(node, laid_channels_last, args[0]))
+    return write_body(node)
 
 
 @rule(call(tuple(FORMULAS), ...))
@@ -91,11 +102,10 @@ def _rows_of(operand: fx.Node, shape: list[int]) -> int:
     return calls.tensor(operand).numel() // max(prod(shape), 1)
 
 
-def _is_of_columns(node: fx.Node, target: Target) -> bool:
+def _is_of_columns(operand: fx.Node, dim: int, target: Target) -> bool:
     """Whether a weight norm on a GPU is over all axes but the last."""
-    *operands, dim = node.args
-    rank = calls.tensor(operands[0]).dim()
-    return target.language == "triton" and isinstance(dim, int) and rank > 1 and dim in (-1, rank - 1)
+    rank = calls.tensor(operand).dim()
+    return target.language == "triton" and rank > 1 and dim in (-1, rank - 1)
 
 
 def _is_split(operand: Any, target: Target) -> bool:
@@ -141,93 +151,11 @@ def _along(vector: Tensor, x: Tensor) -> Tensor:
     return vector.view(x.shape[1], *[1] * (x.dim() - 2))
 
 
-def _sums(x: Tensor) -> Tensor:
-    """The sum of each channel, in the dtype of x."""
-    return x.sum([d for d in range(x.dim()) if d != 1])
-
-
 def normalised(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
     """(x - mean) · (rstd · weight) + bias in the dtype of x [N, C, …]; the others are [C]."""
     scale = rstd if weight is None else rstd * weight
     y = (x - _along(mean, x)) * _along(scale, x)
     return (y if bias is None else y + _along(bias, x)).to(x.dtype)
-
-
-def _forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float,
-    eps: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The result of the norm, its moments, and the running moments after this batch."""
-    count = x.numel() // x.shape[1]
-    mean, rstd, var = _moments(x, eps)
-    whole = var * (count / (count - 1))
-    moments = (running_mean, mean), (running_var, whole)
-    moved = [old.float() * (1 - momentum) + new.float() * momentum for old, new in moments]
-    return normalised(x, weight, bias, mean, rstd), mean, rstd, *moved
-
-
-def _of_moments(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, ...]:
-    mean, rstd, _ = _moments(x, eps)
-    return normalised(x, weight, bias, mean, rstd), mean, rstd
-
-
-def _moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and reciprocal deviation of each channel, in fp32, and the variance in double."""
-    wide, count = x.double(), x.numel() // x.shape[1]
-    mean = _sums(wide) / count
-    var = (_sums(wide * wide) / count - mean * mean).clamp_min(0)
-    return mean.float(), (var + eps).rsqrt().float(), var
-
-
-def _norm_of_rows(
-    x: Tensor, rows: int, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and the moments of norms over `rows` rows of x; weight and bias broadcast to x."""
-    flat = x.view(1, rows, -1)
-    mean, rstd, _ = _moments(flat, eps)
-    y = normalised(flat.float(), None, None, mean, rstd).view(x.shape)
-    if weight is not None:
-        y = y * weight
-    if bias is not None:
-        y = y + bias
-    return y.to(x.dtype), mean, rstd
-
-
-def _group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x [N, C, …]; the moments [N, groups] in its dtype, as PyTorch gives them."""
-    scale, shift = (None if vector is None else _along(vector, x) for vector in (weight, bias))
-    y, mean, rstd = _norm_of_rows(x, x.shape[0] * groups, scale, shift, eps)
-    return y, mean.view(-1, groups).to(x.dtype), rstd.view(-1, groups).to(x.dtype)
-
-
-def _layer_norm(
-    x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    y, mean, rstd = _norm_of_rows(x, x.numel() // prod(shape), weight, bias, eps)
-    of_rows = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
-    return y, mean.view(of_rows), rstd.view(of_rows)
-
-
-def _backward(
-    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, wants_dx: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """dx = (g - Σg / n - (x - mean) · (dw · rstd / n)) · (rstd · w), dw = Σ g·(x - mean) · rstd, and db = Σg."""
-    if lies_channels_last(x) and not lies_channels_last(g):
-        # The producer's kernel can write this copy.
-        g = laid_channels_last(g)
-    mean, rstd = mean.float(), rstd.float()
-    count = x.numel() // x.shape[1]
-    db = _sums(g.float())
-    # Compute x - mean twice: a shared value would be written to memory.
-    dw = _sums(g * (x - _along(mean, x))) * rstd
-    if not wants_dx:
-        return None, dw, db
-    scale = rstd if weight is None else rstd * weight
-    tilt, level = dw * rstd / count, db / count
-    dx = g - _along(level, x) - (x - _along(mean, x)) * _along(tilt, x)
-    return dx * _along(scale, x), dw, db
 
 
 BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
