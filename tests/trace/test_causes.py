@@ -68,6 +68,30 @@ def products(first: list[list[int]], second: list[list[int]], between: str = "at
     return [operator("aten::mm", 100, 850, dims=first), *last]
 
 
+def unread(number: int) -> list[Happening]:
+    """Operators with their nodes' numbers, of which 2 and 3 are the line's; backward comes to 1, 4 and `number`."""
+    forward = [(1, 99, 1), (100, 500, 2), (500, 900, 3), (901, 930, 4), (930, 950, 5)]
+    made = [
+        operator("aten::mm", begin, end, **{"Sequence number": at, "Fwd thread id": 0}) for begin, end, at in forward
+    ]
+    return [
+        *made,
+        *(
+            operator("MmBackward0", 951 + at, 952 + at, **{"Sequence number": at, "Fwd thread id": 1})
+            for at in (1, number, 4)
+        ),
+    ]
+
+
+def accumulated(count: int) -> list[Happening]:
+    """A backward that takes 400 µs to add to that many gradients."""
+    name, each = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 400 / count
+    return [
+        frame(BACKWARD, 500, 900),
+        *(operator(name, 500 + each * at + 0.1, 500 + each * (at + 1)) for at in range(count)),
+    ]
+
+
 def calls(module: str, *, within: str = "") -> list[Happening]:
     """A step that trains the module Net_0, and then calls one that nothing differentiates."""
     around = [frame(within, 99.5, 900.5)] if within else []
@@ -152,6 +176,21 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                      "Computing forward again in backward", "", "Checkpoint only"),
     "gradients filled in a loop": ([method("zero_", "Tensor object"), operator("aten::zero_", 101, 899)],
                                    "Filling tensors (.zero_())", "", "optimizer.zero_grad()"),
+    "gradients filled in a loop, to which backward adds": (
+        [method("zero_", "Tensor object", 100, 500), operator("aten::zero_", 101, 499), *accumulated(1)],
+        "Filling tensors (.zero_())", "", "optimizer.zero_grad()"),
+    "gradients set to zero, to which backward adds": (
+        [frame("torch/optim/optimizer.py(990): zero_grad", 100, 500), operator("aten::_foreach_zero_", 101, 499),
+         *accumulated(3)], "zero_grad(set_to_none=False)", "backward adds to them", ""),
+    "an optimizer made in each step": (
+        [frame("torch/optim/adamw.py(9): __init__", 100, 500), frame("torch/optim/adam.py(9): __init__", 110, 490),
+         frame("torch/optim/adam.py(99): _init_group", 500.1, 900), operator("aten::zeros_like", 500.2, 899)],
+        "Making an optimizer", "", "before the loop"),
+    "the mode of a model": ([frame("torch/nn/modules/module.py(9): eval"),
+                             frame("torch/nn/modules/module.py(5): train", 101, 899)],
+                            "Going through a model's modules", "", "where the mode changes"),
+    "a branch that nothing reads": (unread(1), "A forward that no loss depends on", "Its 2 operators",
+                                    "torch.no_grad()"),
     "an inverse": ([operator("aten::linalg_inv_ex", 100, 900)], "Inverting a matrix", "", "linalg.solve"),
     "singular vectors": ([operator("aten::linalg_svd", 100, 900)], "Decomposing a matrix", "", "svdvals"),
     "unique": ([operator("aten::_unique2", 100, 900)], "Finding the elements that differ", "", "bincount"),
@@ -176,6 +215,13 @@ NO_CAUSE: dict[str, Sequence[Happening]] = {
         operator("aten::_softmax", 100, 900, dims=[[8, 64, 64], [], []]),
         operator("aten::bmm", 901, 990, dims=[[8, 64, 32], [8, 32, 64]]),
     ],
+    "a buffer set to zero beside gradients": [
+        method("zero_", "Tensor object", 100, 150),
+        operator("aten::zero_", 101, 149),
+        operator("aten::mm", 150, 500),
+        *accumulated(4),
+    ],
+    "a line of which backward comes to one operator": unread(3),
     "a number": product([[64, 512], []]),
     "a teacher": calls("Teacher_0"),
     "a forward that backward calls": calls("Net_0", within=BACKWARD),

@@ -183,18 +183,6 @@ copies AS (
                      'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
 ),
--- Lines that make tensors of nothing but sizes and numbers, and that nothing differentiates.
-constants AS (
-    SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what,
-           -- Ones are written into them by indices, a line or three later.
-           bool_or(EXISTS (FROM host_cause AS later WHERE later.file_id = host_cause.file_id AND later.called = 'scatter_'
-                           AND file_of(later.source) = file_of(host_cause.source)
-                           AND line_of(later.source) - line_of(host_cause.source) BETWEEN 0 AND 3)) AS is_one_hot
-    FROM host_cause
-    WHERE class IN ('operators', 'Python') AND source IS NOT NULL
-      AND called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
-    GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
-),
 doubles AS (
     SELECT file_id, sum(host_distance.ms) AS ms, sum(calls) AS calls, arg_max(source, host_distance.ms) AS source,
            arg_max(operator, host_distance.ms) AS what
@@ -229,15 +217,22 @@ checkpointed AS (
     FROM (host_event JOIN plain ON number = named AND regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): checkpoint$'))
     ASOF JOIN host_time ON host_time.file_id = host_event.file_id AND host_event.ts >= host_time.ts GROUP BY host_event.file_id
 ),
--- What PyTorch itself has a cheaper way for; with all that it calls.
-replaceable AS (
+backward AS (
+    SELECT file_id, ts, dur FROM host_event JOIN plain ON number = named WHERE name LIKE '<built-in method run\_backward of %' ESCAPE '\'
+),
+-- The time of what PyTorch itself has a cheaper way for, and of adding to gradients; with all that it calls.
+call_time AS (
     WITH chosen AS (
         SELECT number, CASE WHEN name LIKE '%: zero_grad' THEN 'zero_grad' WHEN name LIKE '%tensor_str%' THEN 'format'
-                            WHEN name LIKE '%: recompute_fn' THEN 'recompute' ELSE plain END AS what FROM plain
-        WHERE name IN ('autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2',
+                            WHEN name LIKE '%: recompute_fn' THEN 'recompute'
+                            WHEN regexp_matches(name, 'torch/optim/\w+\.py\(\d+\): __init__$') THEN 'new optimizer'
+                            WHEN name LIKE '%: \_init\_group' ESCAPE '\' THEN 'state of an optimizer'
+                            WHEN name LIKE '%/nn/modules/module.py(%' THEN 'modules' ELSE plain END AS what FROM plain
+        WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2',
                        'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
-           OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$')
+           OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
+           OR regexp_matches(name, 'torch/nn/modules/module\.py\(\d+\): (eval|train|state_dict|load_state_dict|requires_grad_|apply|_apply|(named_)?(parameters|buffers|modules|children))$')
     ),
     written AS (
         SELECT file_id, ts FROM host_event JOIN plain ON plain.number = host_event.named WHERE name IN ('aten::zero_', 'aten::_foreach_zero_')
@@ -268,8 +263,36 @@ replaceable AS (
            median(ns) * any_value(ms_per_ns) AS ms, max(calls) AS calls
     FROM one_step JOIN scaled USING (file_id) LEFT JOIN checkpointed USING (file_id) GROUP BY one_step.file_id, what
 ),
-backward AS (
-    SELECT file_id, ts, dur FROM host_event JOIN plain ON number = named WHERE name LIKE '<built-in method run\_backward of %' ESCAPE '\'
+-- Backward adds to gradients that are filled with zeros, and keeps its own results where there are none: of several backward
+-- passes in a step the first.
+gradient_sums AS (
+    SELECT file_id, ms / passes AS ms, calls / passes AS gradients
+    FROM call_time JOIN (
+        SELECT file_id, greatest(count(*) / any_value(steps), 1) AS passes FROM backward JOIN host_step_time USING (file_id) GROUP BY file_id
+    ) USING (file_id)
+    WHERE what = 'torch::autograd::AccumulateGrad'
+),
+replaceable AS (
+    SELECT call_time.file_id, call_time.what, call_time.source, call_time.calls,
+           call_time.ms + CASE call_time.what WHEN 'zero_grad' THEN coalesce(gradient_sums.ms, 0) WHEN 'new optimizer' THEN coalesce(state.ms, 0) ELSE 0 END AS ms
+    FROM call_time LEFT JOIN gradient_sums USING (file_id)
+    LEFT JOIN (FROM call_time WHERE what = 'state of an optimizer') AS state ON state.file_id = call_time.file_id
+    WHERE call_time.what NOT IN ('torch::autograd::AccumulateGrad', 'state of an optimizer')
+),
+-- Lines that make tensors of nothing but sizes and numbers, and that nothing differentiates.
+constants AS (
+    SELECT file_id, source, arg_max(called, typical_ms) AS what, max(calls) AS calls,
+           -- As many as there are gradients are these.
+           sum(typical_ms) + CASE WHEN arg_max(called, typical_ms) = 'zero_' AND 2 * max(calls) > any_value(gradients)
+                                  THEN any_value(gradient_sums.ms) ELSE 0 END AS ms,
+           -- Ones are written into them by indices, a line or three later.
+           bool_or(EXISTS (FROM host_cause AS later WHERE later.file_id = host_cause.file_id AND later.called = 'scatter_'
+                           AND file_of(later.source) = file_of(host_cause.source)
+                           AND line_of(later.source) - line_of(host_cause.source) BETWEEN 0 AND 3)) AS is_one_hot
+    FROM host_cause LEFT JOIN gradient_sums USING (file_id)
+    WHERE class IN ('operators', 'Python') AND source IS NOT NULL
+      AND called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
+    GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
 ),
 -- Calls of a model that nothing differentiates, beside others of the same that are: as for evaluation.
 evaluations AS (
@@ -297,6 +320,29 @@ evaluations AS (
     SELECT one_step.file_id, plain_name(any_value(name)) AS what, arg_max(source, ns) AS source,
            list_median(list_resize(list(ns), any_value(steps), 0)) * any_value(ms_per_ns) AS ms, max(calls) AS calls
     FROM one_step JOIN host_step_time USING (file_id) JOIN scaled USING (file_id) GROUP BY one_step.file_id
+),
+-- Lines whose operators make nodes of the gradients' graph, none of which backward comes to, in one step. An operator's number is
+-- that of the next node, so that it has made one if a later operator has a larger number.
+unread AS (
+    WITH numbered AS (
+        SELECT host_event.file_id, sourced, TRY_CAST(args->>'$."Sequence number"' AS BIGINT) AS number, args->>'$."Fwd thread id"' = '0' AS is_forward
+        FROM (SELECT file_id, min(ts) AS ts, arg_min(dur, ts) AS dur FROM host_step GROUP BY file_id) AS step
+        JOIN host_event ON host_event.file_id = step.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
+        JOIN slice USING (id) JOIN arg_set USING (arg_set_id) WHERE slice.category = 'cpu_op'
+    ),
+    line AS (
+        SELECT file_id, sourced, count(DISTINCT number) AS nodes
+        FROM numbered JOIN (SELECT file_id, max(number) FILTER (WHERE is_forward) AS last FROM numbered GROUP BY file_id) USING (file_id)
+        WHERE is_forward AND sourced >= 0 AND number < last AND file_id IN (SELECT file_id FROM numbered WHERE NOT is_forward)
+        GROUP BY file_id, sourced
+        HAVING NOT bool_or((file_id, number) IN (SELECT (file_id, number) FROM numbered WHERE NOT is_forward))
+    ),
+    spent AS (
+        SELECT file_id, source, any_value(nodes) AS nodes, sum(typical_ms) AS ms
+        FROM line JOIN named_place ON named_place.number = sourced JOIN host_cause USING (file_id)
+        WHERE host_cause.source = place AND class IN ('operators', 'Python') GROUP BY file_id, source
+    )
+    SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(nodes) AS calls FROM spent GROUP BY file_id
 ),
 -- Two products of a line of which one takes the other's result, by their shapes: `times` is how much less the other order computes.
 chains AS (
@@ -421,6 +467,7 @@ UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NUL
                           (SELECT sum(ms) / 2 FROM small WHERE small.file_id = anomalies.file_id))
 FROM anomalies
 UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
+UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts
 UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NULL, NULL FROM breaks

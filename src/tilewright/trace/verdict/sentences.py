@@ -178,6 +178,14 @@ def _evaluation(cause: Candidate, step: Step) -> Advice:
     return Advice("Calling the model without a backward", why, action, 0.99 * cause.ms)
 
 
+def _unread(cause: Candidate, step: Step) -> Advice:
+    why = f"Its {cause.calls:,.0f} operators keep what a gradient needs, and backward comes to none of them."
+    action = (
+        "Leave it out of the step if nothing reads its result, or compute it under torch.no_grad(), every 100th step"
+    )
+    return Advice("A forward that no loss depends on", why, action, 0.99 * cause.ms)
+
+
 def _double(cause: Candidate, step: Step) -> Advice:
     why = (
         f"{cause.what} and others compute in float64, which moves and computes half as many elements in the same time."
@@ -251,6 +259,18 @@ _REPLACED: dict[str, tuple[str, str, str, float]] = {
         "zero_grad(set_to_none=False)",
         "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
         "optimizer.zero_grad() sets gradients to None",
+        _ALMOST_ALL,
+    ),
+    "modules": (
+        "Going through a model's modules",
+        "eval(), train(), state_dict(), parameters() and their like visit each module in Python.",
+        "Keep list(model.parameters()) from before the loop, and call eval() and train() where the mode changes",
+        _ALMOST_ALL,
+    ),
+    "new optimizer": (
+        "Making an optimizer",
+        "Each step makes one, and its state of every parameter anew; what the last one had averaged is lost.",
+        "Make the optimizer once before the loop",
         _ALMOST_ALL,
     ),
     "aten::_unique2": (
@@ -329,4 +349,5 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "evaluation": _evaluation,
     "attention": _attention,
     "breaks": _breaks,
+    "unread": _unread,
 }
