@@ -30,6 +30,7 @@ from tilewright.compile.price import price_case
 from tilewright.functional import attention
 from tilewright.hardware.target import target_of
 from tilewright.kernels.attention import reference
+from tilewright.launch.executor import EXTENSION
 from tilewright.measure.racing.results import append_results, environment, measurement, sources_of_programs
 from tilewright.measure.timing.benchmark import Timing, interleaved
 from tilewright.measure.timing.stopwatch import Lap, Stopwatch, stopwatch_for
@@ -317,6 +318,9 @@ def main() -> None:
     if options.jobs:
         with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
             pool.starmap(built, [(*one, options.device) for one in shapes.items()], chunksize=1)
+    # Until then programs run as PyTorch runs them.
+    EXTENSION.module()
+    EXTENSION.wait()
     for seed, shape in shapes.items():
         for training in (False,) if shape.decodes else (False, True):
             rows = raced(seed, shape, training, options.device, options.seconds)

@@ -160,7 +160,13 @@ class Programs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        return graph.replay
+
+        def replayed() -> Step:
+            """What the step closes over lives as long as the graph that reads it."""
+            graph.replay()
+            return step
+
+        return replayed
 
     def normed(self, norms: int, kind: Callable[[int], nn.Module] = nn.LayerNorm) -> Step:
         """Products with so many norms after each, in inference."""

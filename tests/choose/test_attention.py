@@ -15,9 +15,9 @@ from torch import Tensor, fx
 
 from tests.passes.graphs import aten, calls, planned, run
 from tilewright.bench.suites.attention import extent
-from tilewright.choose.attention import choose_kernels
+from tilewright.choose.attention import _masking, choose_kernels
 from tilewright.choose.generated import work_of
-from tilewright.cost.work import predicted_us
+from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import launched
 from tilewright.graph.constants import Constants
 from tilewright.hardware.target import target_named
@@ -94,6 +94,34 @@ def test_the_number_that_hides_a_key_from_cudnn_is_read_as_a_band(fill: float, m
     # Where some query sees no key, only -inf gives zeros; and the other kernels are not given that number by PyTorch.
     for found in (of(lambda i, j: j < i), of(lambda i, j: j <= i, PEERS[0])):
         assert (found.masks == ()) == (fill == -torch.inf)
+
+
+def test_a_mask_that_is_computed_for_one_attention_is_saved_with_it() -> None:
+    def of(function: Callable[..., Tensor], *inputs: Tensor) -> list[Work]:
+        graph = aten(function, *inputs)
+        node, *_ = graph.find_nodes(op="call_function", target=CPU)
+        found = FusedAttention(node, ON_CPU, Constants(graph), target_named("h200"))
+        return list(_masking(found))
+
+    def window(n: int) -> Tensor:
+        away = torch.arange(n)[:, None] - torch.arange(n)
+        return (away >= 0) & (away < 5)
+
+    def once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, window(24))
+
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.zeros(24, 24).masked_fill(~window(24), -torch.inf)
+        return F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v, mask), k, v, mask)
+
+    q, k, v = (torch.randn(2, 3, 24, 16) for _ in range(3))
+    (saved,) = of(once, q, k, v)
+    assert saved.bytes_written == 24 * 24 * 4
+    given = torch.rand(2, 1, 24, 24) > 0.2
+    (converted,) = of(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), q, k, v, given)
+    assert (converted.bytes_read, converted.bytes_written) == (given.numel(), 4 * given.numel())
+    added = of(lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m), q, k, v, q @ q.mT)
+    assert of(twice, q, k, v) == [] == added
 
 
 @pytest.mark.parametrize(

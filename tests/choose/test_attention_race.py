@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tilewright.choose import attention_race
-from tilewright.choose.attention_race import Raced
+from tilewright.choose.attention_race import Bias, Raced
 from tilewright.kernels.attention import reference
 from tilewright.kernels.attention.request import Mask, Request
 from tilewright.kernels.offer import THEIRS
@@ -19,7 +19,7 @@ STRIDES = (7 * 3 * 16, 16, 3 * 16, 1)
 REQUEST = Request(
     torch.device("cuda:0"), torch.bfloat16, 2, 3, 3, 7, 7, 16, 16, STRIDES, STRIDES, STRIDES, True, 0.25, None, 0
 )  # fmt: skip
-RACED = Raced(REQUEST, FLASH, causal=True, biased=False, training=False, others=(OWN,))
+RACED = Raced(REQUEST, FLASH, causal=True, bias=None, training=False, others=(OWN,))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,10 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("left", "right"), [(None, None), (None, 0), (3, 0), (1, 2)])
 @pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-def test_all_alternatives_of_a_race_compute_one_formula(mask: Mask, left: int | None, right: int | None) -> None:
+@pytest.mark.parametrize("lies", [((7, 7), (7, 1)), ((2, 3, 7, 7), (0, 0, 16, 1)), ((2, 1, 7, 7), (49, 0, 1, 7))])
+def test_all_alternatives_of_a_race_compute_one_formula(
+    mask: Mask, left: int | None, right: int | None, lies: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
     """The operands lie as the request says; PyTorch's kernel gets the window and the mask in one bias."""
     request = REQUEST._replace(device=torch.device("cpu"), mask=mask, left=left, right=right, dtype=torch.float32)
     q, k, v = attention_race._operands(request)
@@ -67,7 +70,7 @@ def test_all_alternatives_of_a_race_compute_one_formula(mask: Mask, left: int | 
     expected, lse = reference.attention(
         *(x.double() for x in (q, k, v)), scale=request.scale, window=(left, right), mask=given
     )
-    raced = Raced(request, ON_CPU, causal=False, biased=True, training=True, others=())
+    raced = Raced(request, ON_CPU, causal=False, bias=Bias(*lies, request.dtype), training=True, others=())
     ((name, kernels),) = attention_race._runnable(raced).items()
     saved = kernels.attend()
     assert name == THEIRS
@@ -83,7 +86,7 @@ def test_our_kernels_of_a_race_compute_the_formula_too(groups: int) -> None:
     repeated = (x.double().repeat_interleave(3 // groups, 1) for x in (k, v))
     expected, _ = reference.attention(q.double(), *repeated, scale=request.scale, window=(None, None), mask=None)
     others = (PREFIX, WINDOWS)[: 1 + (groups == 3)]
-    raced = Raced(request, ON_CPU, causal=False, biased=False, training=False, others=others)
+    raced = Raced(request, ON_CPU, causal=False, bias=None, training=False, others=others)
     kernels = attention_race._runnable(raced)
     assert list(kernels) == [THEIRS, *(peer.name for peer in others)]
     for one in kernels.values():
@@ -105,5 +108,13 @@ def test_what_inference_does_not_give_is_not_read() -> None:
 def test_a_library_that_refuses_the_operands_is_left_out() -> None:
     """cuDNN has no kernel for a CPU."""
     request = REQUEST._replace(device=torch.device("cpu"))
-    raced = Raced(request, ON_CPU, causal=True, biased=False, training=True, others=(CUDNN,))
+    raced = Raced(request, ON_CPU, causal=True, bias=None, training=True, others=(CUDNN,))
     assert list(attention_race._backwards(raced)) == [THEIRS]
+
+
+def test_what_pytorch_would_not_run_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tests take no tensors of a CPU."""
+    monkeypatch.setattr(attention_race, "_runs", lambda one, training: pytest.fail("it was run"))
+    request = REQUEST._replace(device=torch.device("cpu"))
+    raced = Raced(request, ON_CPU, causal=True, bias=None, training=True, others=(CUDNN, FLASH))
+    assert list(attention_race._runnable(raced)) == [THEIRS]

@@ -243,6 +243,9 @@ PROGRAMS: dict[str, Program] = {
     "column sums": program(lambda x: x.sum(0), (390, 33)),
     "column sums of few rows": program(lambda x, w: x.sum(0) * w, (130, 333), (333,)),
     "column sums with an epilogue": program(lambda x, w: x.sum((0, 1)) * w + 1, (13, 33, 130), (130,)),
+    "sums of scaled rows, scaled as the rows": program(
+        lambda x, w: ((y := x * w) / y.exp().sum(-1, keepdim=True)).sum(0) * w, (130, 16), (16,)
+    ),
     "column sums beside a column's own sum": program(lambda x, w: x.sum(0) * w.sum(), (33, 130), (130,)),
     "many columns and their sums": program(
         lambda x, w: ((y := x * w), y.sum(0) * w.sin() + 1), (5, 2**17 + 33), (2**17 + 33,), dtype=BF16

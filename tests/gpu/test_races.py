@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from tests.passes.graphs import aten
+from tilewright.choose.attention_race import Raced, races_of
 from tilewright.choose.fused_regions import APART, FUSED, race_regions, settle
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target, target_of
+from tilewright.kernels.attention.request import Request
+from tilewright.kernels.offer import THEIRS
+from tilewright.passes.attention.library import CUDNN, FLASH, OWN
 from tilewright.passes.fusion import fuse, split_region
 
 pytestmark = pytest.mark.gpu
@@ -40,3 +44,15 @@ def test_an_outcome_is_kept_and_followed(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(tmp_path.rglob("*.race.json"))) == 1
     assert {decision.measured_us is not None for decision in settled.decisions} == {True}
     assert settle(proposed, target).decisions == settled.decisions
+
+
+def test_a_race_with_one_key_asks_no_library_that_would_crash() -> None:
+    """cuDNN's backward of one key does, in PyTorch 2.11."""
+    lies = torch.empty(1, 2, 1, 160).stride()
+    request = Request(
+        torch.device("cuda:0"), torch.float16, 1, 2, 2, 1, 1, 160, 160, lies, lies, lies, True, 0.1, None, 0
+    )  # fmt: skip
+    raced = Raced(request, FLASH, causal=True, bias=None, training=True, others=(OWN, CUDNN))
+    for race in races_of(raced):
+        found = race.outcome()
+        assert found is not None and found.times_us.keys() == {THEIRS, OWN.name}

@@ -33,7 +33,7 @@ from torch import fx
 
 from tilewright.choose.attention_race import attention_races
 from tilewright.choose.chooser import chosen
-from tilewright.choose.generated import work_of
+from tilewright.choose.generated import Groups, work_of
 from tilewright.cost.kinds import attention_kind
 from tilewright.cost.work import Work
 from tilewright.graph import calls
@@ -123,7 +123,7 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
     kernels = [*([] if ours.refusal else [own]), *libraries, *([WINDOWS] if call.fits_windows else [])]
     # Without a race the forward alone may be known to be as fast.
     idles = training and ours.unraced is None and theirs in libraries and _idles(call.request, target)
-    ours = replace(ours, races=attention_races(call, kernels), with_backward=training)
+    ours = replace(ours, races=attention_races(call, kernels), with_backward=training, saves=_masking(call))
     found = [_of(replace(ours, unraced=IDLE if idles else ours.unraced), call, theirs, (own,) * (1 + training))]
     if WINDOWS in kernels:
         windows = _windows(found[0], call, theirs)
@@ -139,6 +139,19 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
             work, instead = _work(call, *pair), _work(call, theirs, theirs)
             found[-1] = replace(found[-1], unraced=None, work=work, instead=instead)
     return found
+
+
+def _masking(call: FusedAttention) -> tuple[Work, ...]:
+    """The kernels that compute, for this attention alone, PyTorch's mask of what tilewright's kernels read."""
+    mask, _ = call.of_library
+    if mask is None or call.prefix is not None:
+        return ()
+    readers, alone = {call.node, *call.backwards}, set[fx.Node]()
+    for node in reversed(mask.graph.nodes):
+        computes = node.op == "call_function" and node not in call.masks and (node is mask or alone & {*node.users})
+        if computes and {*node.users} <= alone | readers:
+            alone.add(node)
+    return tuple(Groups(mask.graph).works(alone)) if alone else ()
 
 
 def _of(offer: Offer, call: FusedAttention, theirs: Peer, pair: Sequence[Peer]) -> Offer:

@@ -8,16 +8,24 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tilewright.graph.calls import shape_of, strides_of
+from tilewright.graph.canonical import tensor_of
 from tilewright.kernels.attention.reference import distances, visible_keys
 from tilewright.kernels.attention.request import Request
 from tilewright.kernels.offer import THEIRS
 from tilewright.launch.race import Alternatives, Race, random_operand
 from tilewright.passes.attention.fused import FusedAttention
-from tilewright.passes.attention.library import EFFICIENT, Peer, Saved, options_of, perform_now
+from tilewright.passes.attention.library import CUDNN, EFFICIENT, FLASH, Peer, Saved, options_of, perform_now
 
 MADE_FROM = ("kernels/attention",)
-ALIGNED = 16
-"""Elements whose multiples the rows of a bias begin at in PyTorch's kernels."""
+
+
+class Bias(NamedTuple):
+    """What the kernel of the graph adds to the scores, as it lies there: its shape broadcasts to [B, H, Sq, Sk]."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Raced(NamedTuple):
@@ -26,7 +34,7 @@ class Raced(NamedTuple):
     request: Request
     peer: Peer
     causal: bool
-    biased: bool
+    bias: Bias | None
     training: bool
     others: tuple[Peer, ...]
 
@@ -38,7 +46,7 @@ class Raced(NamedTuple):
     @property
     def work(self) -> tuple[str, ...]:
         """What the outcome is of."""
-        options = f"causal={self.causal} biased={self.biased} training={self.training}"
+        options = f"causal={self.causal} bias={self.bias} training={self.training}"
         return str(self.request._replace(device=torch.device("meta"))), options, *self.peers, self.peer.name
 
 
@@ -47,7 +55,9 @@ def attention_races(call: FusedAttention, others: Sequence[Peer]) -> tuple[Race,
     if call.request.device.type != "cuda" or not {*others} - {call.peer}:
         return ()
     mask, causal = call.of_library
-    return races_of(Raced(call.request, call.peer, causal, mask is not None, bool(call.backwards), tuple(others)))
+    lies = None if mask is None else tensor_of(mask)
+    bias = None if lies is None else Bias(tuple(shape_of(lies)), tuple(strides_of(lies)), lies.dtype)
+    return races_of(Raced(call.request, call.peer, causal, bias, bool(call.backwards), tuple(others)))
 
 
 def races_of(raced: Raced) -> tuple[Race, ...]:
@@ -94,7 +104,7 @@ def _runnable(raced: Raced) -> dict[str, _Kernels]:
     """The alternatives by name; a kernel that refuses the operands is left out."""
     r = raced.request
     q, k, v = _operands(r)
-    bias = _bias(r) if raced.biased else None
+    bias = None if raced.bias is None else _filled(raced.bias, r)
     own: dict[str, Any] = {"left": r.left, "right": r.right, "softcap": r.softcap, "deterministic": r.deterministic}
     own |= {"mask": _mask(r), "zeros": torch.zeros(r.batch * r.kv_heads, dtype=torch.int32, device=r.device)}
     form: dict[str, Any] = {"training": raced.training, "causal": raced.causal, "scale": r.scale}
@@ -104,7 +114,23 @@ def _runnable(raced: Raced) -> dict[str, _Kernels]:
         options = options_of(q, keys, values, bias, (r.queries, r.keys), **form, **own)
         calls = partial(peer.attend, perform_now, options), partial(peer.differentiate, perform_now, options)
         found[name] = _Kernels(*calls)
-    return {name: one for name, one in found.items() if name == THEIRS or _runs(one, raced.training)}
+    takes = partial(_takes, raced, (q, k, v, bias))
+    others = [name for name in found if name != THEIRS and takes(raced.peers[name])]
+    return {name: found[name] for name in (THEIRS, *(one for one in others if _runs(found[one], raced.training)))}
+
+
+TAKES = {CUDNN: torch.backends.cuda.can_use_cudnn_attention, FLASH: torch.backends.cuda.can_use_flash_attention}
+"""PyTorch's own tests. What they refuse may crash: cuDNN's backward of one key does (PyTorch 2.11)."""
+
+
+def _takes(raced: Raced, operands: Sequence[torch.Tensor | None], peer: Peer) -> bool:
+    """Whether PyTorch would run this kernel of its own; True of tilewright's."""
+    if peer not in TAKES:
+        return True
+    *given, bias = operands
+    q, k, v = (x.detach().requires_grad_(raced.training) for x in given if x is not None)
+    grouped = raced.request.group > 1
+    return TAKES[peer](torch.backends.cuda.SDPAParams(q, k, v, bias, 0.0, raced.causal, grouped))
 
 
 def _runs(one: _Kernels, training: bool) -> bool:
@@ -149,10 +175,15 @@ def _seen(request: Request) -> torch.Tensor:
     return torch.ones_like(away, dtype=torch.bool) if request.mask == "none" else ~hidden | (away == 0)
 
 
-def _bias(request: Request) -> torch.Tensor:
-    """What PyTorch's kernels add to the scores for the band and the mask of the request."""
+def _filled(bias: Bias, request: Request) -> torch.Tensor:
+    """The band and the mask of the request, as the kernel of the graph reads them."""
     away = distances(request.queries, request.keys, request.device)
     seen = _seen(request) & visible_keys(away, False, (request.left, request.right))
-    padded = -(-request.keys // ALIGNED) * ALIGNED
-    bias = torch.zeros(request.queries, padded, dtype=request.dtype, device=request.device)[:, : request.keys]
-    return bias.masked_fill_(~seen, -torch.inf).expand(request.batch, request.heads, -1, -1)
+    values = (
+        seen if bias.dtype == torch.bool else torch.zeros_like(away, dtype=bias.dtype).masked_fill_(~seen, -torch.inf)
+    )
+    whole = torch.empty_strided(bias.shape, bias.strides, dtype=bias.dtype, device=request.device)
+    # Along an axis of stride 0 one entry is all of them.
+    once = whole[tuple(slice(None if stride else 1) for stride in bias.strides)]
+    once.copy_(values[tuple(slice(size) for size in once.shape[-2:])])
+    return whole

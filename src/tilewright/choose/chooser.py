@@ -116,7 +116,7 @@ class _Chooser:
         if times and len(times) == len(outcomes):
             ways = offer.ways or (OURS,) * len(times)
             ours = sum(one.us(way) for one, way in zip(times, ways, strict=True))
-            theirs = sum(one.us(THEIRS) for one in times)
+            theirs = sum(one.us(THEIRS) for one in times) + self._us(offer.saves)
             if math.isinf(ours):
                 return _Priced(
                     replace(offer, refusal="its results differ by more than rounding in a race, or it gave none")

@@ -60,7 +60,11 @@ class Groups:
 
     def predicted_us(self, nodes: set[fx.Node], profile: DeviceProfile) -> float:
         """Predicted microseconds of the kernels and library calls that `nodes` become."""
-        return sum(predicted_us(work_of(group), profile) for group in self._joined(nodes))
+        return sum(predicted_us(work, profile) for work in self.works(nodes))
+
+    def works(self, nodes: set[fx.Node]) -> list[Work]:
+        """The work of each of these kernels and library calls."""
+        return [work_of(group) for group in self._joined(nodes)]
 
     def _joined(self, nodes: set[fx.Node]) -> list[list[fx.Node]]:
         """`nodes` by kernel."""

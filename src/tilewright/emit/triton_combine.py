@@ -11,6 +11,8 @@ from tilewright.schedule.facts import accumulator_dtype
 class Combine(Printer):
     """The kernel that combines the programs' column sums and computes the steps that depend on them."""
 
+    has_tiles = False
+
     def text(self) -> str:
         late = self.nest.late_stores
         sizes = ["PARTS", "BLOCK_PARTS"]

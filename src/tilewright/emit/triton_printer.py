@@ -40,6 +40,9 @@ class Printer:
     numbers_outer_columns = False
     """Whether the outer columns are numbers, which are never out of bounds."""
 
+    has_tiles = True
+    """Whether values have rows and columns in tiles, in whose layout others are loaded."""
+
     divides_rows = False
     """Whether `row` is the first of a tile, `begin`, and the number in the tile, `lane`."""
 
@@ -254,7 +257,7 @@ class Printer:
         place = f"{self.names[step.access.buffer]}_ptr + {place}"
         along_rows = step.level is Level.ROW and self.scheduled.repeats_rows and strides[len(self.nest.rows) - 1] == 1
         along_rows = along_rows and i not in self.scheduled.once_for_each_row
-        if along_rows or (step.level is Level.COL and self.scheduled.repeats_columns):
+        if self.has_tiles and (along_rows or (step.level is Level.COL and self.scheduled.repeats_columns)):
             # Load it in the layout of the tiles that it is combined with.
             place = f"tl.broadcast_to({place}, (BLOCK_ROWS, BLOCK_COLS))"
         return from_storage(buffer.dtype, step.dtype, f"tl.load({place}{mask}{self.eviction(i)})")

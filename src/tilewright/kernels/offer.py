@@ -48,6 +48,8 @@ class Offer:
     """The launches without it, if these do not depend on neighbours."""
     spared: tuple[Work, ...] = ()
     """Work of generated kernels that it saves beside the calls it replaces; launches are not counted."""
+    saves: tuple[Work | float, ...] = ()
+    """Launches that it makes needless beside what is raced."""
     races: tuple[Race, ...] = ()
     """What is raced rather than predicted: the times of `ways` and of `THEIRS` add up."""
     ways: tuple[str, ...] = ()
