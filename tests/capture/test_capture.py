@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.contract import keeps_contract, launched, recorded, targets
@@ -34,6 +35,19 @@ def test_distances_are_a_product_and_kernels(shapes: tuple[tuple[int, ...], tupl
     record = keeps_contract(near, [torch.randn(shape, generator=generator) for shape in shapes])
     assert not [target for target in targets(record) if "_euclidean_dist" in target]
     assert "kernel" in launched(record)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "counted"), [((5, 3, 1), -1, [2]), ((1, 4, 1), (-3, 2), [0, 2]), ((3,), 0, [0]), ((), -1, [-1])]
+)
+def test_dimensions_of_a_norm_are_counted_from_the_front(
+    shape: tuple[int, ...], dims: int | tuple[int, ...], counted: list[int]
+) -> None:
+    x = torch.randn(shape)
+    graph = make_fx(lambda x: torch.linalg.vector_norm(x, dim=dims), decomposition_table=decompositions())(x)
+    (node,) = (n for n in graph.graph.nodes if n.target is torch.ops.aten.linalg_vector_norm.default)
+    assert node.args[2] == counted
+    assert torch.equal(graph(x), torch.linalg.vector_norm(x, dim=dims))
 
 
 @pytest.mark.parametrize("exponent", [True, False])

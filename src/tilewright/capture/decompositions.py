@@ -8,6 +8,10 @@ PyTorch runs such a formula as so many kernels; here what is around the product 
 
 PyTorch's fake tensors take this power of booleans for integers; its kernels give booleans.
 
+    y = linalg_vector_norm(x, 2, [-1])   →   y = linalg_vector_norm(x, 2, [1])
+
+PyTorch 2.11's fake tensors keep a dimension of one element that is counted from the end.
+
     y = _foreach_add([a, b], [c, d])   →   y = [add(a, c), add(b, d)]
 
 Each then has its row in the operator table and is fused with its neighbours: an optimizer's update becomes one kernel
@@ -17,7 +21,7 @@ for each parameter. A list that has a row of its own (`_foreach_norm`) stays one
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,13 +37,20 @@ def decompositions(*, on_cpu: bool = True) -> dict[Any, Callable[..., Any]]:
 
     distances = dict(get_decompositions([torch.ops.aten._euclidean_dist]))
     laid_out = dict(laid_out_as_eager()) if on_cpu else {}
-    return by_tensor() | distances | laid_out | {torch.ops.aten.pow.Tensor_Scalar: _power}
+    own = {torch.ops.aten.pow.Tensor_Scalar: _power, torch.ops.aten.linalg_vector_norm.default: _norm}
+    return by_tensor() | distances | laid_out | own
 
 
 def _power(x: torch.Tensor, exponent: complex) -> Any:
     if x.dtype is not torch.bool or not isinstance(exponent, bool):
         return NotImplemented
     return x.clone() if exponent else torch.ones_like(x)
+
+
+def _norm(x: torch.Tensor, order: complex = 2, dims: Sequence[int] | None = None, *rest: Any, **options: Any) -> Any:
+    if not dims or not x.dim() or min(dims) >= 0:
+        return NotImplemented
+    return torch.ops.aten.linalg_vector_norm.default(x, order, [dim % x.dim() for dim in dims], *rest, **options)
 
 
 _EACH = "CompositeExplicitAutograd"
