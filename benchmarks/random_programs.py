@@ -2,7 +2,8 @@
 
     python -m benchmarks.random_programs --device cuda --count 1000 --jobs 16 --seconds 400 --out FILE
 
-Each program is compiled alone and judged as the tests judge it; every third without gradients. A process that crashes
+Each program is compiled alone and judged as the tests judge it; every third without gradients. `--of modules` draws
+modules with parameters, buffers and graph breaks. A process that crashes
 or hangs costs one program. FILE gets a JSON line for each program that failed, and a last line with the counts. Exit
 code 8 if one failed. `refused` are programs that PyTorch does not run on the device, `unfinished` those that were still
 running after --seconds.
@@ -37,7 +38,7 @@ STARTING = 600.0
 """Seconds in which a process has to import its modules."""
 
 
-def outcomes(number: int, device: str) -> Iterator[Outcome]:
+def graphs(number: int, device: str) -> Iterator[Outcome]:
     """What came of a program; of a failure first the whole program, then the shortest part that fails."""
     from tests.fuzz.batches import Batch, drawn, failure
     from tests.fuzz.graphs import runs
@@ -59,6 +60,35 @@ def outcomes(number: int, device: str) -> Iterator[Outcome]:
         return
     yield kind, "\n".join([graph.reproducer(seed), *broken])
     yield kind, failure(graph, seed, training, rows, device)
+
+
+def modules(number: int, device: str) -> Iterator[Outcome]:
+    """As `graphs`, of a module with parameters and buffers, and with graph breaks, which are no failures."""
+    import torch
+
+    from tests.fuzz.batches import Alone, module_failure
+    from tests.fuzz.modules import program, runs
+
+    with torch.random.fork_rng():
+        torch.manual_seed(number)
+        module = program(number)
+    if not runs(module, 1000 * number, device):
+        yield "refused", ""
+        return
+    try:
+        alone = Alone(module, number, device)
+        rows, record = alone.check()
+        broken, kind = [*map(str, alone.missed(rows)), *alone.left(record)], "wrong"
+    except Exception as error:
+        broken, kind = [f"{type(error).__name__}: {error}"], "raised"
+    if not broken:
+        yield "right", ""
+        return
+    yield kind, "\n".join([module.reproducer(1000 * number), *broken])
+    yield kind, module_failure(module, number, device)
+
+
+KINDS: dict[str, Judge] = {"graphs": graphs, "modules": modules}
 
 
 def work(connection: Connection, judge: Judge, device: str, threads: int) -> None:
@@ -121,7 +151,7 @@ class Run:
 
     options: argparse.Namespace
     todo: list[int]
-    judge: Judge = outcomes
+    judge: Judge = graphs
     began: float = field(default_factory=time.monotonic)
     counts: Counter[str] = field(default_factory=Counter)
     workers: list[Worker] = field(default_factory=list)
@@ -191,6 +221,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--of", choices=list(KINDS), default="graphs", help="functions of tensors, or modules")
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -198,7 +229,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=90, help="seconds that one program may take")
     parser.add_argument("--out", type=Path, help="file that the lines are added to")
     options = parser.parse_args()
-    run = Run(options, list(range(options.first, options.first + options.count)))
+    run = Run(options, list(range(options.first, options.first + options.count)), KINDS[options.of])
     run.programs()
     run.summary()
     sys.exit(VerificationError.exit_code if any(run.counts[kind] for kind in FAILED) else 0)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from tests.fuzz.conditioning import unverified
 from tests.fuzz.graphs import Graph, program
+from tests.fuzz.modules import Module
 from tilewright.backend import Recording, backend, recording
 from tilewright.measure.truth.verify import verify
 from tilewright.records.measurement import Verified
+
+MEANT = ("the call that breaks the graph",)
+"""What `Fallback` calls a graph break."""
+
+
+@contextmanager
+def _strict(wanted: bool) -> Iterator[None]:
+    before = os.environ.get("TILEWRIGHT_STRICT", "")
+    os.environ["TILEWRIGHT_STRICT"] = "1" if wanted else "0"
+    try:
+        yield
+    finally:
+        os.environ["TILEWRIGHT_STRICT"] = before
 
 
 def drawn(first: int, count: int) -> list[Graph]:
@@ -89,3 +105,64 @@ def failure(graph: Graph, seed: int, training: bool, rows: Sequence[Verified], d
         if broken:
             return part.reproducer(seed) + "\n" + "\n".join(map(str, broken[0]))
     return graph.reproducer(seed) + "\nfails only beside others:\n" + "\n".join(map(str, rows))
+
+
+class Alone:
+    """A module, compiled as its number says: for its sizes, for some that may change, for any; every fourth without
+    gradients."""
+
+    def __init__(self, module: Module, number: int, device: str = "cpu") -> None:
+        self.module = module
+        self.seed = 1000 * number
+        self.built = module.build(self.seed, device)
+        self.inputs = module.make_inputs(self.seed, device)
+        self.dynamic = (False, None, True)[number % 3]
+        self.gradients = number % 4 != 3
+
+    def check(self) -> tuple[list[Verified], Recording]:
+        torch._dynamo.reset()
+        compiled = torch.compile(self.built, backend=backend, dynamic=self.dynamic)
+
+        def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            for tensor in tensors if self.dynamic is None else ():
+                if tensor.dim():
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            results: list[torch.Tensor] = compiled(*tensors)
+            return results
+
+        with recording() as record, _strict(not self.breaks), torch._dynamo.config.patch(allow_rnn=True):
+            rows = verify(self.built, call, self.inputs, seed=self.seed, training=self.gradients)
+        return rows, record
+
+    @property
+    def breaks(self) -> bool:
+        """Whether some of it is meant to be left to PyTorch."""
+        source = self.module.source()
+        return any(
+            word in source for word in ("interrupted", "skipped", "noise", "item()", " if ", "momentum=None", "> 0]")
+        )
+
+    def left(self, record: Recording) -> list[str]:
+        """What was left to PyTorch without that."""
+        return [str(one) for one in record.fallbacks if not (self.breaks and one.what in MEANT)]
+
+    def missed(self, rows: Sequence[Verified]) -> list[Verified]:
+        """The rows that miss the contract, of those that it can judge."""
+        broken = {row.tensor: row for row in rows if not row.ok}
+        for name in unverified(self.built, self.inputs, self.seed, self.gradients) if broken else ():
+            broken.pop(name, None)
+        return list(broken.values())
+
+
+def module_failure(module: Module, number: int, device: str = "cpu") -> str:
+    """The message: the shortest prefix of the module that fails, or the whole module."""
+    for part in [*module.prefixes(), module]:
+        try:
+            alone = Alone(part, number, device)
+            rows, record = alone.check()
+            broken = [*map(str, alone.missed(rows)), *alone.left(record)]
+        except Exception as error:
+            return f"{part.reproducer(alone.seed)}\n{type(error).__name__}: {error}"
+        if broken:
+            return part.reproducer(alone.seed) + "\n" + "\n".join(broken)
+    return module.reproducer(alone.seed)

@@ -7,6 +7,7 @@ numbers that cancel. What is left are decisions that a correct implementation mi
     F.layer_norm(x[:, :1], (1,)).any()  as does an operator that rounds its result alone: of one element it gives 0
     ((x * 0.3).sin() @ y).argmax(0)     in 16 bits: what a product reads is rounded as eager rounds it, or wider; the
                                         contract has eager's rounding back to the last product only
+    F.elu(x) of NaN                     the gradient is NaN in some elements of eager's and the incoming one in others
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tilewright.measure.truth.conditioning import EXACT, FINE, Decisions, Rounde
 from tilewright.measure.truth.reference import copies
 from tilewright.measure.truth.verify import joint_graph, run_eager
 
+NAN_BY_PLACE = frozenset(f"{name}_backward" for name in ("elu", "hardtanh", "hardshrink", "softshrink", "hardswish"))
+"""Gradients at NaN that are one number in PyTorch's vectors for CPUs and another in the elements after the last."""
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward"})
 
 
@@ -45,7 +48,7 @@ def _tipped(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], seed: int) ->
     """The decisions that another correct implementation might have taken otherwise."""
     eager = Decisions(graph)
     run(eager, copies(inputs), seed)
-    tipped = _beyond_wide_products(graph.graph) & eager.decided.keys()
+    tipped = _beyond_wide_products(graph.graph) & eager.decided.keys() | _of_nan_by_place(graph, inputs, seed)
     others = [Rounded(graph, eager.decided, draw, coarse=False) for draw in range(FINE)]
     for other in [*others, _Exact(graph, eager.decided, FINE, coarse=False)]:
         run(other, copies(inputs), seed)
@@ -65,6 +68,27 @@ def _beyond_wide_products(graph: fx.Graph) -> set[fx.Node]:
         if narrow and (rounds or any(x in rounded for x in node.all_input_nodes)):
             rounded.add(node)
     return beyond
+
+
+def _of_nan_by_place(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], seed: int) -> set[fx.Node]:
+    values = _Values(graph)
+    run(values, copies(inputs), seed)
+    found = [node for node in graph.graph.nodes if operator_name(node.target) in NAN_BY_PLACE]
+    return {node for node in found if any(x in values.with_nan for x in node.all_input_nodes)}
+
+
+class _Values(fx.Interpreter):
+    """Notes which values have a NaN."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.with_nan: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor) and result.is_floating_point() and result.isnan().any():
+            self.with_nan.add(n)
+        return result
 
 
 class _Exact(Rounded):

@@ -54,10 +54,12 @@ class Input:
         elif self.lies == "expanded":
             strided = self._draw([1, *shape[1:]], seed).to(device).expand(shape)
         tensor = self._draw(shape, seed).to(device) if strided is None else strided
-        return tensor.detach().requires_grad_(self.wants_gradient and tensor.is_floating_point())
+        return tensor.detach().requires_grad_(self.wants_gradient and is_inexact(tensor))
 
     def _draw(self, shape: Sequence[int], seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
+        if self.dtype.is_complex:
+            return torch.randn(list(shape), generator=generator, dtype=self.dtype)
         if self.dtype.is_floating_point:
             drawn = torch.randn(list(shape), generator=generator).to(self.dtype)
             return self._with_specials(drawn, generator) if self.has_specials else drawn
@@ -117,6 +119,7 @@ class Pool:
         self.random = random
         self.values = {f"x{i}": given.make(i).detach() for i, given in enumerate(inputs)}
         self.has_specials = any(given.has_specials for given in inputs)
+        self.names: Mapping[str, Any] = SPACE
         self.writable = [f"x{i}" for i, given in enumerate(inputs) if not given.wants_gradient]
 
     def pick(self, wanted: Callable[[torch.Tensor], bool], among: Iterable[str]) -> str | None:
@@ -125,11 +128,12 @@ class Pool:
         newest = names[-3:] if self.random.random() < 0.5 else names
         return self.random.choice(newest) if names else None
 
-    def fill(self, template: str) -> str | None:
-        """`template` with names for its operands, or None where nothing fits."""
-        chosen: dict[str, str] = {}
-        first: torch.Tensor | None = None
-        letters = dict.fromkeys(part[0] for part in template.split("{")[1:])
+    def fill(self, template: str, given: Mapping[str, Any] | None = None) -> str | None:
+        """`template` with names for its operands, or None where nothing fits; `given` are those already chosen."""
+        chosen: dict[str, Any] = dict(given or {})
+        first = self.values[chosen["f"]] if "f" in chosen else None
+        parts = [part.partition("}")[0] for part in template.split("{")[1:]]
+        letters = dict.fromkeys(part for part in parts if part not in chosen)
         for letter in sorted(letters, key="d".__eq__):
             if letter == "d":
                 if first is None or not first.dim():
@@ -147,7 +151,7 @@ class Pool:
     def run(self, statement: str) -> torch.Tensor | None:
         """The value of a statement, or None where PyTorch has none or it is too large."""
         try:
-            value: torch.Tensor = eval(statement, {**SPACE, **self.values})
+            value: torch.Tensor = eval(statement, {**self.names, **self.values})
         except (RuntimeError, IndexError, NotImplementedError, ValueError, TypeError, ZeroDivisionError):
             return None
         modest = not is_inexact(value) or self.has_specials or bool((value.abs() < LARGEST).all())

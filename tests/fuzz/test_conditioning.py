@@ -21,9 +21,13 @@ F32, BF16 = torch.float32, torch.bfloat16
         (BF16, ("torch.sin(x0 * 0.3) @ x1", "v0 * 2"), True),
         (F32, ("torch.sin(x0 * 0.3) @ x1", "v0.argmax(0)"), True),
         (F32, ("torch.sin(x0 * 0.3).split(8)[1]", "v0.argmax(0)"), True),
+        (F32, ("F.elu(x0 * torch.nan)",), False),
+        (F32, ("x0[:1, :1] * torch.nan", "F.hardswish(v0)"), False),
+        (F32, ("F.elu(x0)",), True),
+        (F32, ("F.relu(x0 * torch.nan)",), True),
     ],
 )
-def test_decisions_beyond_products_of_rounded_values_are_left_out(
+def test_decisions_that_eager_leaves_open_are_left_out(
     dtype: torch.dtype, statements: tuple[str, ...], judged: bool
 ) -> None:
     square = Input((16, 16), dtype, "contiguous")
