@@ -21,15 +21,14 @@ from torch.fx.node import map_arg
 
 from tilewright.choose.chooser import is_faster
 from tilewright.cost.kinds import region_work
-from tilewright.cost.work import is_close, predicted_us
+from tilewright.cost.work import is_close
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.source import source_of
-from tilewright.graph.calls import readers
 from tilewright.hardware.target import Target
 from tilewright.kernels.dropout_add.stream import draw_stream
 from tilewright.launch.race import Alternatives, race_key, run
 from tilewright.loops.nest import describe, nameless
-from tilewright.passes.fusion import COPIED, Fusion, Region, split_region
+from tilewright.passes.fusion import Fusion, Region, split_region
 from tilewright.passes.units import is_view
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
@@ -143,25 +142,6 @@ def settle(fusion: Fusion, target: Target) -> Fusion:
         regions=[part for region in fusion.regions for part in _follow(region, raced.get(region))],
         decisions=[_annotate(decision, raced) for decision in fusion.decisions],
     )
-
-
-def are_copies_apart(fusion: Fusion) -> bool:
-    """Whether a call that was copied for the kernel that reads it is in another kernel."""
-    region_of = {member: region for region in fusion.regions for member in region.members}
-    copies = [member for member in region_of if member.meta.get(COPIED)]
-    return any(region_of.get(reader) is not region_of[copy] for copy in copies for reader in readers(copy))
-
-
-def faster(plain: Fusion, copies_first: Fusion, target: Target) -> Fusion:
-    """The one whose kernels are predicted to take less time; `plain` if the other computes copies in transposing
-    kernels, which take up to eight times as long as predicted where they read several values for each element."""
-    if any(r.lowered.nest.transposes and any(n.meta.get(COPIED) for n in r.members) for r in copies_first.regions):
-        return plain
-    return min(plain, copies_first, key=lambda fusion: _predicted_us(fusion, target))
-
-
-def _predicted_us(fusion: Fusion, target: Target) -> float:
-    return sum(predicted_us(region_work(region.lowered), target.profile) for region in fusion.regions)
 
 
 def _is_close(region: Region, parts: Sequence[Region], target: Target) -> bool:

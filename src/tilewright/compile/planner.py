@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import fx
 
 from tilewright.capture.aot import Rewriter
-from tilewright.choose.fused_regions import are_copies_apart, faster, settle
+from tilewright.choose.fused_regions import settle
 from tilewright.compile import stages
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
@@ -112,9 +112,6 @@ class Planner(Rewriter):
         # A pass that is taken back leaves other nodes, too.
         if copied or failed:
             proposed = fuse(graph, name, self.target, lowerings=lowerings)
-        if copied and are_copies_apart(proposed):
-            again = fuse(graph, name, self.target, copies_first=True, lowerings=lowerings)
-            proposed = faster(proposed, again, self.target)
         return proposed, copied, failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:

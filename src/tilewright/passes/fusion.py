@@ -116,25 +116,17 @@ class Fusion:
     """Merges that were possible but not made; their price goes into the decisions."""
 
 
-def fuse(
-    graph: fx.Graph,
-    graph_name: GraphName,
-    target: Target,
-    *,
-    copies_first: bool = False,
-    lowerings: Lowerings | None = None,
-) -> Fusion:
+def fuse(graph: fx.Graph, graph_name: GraphName, target: Target, *, lowerings: Lowerings | None = None) -> Fusion:
     """Partition the operators of `graph` into regions for `target`; the others stay library calls.
 
-    `copies_first`: calls that are `COPIED` are merged with their readers before anything else is merged. `lowerings`:
-    those of the program so far.
+    `lowerings`: those of the program so far.
     """
     lowerings = lowerings or Lowerings()
     try:
-        return _Fuser(graph, graph_name, target, lowerings).run(copies_first)
+        return _Fuser(graph, graph_name, target, lowerings).run()
     except Unfusable:
         # A group of elementwise operators did not fit one nest after all.
-        return _Fuser(graph, graph_name, target, lowerings, lower_each=True).run(copies_first)
+        return _Fuser(graph, graph_name, target, lowerings, lower_each=True).run()
 
 
 def split_region(region: Region) -> list[Region] | None:
@@ -168,7 +160,7 @@ class _Fuser:
         self.too_wide: list[Region] = []
         self.reasons: dict[tuple[fx.Node, fx.Node], tuple[Verdict, str]] = {}
 
-    def run(self, copies_first: bool) -> Fusion:
+    def run(self) -> Fusion:
         for node in self.operators:
             reason = whose_kernel(node, self.target) or is_fusible(node)
             if reason is None and any(value.users for value in values_of(node)):
@@ -178,8 +170,7 @@ class _Fuser:
                 except Unfusable as error:
                     reason = str(error)
             self.impossible[node] = reason or "nobody reads it"
-        if copies_first:
-            self._join_copies()
+        self._join_copies()
         for number, node in enumerate(self.operators):
             if not number % 100:
                 tell("operators tried for fusion", number, len(self.operators))
@@ -197,10 +188,12 @@ class _Fuser:
         return Fusion(regions, list(self._decisions()), self.too_wide)
 
     def _join_copies(self) -> None:
+        """Merge copies with their readers, before anything else is merged; not in kernels that transpose, which take up
+        to eight times as long as predicted where they read several values for each element."""
         for node in reversed([node for node in self.operators if node.meta.get(COPIED) and node in self.region]):
             for reader in readers(node):
                 if reader in self.region:
-                    self._try(node, reader)
+                    self._try(node, reader, transposed=False)
 
     def _try_producers(self, node: fx.Node) -> None:
         # The largest producer first, since a merge can make the next one impossible.
@@ -223,13 +216,15 @@ class _Fuser:
     def _lowered(self, region: Region | _Elementwise) -> Region:
         return region if isinstance(region, Region) else Region(region.members, self._lower(region.members))
 
-    def _try(self, producer: fx.Node, consumer: fx.Node) -> None:
-        """Merge the regions of two neighbours, or note why not."""
+    def _try(self, producer: fx.Node, consumer: fx.Node, *, transposed: bool = True) -> None:
+        """Merge the regions of two neighbours, or note why not; one that transposes, if it may be `transposed`."""
         first, second = self.region[producer], self.region[consumer]
         if first is second:
             return
         members = sorted({*first.members, *second.members}, key=self.reach.order.__getitem__)
         outcome = self._attempt(members, first, second)
+        if isinstance(outcome, Region) and outcome.lowered.nest.transposes and not transposed:
+            return
         if isinstance(outcome, Region) and (reason := self._refusal(outcome.lowered, first, second)) is not None:
             outcome = "refused", reason
         if isinstance(outcome, tuple):
