@@ -3,10 +3,10 @@
     python -m benchmarks.random_programs --device cuda --count 1000 --jobs 16 --seconds 400 --out FILE
 
 Each program is compiled alone and judged as the tests judge it; every third without gradients. `--of modules` draws
-modules with parameters, buffers and graph breaks. A process that crashes
-or hangs costs one program. FILE gets a JSON line for each program that failed, and a last line with the counts. Exit
-code 8 if one failed. `refused` are programs that PyTorch does not run on the device, `unfinished` those that were still
-running after --seconds.
+modules with parameters, buffers and graph breaks. A process that crashes or hangs costs one program. FILE gets a JSON
+line for each program that failed, and a last line with the counts. Exit code 8 if one failed. `refused` are programs
+that PyTorch does not run on the device, and modules that Dynamo compiles for no compiler; `unfinished` those that were
+still running after --seconds.
 """
 
 from __future__ import annotations
@@ -75,11 +75,14 @@ def modules(number: int, device: str) -> Iterator[Outcome]:
     if not runs(module, 1000 * number, device):
         yield "refused", ""
         return
+    alone = Alone(module, number, device)
     try:
-        alone = Alone(module, number, device)
         rows, record = alone.check()
         broken, kind = [*map(str, alone.missed(rows)), *alone.left(record)], "wrong"
     except Exception as error:
+        if alone.is_refused():
+            yield "refused", ""
+            return
         broken, kind = [f"{type(error).__name__}: {error}"], "raised"
     if not broken:
         yield "right", ""

@@ -286,3 +286,21 @@ def test_the_last_variant_before_pytorch_s_limit_is_announced(told: Callable[[],
             assert_same(run(x, text), function(x, text))
     (line,) = told()
     assert "test_dynamic_shapes.py" in line and "compiled 3 times" in line
+
+
+@pytest.mark.parametrize("first", [20, 40])
+def test_sizes_at_which_an_expression_divides_by_zero(first: int) -> None:
+    """Whether the view is possible is asked as `s0 % (s0 // 5)`, which no s0 below 5 has."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(1, -1, 5) * 2
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, 5)
+        return rows.sum(0) * torch.ones(60)[: 60 // rows.shape[0]].sum()
+
+    for function in (rows, shared):
+        run = compiled(function, dynamic=True)
+        for size in (first, 10, 80, 15):
+            x = torch.arange(float(size))
+            assert torch.equal(run(x), function(x))

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from tests.fuzz.conditioning import unverified
 from tests.fuzz.graphs import Graph, program
 from tests.fuzz.modules import Module
 from tilewright.backend import Recording, backend, recording
+from tilewright.measure.truth.reference import copies
 from tilewright.measure.truth.verify import verify
 from tilewright.records.measurement import Verified
 
@@ -119,9 +121,9 @@ class Alone:
         self.dynamic = (False, None, True)[number % 3]
         self.gradients = number % 4 != 3
 
-    def check(self) -> tuple[list[Verified], Recording]:
+    def compiled(self, compiler: str | Callable[..., Any]) -> Callable[..., list[torch.Tensor]]:
         torch._dynamo.reset()
-        compiled = torch.compile(self.built, backend=backend, dynamic=self.dynamic)
+        compiled = torch.compile(self.built, backend=compiler, dynamic=self.dynamic)
 
         def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
             for tensor in tensors if self.dynamic is None else ():
@@ -130,6 +132,19 @@ class Alone:
             results: list[torch.Tensor] = compiled(*tensors)
             return results
 
+        return call
+
+    def is_refused(self) -> bool:
+        """Whether Dynamo fails with every compiler."""
+        try:
+            with torch._dynamo.config.patch(allow_rnn=True):
+                self.compiled("eager")(*copies(self.inputs))
+        except Exception:
+            return True
+        return False
+
+    def check(self) -> tuple[list[Verified], Recording]:
+        call = self.compiled(backend)
         with recording() as record, _strict(not self.breaks), torch._dynamo.config.patch(allow_rnn=True):
             rows = verify(self.built, call, self.inputs, seed=self.seed, training=self.gradients)
         return rows, record

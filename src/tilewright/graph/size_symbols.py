@@ -90,10 +90,30 @@ class SizeSymbols:
     def _conditions(self) -> Callable[..., tuple[int, ...]]:
         return self.evaluator(self.conditions)
 
+    @cached_property
+    def _numbers(self) -> Callable[..., tuple[int, ...]]:
+        return self.evaluator(self.numbers)
+
+    @staticmethod
+    def _at(function: Callable[..., tuple[int, ...]], sizes: Sizes) -> tuple[int, ...] | None:
+        """The values at some sizes; None where one divides by 0, as `64 % (s0 // 5)` does for an s0 below 5."""
+        try:
+            return function(*sizes)
+        except ZeroDivisionError:
+            return None
+
+    def _are_possible(self, sizes: Sizes) -> bool:
+        """Whether the conditions hold and every number has a value."""
+        conditions = self._at(self._conditions, sizes)
+        return conditions is not None and all(conditions) and self._at(self._numbers, sizes) is not None
+
     def are_general(self, sizes: Sizes) -> bool:
         """Whether no extent is 0 or 1: PyTorch and the passes treat such tensors specially."""
         # The ragged size of a nested tensor is no number.
-        return all(isinstance(size, int) for size in sizes) and all(extent > 1 for extent in self._extents(*sizes))
+        if not all(isinstance(size, int) for size in sizes):
+            return False
+        extents = self._at(self._extents, sizes)
+        return extents is not None and all(extent > 1 for extent in extents)
 
     def inputs_at(self, sizes: Sizes, args: Sequence[Any]) -> list[Any]:
         """The inputs `args` of a call with other sizes: layouts in place of the tensors that change."""
@@ -151,13 +171,14 @@ class SizeSymbols:
                     yield tuple(point)
 
     def _is_generic(self, point: Sizes, distinct: int) -> bool:
-        extents = self._extents(*point)
+        extents = self._at(self._extents, point)
         return (
-            min(extents, default=2) > 1
+            extents is not None
+            and min(extents, default=2) > 1
             and len(set(extents)) >= distinct
             and len(set(point)) == len(point)
             and not self.constants & set(extents)
-            and all(self._conditions(*point))
+            and self._are_possible(point)
         )
 
     def _others(self, points: Sequence[Sizes], moduli: Sizes) -> list[Sizes]:
@@ -167,7 +188,7 @@ class SizeSymbols:
             other = tuple(max(int(size * FAR ** drawn.uniform(-1, 1)), 2) for size in drawn.choice(points))
             shift = remainders(tuple(n - known for n, known in zip(other, points[0], strict=True)), moduli)
             other = tuple(n - more for n, more in zip(other, shift, strict=True))
-            if len(others) < OTHERS and self.are_general(other) and all(self._conditions(*other)):
+            if len(others) < OTHERS and self.are_general(other) and self._are_possible(other):
                 others.append(other)
         return others
 
