@@ -10,10 +10,12 @@ import torch
 
 from examples import online_softmax
 from tilewright.capture import call_cycles
+from tilewright.capture.recurrent_steps import write_out_steps
 from tilewright.compile.price import price_case, price_program
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import absent
 from tilewright.passes import fusion
+from tilewright.pytorch.state import without_onednn
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.program import GraphName, Operator, Program, Stage
 
@@ -132,3 +134,44 @@ def test_a_program_without_a_cycle_is_captured_whole() -> None:
         return x
 
     assert not price_program(replace(case(model, "fp32[4,8]")), H200).folded
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(4, 8, bidirectional=True, batch_first=True)
+        self.gru, self.rnn = torch.nn.GRU(16, 4), torch.nn.RNN(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, (_, cells) = self.lstm(x)
+        y, hidden = self.rnn(self.gru(y)[0])
+        return y.sum() + hidden.sum() + cells[0].sum()
+
+
+@torch._dynamo.config.patch(allow_rnn=True)
+def test_each_loop_of_recurrent_layers_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_cycles, "FEWEST_KEPT", 3)
+    asked = case(Recurrent(), "fp32[3,20,4]")
+    found, whole = price_program(asked, H200), price_case(asked, H200).program
+    # Two directions of the LSTM; GRU and RNN have three steps.
+    assert found.folded.count("19 iterations") == 2 and not whole.folded
+    counted = Counter((op.target, op.shape) for op in launches(found, "forward", "before"))
+    assert counted == Counter((op.target, op.shape) for op in launches(whole, "forward", "before"))
+    assert not found.memory and whole.memory
+
+
+@torch._dynamo.config.patch(allow_rnn=True)
+def test_written_out_layers_compute_what_they_did() -> None:
+    model, x, written = Recurrent(), torch.randn(3, 5, 4), []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        write_out_steps(module)
+        written.append(module.graph)
+        return module.forward
+
+    with without_onednn():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    targets = [node.target for node in written[0].nodes]
+    assert targets.count("sigmoid") == 3 * 4 * 2 + 2 * 3 * 2 and not {torch.lstm, torch.gru, torch.rnn_tanh} & {
+        *targets
+    }

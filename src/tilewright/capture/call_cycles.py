@@ -2,6 +2,8 @@
 
     35,009 calls: 4, then 5,000 × 7, then 5   →   a graph of 4 + 85 × 7 + 5 calls; 4,915 iterations left out
 
+Each loop of a program is shortened so, as those of the layers of an LSTM, the longest first.
+
 The iterations left out must read what their neighbours read: values of equally distant iterations, the same values from
 before the loop, or inputs (each layer's weights). A later call that reads a value of an iteration left out, as
 `torch.stack` of all steps does, gets an input in its place.
@@ -31,7 +33,8 @@ NEARLY = 0.95
 LATE = 2
 """Iterations kept after those left out: calls after the loop may read the last but one."""
 ITERATION = "iteration"
-"""Key in a node's `custom` metadata, which AOTAutograd hands on to the operators that it makes of a call."""
+"""Key in a node's `custom` metadata, which AOTAutograd hands on to the operators that it makes of a call: the number of
+the loop, and that of the iteration."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,12 @@ class Traced:
     """The placeholders that are inputs of the program, and which."""
 
 
-@dataclass
-class Folded(Traced):
-    """A program with `left_out` of the iterations of its longest cycle left out."""
+@dataclass(frozen=True)
+class Loop:
+    """A cycle, and how many of its iterations are left out."""
 
     cycle: Cycle
     left_out: int
-    calls: int
-    """Calls of the whole program."""
     place: str
     """The user's line at which an iteration begins."""
 
@@ -70,22 +71,38 @@ class Folded(Traced):
         return self.cycle.count - self.left_out
 
 
+@dataclass
+class Folded(Traced):
+    """A program without most of the iterations of its loops."""
+
+    loops: Sequence[Loop]
+    calls: int
+    """Calls of the whole program."""
+
+
 def folded(traced: Traced, making: Callable[[], Any]) -> Folded | None:
     """The program with equal iterations left out; None where it is short or does not repeat.
 
     Within `making` tensors are made like the program's.
     """
-    calls = _calls(traced.module.graph)
-    if len(calls) < FEWEST_CALLS or (found := longest_cycle([_kind(call) for call in calls])) is None:
+    whole, loops = len(_calls(traced.module.graph)), list[Loop]()
+    while len(calls := _calls(traced.module.graph)) >= FEWEST_CALLS:
+        found = longest_cycle([_kind(call) for call in calls], _kept)
+        if found is None or (cycle := _steady(calls, found)) is None or cycle.count <= _kept(cycle.length):
+            break
+        place = user_line(calls[cycle.start].meta.get("stack_trace") or "") or "an unknown line"
+        loop = Loop(cycle, cycle.count - _kept(cycle.length), place.split(": ")[0])
+        with making():
+            traced = _shortened(traced, loop, len(loops))
+        loops.append(loop)
+    if not loops or 2 * len(calls) > whole:
         return None
-    if (cycle := _steady(calls, found)) is None:
-        return None
-    early = max(FEWEST_KEPT, KEPT_CALLS // cycle.length)
-    left_out = cycle.count - early - LATE
-    if left_out * cycle.length * 2 < len(calls):
-        return None
-    with making():
-        return _shortened(traced, cycle, early, left_out)
+    return Folded(traced.module, traced.examples, traced.inputs, loops, whole)
+
+
+def _kept(length: int) -> int:
+    """The number of iterations of `length` calls that are kept."""
+    return max(FEWEST_KEPT, KEPT_CALLS // length) + LATE
 
 
 def _calls(graph: fx.Graph) -> list[fx.Node]:
@@ -101,8 +118,10 @@ def _kind(call: fx.Node) -> Hashable:
     return call.op, call.target, tuple(specs), user_line(call.meta.get("stack_trace") or "")
 
 
-def longest_cycle(kinds: Sequence[Hashable]) -> Cycle | None:
+def longest_cycle(kinds: Sequence[Hashable], fewest: Callable[[int], int] = lambda _: 1) -> Cycle | None:
     """The shortest cycle of equal kinds that covers nearly as much of the sequence as any does; None without one.
+
+    It has more iterations than `fewest` says for its length.
 
     >>> longest_cycle("zababac")
     Cycle(start=1, length=2, count=2)
@@ -112,7 +131,7 @@ def longest_cycle(kinds: Sequence[Hashable]) -> Cycle | None:
     found: list[Cycle] = []
     for length in range(1, min(LONGEST_CYCLE, len(kinds) // 2) + 1):
         start, equal = _longest_run(kind[length:] == kind[:-length])
-        if equal >= length:
+        if equal >= length and equal // length + 1 > fewest(length):
             found.append(Cycle(start, length, equal // length + 1))
     most = max((cycle.length * cycle.count for cycle in found), default=0)
     return next((cycle for cycle in found if cycle.length * cycle.count >= NEARLY * most), None)
@@ -159,12 +178,13 @@ def _reads_alike(before: fx.Node, after: fx.Node, places: dict[fx.Node, int], cy
     return alike(before.args, after.args) and alike(before.kwargs, after.kwargs)
 
 
-def _shortened(traced: Traced, cycle: Cycle, early: int, left_out: int) -> Folded:
-    """The program with `early` iterations, and those behind what is left out."""
+def _shortened(traced: Traced, loop: Loop, number: int) -> Traced:
+    """The program without the iterations of loop `number` that are left out, which stand before its last."""
+    cycle, early = loop.cycle, loop.kept - LATE
     module = copied(traced.module)
     graph, calls = module.graph, _calls(module.graph)
     places = {call: place for place, call in enumerate(calls)}
-    gap = range(cycle.start + early * cycle.length, cycle.start + (early + left_out) * cycle.length)
+    gap = range(cycle.start + early * cycle.length, cycle.start + (early + loop.left_out) * cycle.length)
     end = cycle.start + cycle.count * cycle.length
     given = dict(zip(graph.find_nodes(op="placeholder"), traced.examples, strict=True))
     numbers = dict(zip(given, range(len(given)), strict=True))
@@ -182,7 +202,7 @@ def _shortened(traced: Traced, cycle: Cycle, early: int, left_out: int) -> Folde
                 like = example(value)
                 assert like is not None
                 with graph.inserting_after(next(reversed(given))):
-                    held[value] = graph.placeholder(f"left_out_{len(given)}")
+                    held[value] = graph.placeholder(f"left_out_{number}_{len(given)}")
                 given[held[value]] = torch.empty_strided(
                     like.shape, like.stride(), dtype=like.dtype, device=like.device
                 )
@@ -198,7 +218,7 @@ def _shortened(traced: Traced, cycle: Cycle, early: int, left_out: int) -> Folde
         if cycle.start <= place < end:
             kept = place if place < gap.start else place - len(gap)
             iteration = (kept - cycle.start) // cycle.length
-            call.meta["custom"] = {**call.meta.get("custom", {}), ITERATION: iteration}
+            call.meta["custom"] = {**call.meta.get("custom", {}), ITERATION: (number, iteration)}
     results = [x for x in graph.output_node().all_input_nodes if places.get(x, -1) not in gap]
     graph.output_node().args = (tuple(results),)
     for place in reversed(gap):
@@ -207,6 +227,4 @@ def _shortened(traced: Traced, cycle: Cycle, early: int, left_out: int) -> Folde
         graph.erase_node(node)
         del given[node]
     inputs = {at: traced.inputs[numbers[x]] for at, x in enumerate(given) if numbers.get(x) in traced.inputs}
-    place_text = user_line(calls[cycle.start].meta.get("stack_trace") or "") or "an unknown line"
-    line = place_text.split(": ")[0]
-    return Folded(module, list(given.values()), inputs, cycle, left_out, len(calls), line)
+    return Traced(module, list(given.values()), inputs)

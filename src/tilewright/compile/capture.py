@@ -17,6 +17,7 @@ from tilewright.capture.call_cycles import Folded, Traced, folded
 from tilewright.capture.errors import capture_error, messages_ignored
 from tilewright.capture.fakes import Fakes
 from tilewright.capture.input_names import argument_names, set_argument_names
+from tilewright.capture.recurrent_steps import write_out_steps
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
 from tilewright.graph import calls
@@ -116,6 +117,8 @@ def _trace(case: Case, device: str, fold: bool, observe: Callable[[Traced], Call
         known = {place: inputs[id(x)] for place, x in enumerate(examples) if id(x) in inputs}
         set_argument_names(module, {place: names[id(x)] for place, x in enumerate(examples) if id(x) in names})
         # Tensors that are no parameters, such as those of a closure, are real.
+        if fold:
+            write_out_steps(module)
         traced = Traced(module, fakes.tensors(examples), known)
         return observe((folded(traced, fakes.making) if fold else None) or traced)
 

@@ -11,7 +11,7 @@ from tilewright.compile.launches import operators_after, operators_before, with_
 from tilewright.compile.memory import eager_steps, memory
 from tilewright.compile.plan import Plan
 from tilewright.compile.planner import Planner
-from tilewright.compile.repetition import Irregular, iterations, with_all_iterations
+from tilewright.compile.repetition import Irregular, in_words, iterations, with_all_iterations
 from tilewright.graph.dims import SymbolicShapes, symbolic_shapes
 from tilewright.graph.tree import Group, annotated_tree
 from tilewright.hardware.target import Target
@@ -43,11 +43,16 @@ def price_program(case: Case, target: Target) -> Program:
     priced = _priced(case, target, fold=True)
     if (part := priced.eager.folded) is None:
         return priced.program
-    eager = {name: iterations(graph.nodes) for name, graph in priced.eager.graphs.items()}
-    planned = {graph.name: iterations(graph.units) for graph in priced.plan.graphs}
-    operators = {graph.name: iterations(graph.graph.nodes) for graph in priced.plan.graphs}
+    # What a loop leaves to its readers is freed behind them, of which the next loop's points know nothing.
+    whole = priced.program if len(part.loops) == 1 else replace(priced.program, memory=[])
     with suppress(Irregular):
-        return with_all_iterations(priced.program, part, eager, planned, operators)
+        for number, loop in enumerate(part.loops):
+            eager = {name: iterations(graph.nodes, number) for name, graph in priced.eager.graphs.items()}
+            planned = {graph.name: iterations(graph.units, number) for graph in priced.plan.graphs}
+            operators = {graph.name: iterations(graph.graph.nodes, number) for graph in priced.plan.graphs}
+            whole = with_all_iterations(whole, loop, eager, planned, operators)
+        whole.folded = in_words(part)
+        return whole
     return price_case(case, target).program
 
 
@@ -110,5 +115,6 @@ def tree_of(case: Case) -> Group:
     case = replace(case, training=False)
     captured = capture(case, fold=True)
     part = captured.folded
-    shown = "" if part is None else f" ({part.kept:,} of {part.cycle.count:,} equal iterations)"
+    loops = [f"{loop.kept:,} of {loop.cycle.count:,} equal iterations" for loop in (part.loops if part else ())]
+    shown = f" ({'; '.join(loops)})" if loops else ""
     return annotated_tree(captured.graphs["forward"], _shapes(case, captured)["forward"], case.name + shown)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
 
 from torch import fx
 
-from tilewright.capture.call_cycles import ITERATION, Folded, longest_cycle
+from tilewright.capture.call_cycles import ITERATION, Folded, Loop, longest_cycle
 from tilewright.passes.schedule import Unit
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName, MemoryPoint, Operator, Program, Stage
@@ -24,7 +25,9 @@ LEAST_SHARE = 3
 Row = TypeVar("Row", Operator, MemoryPoint, Decision)
 
 Iterations = Mapping[str, int]
-"""By name of an operator or a launch: the iteration in which it begins."""
+"""By name of an operator or a launch: the iteration in which it begins, or `ELSEWHERE`."""
+ELSEWHERE = -1
+"""In place of the iteration: another loop's."""
 
 
 class Irregular(CaptureError):
@@ -44,30 +47,34 @@ class _Repeat:
         return self.end - self.start
 
 
-def iterations(units: Iterable[Unit]) -> Iterations:
-    """The iteration in which each unit begins, for units within an iteration."""
+def iterations(units: Iterable[Unit], loop: int) -> Iterations:
+    """The iteration of loop number `loop` in which each unit begins, for units within a loop."""
     found: dict[str, int] = {}
     for unit in units:
         nodes = [unit] if isinstance(unit, fx.Node) else unit.members
         for node in nodes:
-            number = (node.meta.get("custom") or {}).get(ITERATION)
-            if number is not None:
+            within, number = (node.meta.get("custom") or {}).get(ITERATION, (None, 0))
+            if within is not None and within != loop:
+                found[unit.name] = ELSEWHERE
+            elif within is not None:
                 found[unit.name] = min(number, found.get(unit.name, number))
     return found
 
 
 def with_all_iterations(
     program: Program,
-    part: Folded,
+    loop: Loop,
     eager: Mapping[GraphName, Iterations],
     planned: Mapping[GraphName, Iterations],
     operators: Mapping[GraphName, Iterations],
 ) -> Program:
-    """The whole program's rows, from those of the kept part. Raises `Irregular` where they show no cycle.
+    """The program's rows with all iterations of one loop, from those that were kept of it.
+
+    Raises `Irregular` where they show no cycle.
 
     The iterations are those of eager's operators, of the launches planned, and of the operators that were planned.
     """
-    whole = Program(fallbacks=program.fallbacks, folded=_in_words(part))
+    whole = Program(fallbacks=program.fallbacks)
     stages: Mapping[Stage, Mapping[GraphName, Iterations]] = {"before": eager, "after": planned}
     saved: dict[Stage, int] = {}
     for graph in eager:
@@ -76,10 +83,10 @@ def with_all_iterations(
             points = [p for p in program.memory if (p.graph, p.stage) == (graph, stage)]
             launches = {op.name for op in rows if not op.is_view}
             points = [point for point in points if point.name in launches]
-            rows = _all_operators(rows, places[graph], part.left_out)
+            rows = _all_operators(rows, places[graph], loop.left_out)
             whole.operators += rows
             held = saved.get(stage, 0) if graph == "backward" else 0
-            every = _all_points(points, places[graph], part.left_out, held)
+            every = _all_points(points, places[graph], loop.left_out, held)
             saved[stage] = every[-1].live_bytes - points[-1].live_bytes if every else 0
             whole.memory += every
             if stage == "after":
@@ -87,16 +94,18 @@ def with_all_iterations(
                 # The third copy of a row has a name that ends in `.3`.
                 whole.regions += [replace(regions[op.name.split(".")[0]], name=op.name) for op in rows if op.region]
         decisions = [decision for decision in program.decisions if decision.graph == graph]
-        whole.decisions += _all_decisions(decisions, operators[graph], part.left_out)
+        whole.decisions += _all_decisions(decisions, operators[graph], loop.left_out)
     return whole
 
 
-def _in_words(part: Folded) -> str:
-    cycle = part.cycle
-    return (
-        f"{part.calls:,} calls, of which {cycle.count:,} iterations of {cycle.length} each from {part.place} on; "
-        f"{part.kept} iterations were captured and planned, and the other {part.left_out:,} counted as these"
+def in_words(part: Folded) -> str:
+    """How much of a program was captured: one sentence."""
+    loops = ", ".join(
+        f"of which {loop.cycle.count:,} iterations of {loop.cycle.length} each from {loop.place} on; {loop.kept} "
+        f"iterations were captured and planned, and the other {loop.left_out:,} counted as these"
+        for loop in part.loops
     )
+    return f"{part.calls:,} calls, {loops}"
 
 
 def _repeats(kinds: Sequence[Hashable], places: Sequence[int | None], left_out: int) -> list[_Repeat]:
@@ -104,13 +113,14 @@ def _repeats(kinds: Sequence[Hashable], places: Sequence[int | None], left_out: 
 
     A backward graph has two such parts: what is computed again, and the gradients.
     """
-    standing = [i for i, place in enumerate(places) if place is not None]
+    standing = [i for i, place in enumerate(places) if place not in (None, ELSEWHERE)]
     if not standing:
         return []
     kept = max(place for place in places if place is not None)
     found: list[_Repeat] = []
-    # Calls before or after the iterations may repeat too; they are not part of it.
-    segments = [(standing[0], standing[-1] + 1)]
+    # Calls before or after the iterations may repeat too, and so may those of another loop; they are not part of it.
+    ends = [standing[0] - 1, *(i for i, place in enumerate(places) if place == ELSEWHERE), standing[-1] + 1]
+    segments = [(max(a + 1, standing[0]), min(b, standing[-1] + 1)) for a, b in pairwise(sorted(ends))]
     while segments:
         first, end = segments.pop()
         cycle = longest_cycle(kinds[first:end])
@@ -180,6 +190,8 @@ def _all_points(points: Sequence[MemoryPoint], known: Iterations, left_out: int,
 
     `saved` bytes of the iterations left out are alive from the start: what forward leaves to backward.
     """
+    if not points:
+        return []
     live = [point.live_bytes for point in points]
     changes = [now - before for now, before in zip(live, [0, *live[:-1]], strict=True)]
     kinds = [(_NUMBER.sub("", point.name), change) for point, change in zip(points, changes, strict=True)]
