@@ -103,6 +103,11 @@ def written(node: fx.Node) -> list[fx.Node]:
     return [value for values in lists for value in values if isinstance(value, fx.Node)]
 
 
+def is_written(node: fx.Node) -> bool:
+    """Whether a reader writes to the value of `node`."""
+    return any(node in written(user) for user in node.users)
+
+
 def shows_operand(node: fx.Node) -> bool:
     """Whether a call gives its operand's own storage."""
     schema = getattr(node.target, "_schema", None)

@@ -24,7 +24,7 @@ from torch import fx
 from tilewright.graph.calls import closure, is_view, tensor
 from tilewright.graph.insert import insert_call
 from tilewright.graph.specialise import has_symbols
-from tilewright.graph.views import written
+from tilewright.graph.views import is_written
 from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of
 from tilewright.passes.rule import call, rule
@@ -41,12 +41,8 @@ def fold_constants(graph: fx.Graph, target: Target) -> None:
     known: dict[fx.Node, torch.Tensor] = {}
     for node in list(graph.nodes):
         _make_tensor_of_number(node)
-    for node in list(graph.nodes):
-        if node.op == "get_attr":
-            value = _constant(node)
-        else:
-            value = _scalar_tensor_value(node) if node.target is aten.scalar_tensor.default else _computed(node, known)
-        if value is not None:
+    for node in graph.nodes:
+        if (value := _number(node, known)) is not None and not is_written(node):
             known[node] = value
     for node, value in known.items():
         with in_real_tensors():
@@ -76,16 +72,13 @@ def _make_tensor_of_number(node: fx.Node) -> None:
 
 def _reads_in_kernel(user: fx.Node) -> bool:
     """Whether it is a pointwise operator, for which a tensor without dimensions may be on any device."""
-    row = row_of(user.target) if user.op == "call_function" else None
-    given = isinstance(user.meta.get("val"), torch.Tensor)
-    return given and row is not None and row.body is not None and row.operator_class == "pointwise"
+    return isinstance(user.meta.get("val"), torch.Tensor) and _is_pointwise(user.target)
 
 
-def _constant(node: fx.Node) -> torch.Tensor | None:
-    """A single number on the CPU that the module holds and that nothing writes to."""
-    if node.graph.owning_module is None or any(node in written(user) for user in node.users):
-        return None
-    return _number(_value(node, {}))
+def _is_pointwise(target: Any) -> bool:
+    """Whether a generated kernel computes the operator, element by element."""
+    row = row_of(target)
+    return row is not None and row.body is not None and row.operator_class == "pointwise"
 
 
 def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> Any:
@@ -96,29 +89,27 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _scalar_tensor_value(node: fx.Node) -> torch.Tensor | None:
-    """The constant of a `scalar_tensor` on any device; None if it is unknown or a reader writes to the tensor."""
-    number = node.args[0]
-    if not isinstance(number, bool | int | float) or any(node in written(user) for user in node.users):
-        return None
-    with in_real_tensors():
-        return torch.tensor(number, dtype=node.meta["val"].dtype)
-
-
-def _number(value: Any) -> torch.Tensor | None:
-    is_plain = type(value) is torch.Tensor and value.dim() == 0 and value.device.type == "cpu"
-    return value if is_plain and not value.is_complex() else None
-
-
-def _computed(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """The result of a call whose operands are known numbers; None if a reader writes to it."""
-    operands = node.all_input_nodes
-    if not operands or not is_pure(node) or not all(x in known for x in operands):
-        return None
-    if not isinstance(node.target, torch._ops.OpOverload) or any(node in written(user) for user in node.users):
-        return None
+def _number(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+    """A single number on the CPU: one that the module holds, that a call of any device makes a tensor, or that a call
+    computes of known ones; None for any other value."""
+    operands, first = node.all_input_nodes, node.args[:1]
     with in_real_tensors(), torch.no_grad():
-        return _number(_value(node, known))
+        if node.target is aten.scalar_tensor.default:
+            is_constant = isinstance(first[0], bool | int | float)
+            return torch.tensor(first[0], dtype=node.meta["val"].dtype) if is_constant else None
+        if node.op == "get_attr":
+            is_constant = node.graph.owning_module is not None
+        else:
+            is_constant = bool(operands) and _is_call(node) and all(x in known for x in operands)
+        value = _value(node, known) if is_constant else None
+    if type(value) is not torch.Tensor or value.dim() or value.device.type != "cpu":
+        return None
+    return None if value.is_complex() else value
+
+
+def _is_call(node: fx.Node) -> bool:
+    """Whether this calls an operator that writes and draws nothing."""
+    return is_pure(node) and isinstance(node.target, torch._ops.OpOverload)
 
 
 def _scalar_overload(target: Any) -> Any:
@@ -132,12 +123,8 @@ def _scalar_overload(target: Any) -> Any:
 
 def _takes_number(user: fx.Node, node: fx.Node) -> bool:
     """Whether a pointwise operator gives the same for a number in place of this tensor."""
-    row = row_of(user.target) if user.op == "call_function" else None
     result = user.meta.get("val")
-    if row is None or row.body is None or row.operator_class != "pointwise" or node not in user.args:
-        return False
-    of_numbers = row_of(_scalar_overload(user.target))
-    if of_numbers is None or of_numbers.body is None:
+    if node not in user.args or not _is_pointwise(user.target) or not _is_pointwise(_scalar_overload(user.target)):
         return False
     others = [x.meta.get("val") for x in user.all_input_nodes if x is not node]
     other = others[0] if len(others) == 1 else None
@@ -162,7 +149,7 @@ def _is_constant(node: fx.Node, source: fx.Node) -> bool:
     if has_symbols(value) or value.numel() * value.element_size() > MOST_BYTES or not value.dim():
         return False
     shown = closure([node], lambda one: filter(is_view, one.users))
-    if any(user.op == "output" or one in written(user) for one in shown for user in one.users):
+    if any(is_written(one) or any(user.op == "output" for user in one.users) for one in shown):
         return False
     return all(_is_repeatable(one) for one in _producers(node))
 
@@ -184,13 +171,13 @@ def _producers(copy: fx.Node) -> list[fx.Node]:
 
 
 def _is_repeatable(node: fx.Node) -> bool:
-    if any(node in written(user) for user in node.users):
+    if is_written(node):
         return False
     if node.op == "get_attr":
         return type(_value(node, {})) is torch.Tensor
     value = node.meta.get("val")
     is_tensor = isinstance(value, torch.Tensor) and value.device.type == "cpu" and not has_symbols(value)
-    return is_tensor and is_pure(node) and isinstance(node.target, torch._ops.OpOverload)
+    return is_tensor and _is_call(node)
 
 
 def _copied(copy: fx.Node) -> torch.Tensor:

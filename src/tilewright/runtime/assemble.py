@@ -19,7 +19,7 @@ from tilewright.capture.aot import Boxed
 from tilewright.capture.partition import HIDDEN
 from tilewright.graph.calls import arguments, class_of, closure, through
 from tilewright.graph.source import source_line
-from tilewright.graph.views import PIECES, base_of, has_static_layout, part_of, written
+from tilewright.graph.views import PIECES, base_of, has_static_layout, is_written, part_of
 from tilewright.kernels.by_recipe import RECIPES
 from tilewright.kernels.dropout_add.stream import draw_stream
 from tilewright.kernels.registration import IMPLEMENTATIONS
@@ -179,9 +179,8 @@ class _Assembler:
             if unit.target in PIECES:
                 found = all(map(self._is_restrided, unit.users))
             else:
-                is_written = any(unit in written(user) for user in unit.users)
                 is_shown = unit in self.results and not is_table(unit)
-                found = not is_written and part_of(unit).base is not unit and not is_shown
+                found = not is_written(unit) and part_of(unit).base is not unit and not is_shown
             self.restrided[unit] = found
         return self.restrided[unit]
 
