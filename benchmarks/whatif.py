@@ -2,9 +2,10 @@
 
     python -m benchmarks.whatif [--device cpu|cuda] [--out FILE] [--explain] [NAME…]
 
-Each program is profiled, and its step with the change predicted as a ratio. Then both programs run in turn, and the
-step of the changed one is compared with that ratio of the step of the other one. `--explain` profiles the
-changed program too, and shows for both how long the device works in a step, on how many kernels and copies.
+Each program is profiled, and its step with the change predicted as a ratio. Then both programs run in turn, some steps
+each, and the median of the measured ratios is compared with that. On a CPU a step counts without the time in which
+its thread could have run and had no processor. `--explain` profiles the changed program too, and shows for both how
+long the device works in a step, on how many kernels and copies.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ import torch
 
 import tilewright
 from benchmarks.whatif_programs import Change, Programs, Step
+from tilewright.measure.recording.processor_time import ThreadClock
 from tilewright.store.query import reading
 from tilewright.trace.whatif.answer import what_if
 
-_ROUNDS = 5
+_ROUNDS = 9
+_RECORDED = 8
+_FIRST, _FEWEST = 4, 5
+"""Steps of a turn that are not counted (a DataLoader's workers made their batches meanwhile), and least that are."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds of a step; `error` is of the predicted one."""
+    """Milliseconds of a step, `after_ms` by the measured ratio; `error` is of the predicted one."""
 
     name: str
     asked: str
@@ -45,9 +50,9 @@ class Result:
 
 def _profiled(name: str, make: Callable[[], Step], alone: AbstractContextManager[object]) -> Path:
     step = make()
-    recorded = tilewright.profile(name.replace(" ", "-"), wait=8, warmup=2, active=4)
+    recorded = tilewright.profile(name.replace(" ", "-"), wait=8, warmup=2, active=_RECORDED)
     with recorded as profile, alone:
-        for _ in range(16):
+        for _ in range(_RECORDED + 12):
             step()
             profile.step()
     return profile.path
@@ -74,16 +79,16 @@ def measured(
     (predicted,) = what_if(run, [change.asked]).predictions
     explained = f"{_busy(run)} -> {_busy(_profiled(change.name, change.after, alone))}" if explains else ""
     before, after = change.before(), change.after()
-    times: tuple[list[float], list[float]] = ([], [])
+    turns: list[tuple[float, float]] = []
     with alone:
-        for turn in range(_ROUNDS + 1):
-            for step, into in zip((before, after), times, strict=True):
-                took = _timed(step, device, seconds / _ROUNDS / 2)
-                if turn:
-                    into.append(took)
-    first, second = (median(into) for into in times)
-    expected = first * predicted.predicted_us / predicted.measured_us
-    return Result(change.name, change.asked, first, expected, second, expected / second - 1, explained)
+        for _ in range(_ROUNDS + 1):
+            first, second = (_timed(step, device, seconds / _ROUNDS / 2) for step in (before, after))
+            turns.append((first, second))
+    # The first turn warms both up.
+    first = median(first for first, _ in turns[1:])
+    ratio = median(second / first for first, second in turns[1:])
+    expected = predicted.predicted_us / predicted.measured_us
+    return Result(change.name, change.asked, first, first * expected, first * ratio, expected / ratio - 1, explained)
 
 
 class Alone:
@@ -100,16 +105,20 @@ class Alone:
 
 
 def _timed(step: Step, device: str, seconds: float) -> float:
-    """Milliseconds of a step; on a CPU of the tenth percentile, which other programs delay least."""
-    step()
+    """Milliseconds of a step; on a CPU the median, without the time that other programs took."""
+    for _ in range(_FIRST):
+        step()
     took: list[float] = []
-    begun = _now(device)
-    while not took or time.perf_counter() - begun < seconds:
+    queued: list[float] = []
+    clock, begun = ThreadClock(), _now(device)
+    while len(took) < _FEWEST or time.perf_counter() - begun < seconds:
         at = time.perf_counter()
         step()
-        took.append(time.perf_counter() - at)
-    whole = _now(device) - begun
-    return 1e3 * (whole / len(took) if device == "cuda" else sorted(took)[len(took) // 10])
+        took.append(1e3 * (time.perf_counter() - at))
+        clock.lap([], queued)
+    if device == "cuda":
+        return 1e3 * (_now(device) - begun) / len(took)
+    return median(ms - us / 1e3 for ms, us in zip(took, queued or [0.0] * len(took), strict=True))
 
 
 def _now(device: str) -> float:

@@ -132,7 +132,8 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                           operator("aten::select", 300, 700)], "Formatting a tensor", "", "every 100th step"),
     "a loop that asks for the time": (loop("<built-in function perf_counter>", 2),
                                       "A loop that waits", "asks for the time 200 times", ""),
-    "a loop without an operator": (loop("logging/__init__.py(1479): info", 3),
+    "a log in a loop": (loop("logging/__init__.py(1479): info", 3), "info()", "to text", "every 100th step"),
+    "a loop without an operator": (loop("<built-in method get of dict object at 0x1>", 3),
                                    "A loop of small calls", "", "do it once before the loop"),
     "small operators": (small("aten::relu", 2), "Calling small operators",
                         "It makes 200 calls a step of 4.01 µs each, as aten::relu", "torch.compile(model)"),
@@ -193,6 +194,7 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                                     "torch.no_grad()"),
     "an inverse": ([operator("aten::linalg_inv_ex", 100, 900)], "Inverting a matrix", "", "linalg.solve"),
     "singular vectors": ([operator("aten::linalg_svd", 100, 900)], "Decomposing a matrix", "", "svdvals"),
+    "an order": ([operator("aten::randperm", 100, 900)], "Drawing a random order", "", "torch.randint"),
     "unique": ([operator("aten::_unique2", 100, 900)], "Finding the elements that differ", "", "bincount"),
     "a mask": ([operator("aten::nonzero", 100, 900)], "Selecting by a mask", "", "torch.where"),
     "data": ([marked(EVENTS[0][1])], "Waiting for data", "", "num_workers="),
@@ -262,3 +264,16 @@ def test_a_cause_has_its_name_its_share_its_line_and_what_to_do(name: str, cause
 @pytest.mark.parametrize("name", NO_CAUSE)
 def test_nothing_stands_out(name: str, causes: dict[str, Rows]) -> None:
     assert causes[name] == []
+
+
+def test_float64_is_named_where_it_begins() -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    trace.operator("aten::zero_", 10, 90, dims=[[512, 512]])
+    trace.operator("aten::mul", 100, 300, dims=[[512, 512], [512, 512]], types=["float", "double"])
+    trace.operator("aten::pow", 301, 900, dims=[[512, 512], []], types=["double", "Scalar"])
+    # The line that computes longest begins the step too, with something else.
+    lines(trace, (0, 9), (99, 5), (300, 9))
+    ((what, source),) = Analysis([trace]).rows("SELECT what, source FROM cause WHERE kind = 'double'")
+    assert (what, source) == ("Computing in float64", "train.py:5")

@@ -183,10 +183,25 @@ copies AS (
                      'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
 ),
+first_step AS (SELECT file_id, min(ts) AS ts, arg_min(dur, ts) AS dur FROM host_step GROUP BY file_id),
+-- At the line that comes first of those with a part in it: what it makes in float64, the others take.
 doubles AS (
-    SELECT file_id, sum(host_distance.ms) AS ms, sum(calls) AS calls, arg_max(source, host_distance.ms) AS source,
-           arg_max(operator, host_distance.ms) AS what
-    FROM host_distance WHERE dtype IN ('fp64', 'double', 'float64') GROUP BY file_id
+    WITH line AS (
+        SELECT file_id, source, operator, sum(host_distance.ms) AS ms, sum(calls) AS calls
+        FROM host_distance WHERE dtype IN ('fp64', 'double', 'float64') GROUP BY file_id, source, operator
+    ),
+    begun AS (
+        SELECT step.file_id, place AS source, name AS operator, min(host_event.ts) AS ts
+        FROM first_step AS step JOIN host_event ON host_event.file_id = step.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
+        JOIN named_place ON named_place.number = sourced JOIN plain ON plain.number = named GROUP BY ALL
+    ),
+    part AS (
+        SELECT line.*, ts, sum(ms) OVER (PARTITION BY file_id, source) >= 0.05 * sum(ms) OVER (PARTITION BY file_id) AS counts
+        FROM line LEFT JOIN begun USING (file_id, source, operator)
+    )
+    SELECT file_id, sum(ms) AS ms, sum(calls) AS calls, arg_max(operator, ms) AS what,
+           coalesce(arg_min(source, ts) FILTER (WHERE counts), arg_max(source, ms)) AS source
+    FROM part GROUP BY file_id
 ),
 -- Matrix products in fp32 on a GPU, by the names of the libraries' kernels; of light steps at the file with the host's.
 singles AS (
@@ -228,7 +243,7 @@ call_time AS (
                             WHEN regexp_matches(name, 'torch/optim/\w+\.py\(\d+\): __init__$') THEN 'new optimizer'
                             WHEN name LIKE '%: \_init\_group' ESCAPE '\' THEN 'state of an optimizer'
                             WHEN name LIKE '%/nn/modules/module.py(%' THEN 'modules' ELSE plain END AS what FROM plain
-        WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2',
+        WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2', 'aten::randperm',
                        'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
            OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
@@ -326,7 +341,7 @@ evaluations AS (
 unread AS (
     WITH numbered AS (
         SELECT host_event.file_id, sourced, TRY_CAST(args->>'$."Sequence number"' AS BIGINT) AS number, args->>'$."Fwd thread id"' = '0' AS is_forward
-        FROM (SELECT file_id, min(ts) AS ts, arg_min(dur, ts) AS dur FROM host_step GROUP BY file_id) AS step
+        FROM first_step AS step
         JOIN host_event ON host_event.file_id = step.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
         JOIN slice USING (id) JOIN arg_set USING (arg_set_id) WHERE slice.category = 'cpu_op'
     ),

@@ -22,6 +22,7 @@ _WRITING = {
 """All that an assignment to an element calls."""
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
+_TEXT = ("dumps", "dump", "loads", "load", "iterencode", "format", "log", "info", "debug", "warning")
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch has as one kernel, on a CPU too."""
 
@@ -37,6 +38,8 @@ def advice_on(cause: Candidate, step: Step) -> Advice:
 
 
 def _loop(cause: Candidate, step: Step) -> Advice:
+    if cause.inner_what == "Python" and cause.what in _TEXT:
+        return _python(cause, step)
     each = spent(cause.ms / cause.calls)
     many = f"{cause.calls:,.0f} calls a step of {each} each"
     why = f"It makes {many}, as {cause.what}: the work is to call, not to compute."
@@ -80,7 +83,7 @@ def _small(cause: Candidate, step: Step) -> Advice:
 
 
 def _python(cause: Candidate, step: Step) -> Advice:
-    if cause.what in ("dumps", "dump", "loads", "load", "iterencode", "format", "log", "info", "debug"):
+    if cause.what in _TEXT:
         action = "Do it every 100th step, or in another thread or process"
         return Advice(f"{cause.what}()", "The step turns objects to text or bytes, or back.", action, 0.99 * cause.ms)
     if cause.what in ("tensor", "as_tensor", "FloatTensor", "LongTensor", "Tensor"):
@@ -226,19 +229,16 @@ def _logits(cause: Candidate, step: Step) -> Advice:
     return Advice("The loss over the logits", why, action, cause.inner_ms or 0.0)
 
 
-_ALMOST_ALL = 0.99
-_REPLACED: dict[str, tuple[str, str, str, float]] = {
+_REPLACED: dict[str, tuple[str, str, str]] = {
     "EmbeddingBackward0": (
         "The gradient of an embedding",
         "It is as large as the table of the embedding, and most of it is zero.",
         "nn.Embedding(..., sparse=True) has a gradient of the rows that were read; SGD and SparseAdam take it",
-        _ALMOST_ALL,
     ),
     "aten::one_hot": (
         "one_hot()",
         "It writes a row of all classes for each index, of which one element is not zero.",
         "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row",
-        _ALMOST_ALL,
     ),
     **dict.fromkeys(
         ("aten::sort", "aten::argsort"),
@@ -246,38 +246,37 @@ _REPLACED: dict[str, tuple[str, str, str, float]] = {
             "Sorting",
             "It orders all elements, whatever is read of them.",
             "torch.topk, kthvalue or median find the few that are needed; what does not change is sorted once",
-            _ALMOST_ALL,
         ),
     ),
     "format": (
         "Formatting a tensor",
         "Its elements are copied to the host and turned to text one by one, also where nothing prints the text.",
         "Format a number (loss.item()), every 100th step",
-        _ALMOST_ALL,
     ),
     "zero_grad": (
         "zero_grad(set_to_none=False)",
         "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
         "optimizer.zero_grad() sets gradients to None",
-        _ALMOST_ALL,
     ),
     "modules": (
         "Going through a model's modules",
         "eval(), train(), state_dict(), parameters() and their like visit each module in Python.",
         "Keep list(model.parameters()) from before the loop, and call eval() and train() where the mode changes",
-        _ALMOST_ALL,
     ),
     "new optimizer": (
         "Making an optimizer",
         "Each step makes one, and its state of every parameter anew; what the last one had averaged is lost.",
         "Make the optimizer once before the loop",
-        _ALMOST_ALL,
+    ),
+    "aten::randperm": (
+        "Drawing a random order",
+        "torch.randperm(n) orders all n numbers, whatever is read of them.",
+        "torch.randint(n, (k,)) draws k of them, some perhaps twice; an order is drawn once an epoch and read in parts",
     ),
     "aten::_unique2": (
         "Finding the elements that differ",
         "torch.unique() sorts all elements, and looks for the repeated ones.",
         "torch.bincount or a mask (seen[ids] = True) finds those of a known range; what does not change is found once",
-        _ALMOST_ALL,
     ),
     **dict.fromkeys(
         ("aten::nonzero", "aten::masked_select"),
@@ -285,33 +284,31 @@ _REPLACED: dict[str, tuple[str, str, str, float]] = {
             "Selecting by a mask",
             "It lists the positions first, and the size of the result is known only then.",
             "torch.where(mask, x, 0), or a product by the mask, keeps the size instead of x[mask]",
-            _ALMOST_ALL,
         ),
     ),
     "aten::linalg_inv_ex": (
         "Inverting a matrix",
         "An inverse takes three times the operations of a solution, and rounds more.",
         "torch.linalg.solve(A, B) instead of torch.inverse(A) @ B; torch.linalg.lu_factor once if A stays",
-        0.6,
     ),
     "aten::linalg_svd": (
         "Decomposing a matrix (svd)",
         "It computes all singular vectors, whatever is read of them.",
         "torch.linalg.svdvals for the values alone, matrix_norm(A, 2) or some steps of power iteration for the largest",
-        0.5,
     ),
     "recompute": (
         "Computing forward again in backward (checkpoint)",
         "torch.utils.checkpoint keeps no activations, and backward computes them once more.",
         "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
-        _ALMOST_ALL,
     ),
 }
+_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5}
+"""How much of the time the cheaper way saves, where it is not almost all."""
 
 
 def _replaceable(cause: Candidate, step: Step) -> Advice:
-    slow, why, action, part = _REPLACED[cause.what]
-    return Advice(slow, why, action, part * cause.ms)
+    slow, why, action = _REPLACED[cause.what]
+    return Advice(slow, why, action, _PARTLY.get(cause.what, 0.99) * cause.ms)
 
 
 def _anomalies(cause: Candidate, step: Step) -> Advice:
