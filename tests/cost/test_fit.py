@@ -7,6 +7,7 @@ import pytest
 
 from tilewright.cost.fit import Timed, errors, fit
 from tilewright.cost.work import Work, predicted_us, terms
+from tilewright.hardware.kernel_times import UNFITTED
 from tilewright.hardware.profiles import profile_for
 
 H200 = profile_for("h200")
@@ -57,3 +58,11 @@ def test_a_kernel_that_reads_across_takes_longer_and_so_do_more_passes() -> None
     along, across = (predicted_us(Work(f"rows, three passes{how}", MIB, MIB), H200) for how in ("", ", transposed"))
     short, long = (predicted_us(Work(f"{how}rows, three passes", 512 * MIB, MIB), H200) for how in ("", "long "))
     assert along < across and short < long
+
+
+def test_a_call_on_a_cpu_starts_as_small_operators_were_measured_to() -> None:
+    cpu, work = replace(H200, device="cpu", kernel_times={}, launch_us=15.0), Work("pointwise", 0, 4)
+    assert predicted_us(work, cpu) == pytest.approx(15.0, rel=1e-3)
+    assert predicted_us(work, cpu, with_start=False) < 0.1
+    fitted = replace(cpu, kernel_times={"pointwise": (3.0, *UNFITTED[1:])})
+    assert predicted_us(work, fitted) == pytest.approx(3.0, rel=1e-3)

@@ -143,8 +143,11 @@ def _arithmetic_us(work: Work, profile: DeviceProfile) -> float:
 def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True) -> float:
     """Microseconds by the coefficients of the work's kind; `with_start=False` if another launch computes the work."""
     coefficients = _coefficients(work, profile) or UNFITTED
-    first = 0 if with_start else 1
-    serial_us = work.serial_ns / 1e3 if profile.device == "cpu" else 0.0
+    first, on_cpu = 0 if with_start else 1, profile.device == "cpu"
+    serial_us = work.serial_ns / 1e3 if on_cpu else 0.0
+    if on_cpu and coefficients is UNFITTED:
+        # That of a GPU's kernels is known; a CPU's calls start as its small operators were measured to.
+        coefficients = (profile.launch_us, *coefficients[1:])
     return serial_us + sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))
 
 

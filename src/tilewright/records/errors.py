@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 
 _warned: set[str] = set()
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,6 +43,12 @@ class TilewrightError(Exception):
     """A failure with a message for the user. `exit_code` is the exit status of the command line."""
 
     exit_code = 1
+
+    def _render_traceback_(self, *_: object) -> list[str]:
+        """What a notebook shows: the message; with `TILEWRIGHT_TRACEBACK=1` the traceback, too."""
+        if os.environ.get("TILEWRIGHT_TRACEBACK") == "1":
+            return "".join(traceback.format_exception(self)).splitlines()
+        return f"{type(self).__name__}: {self}".splitlines()
 
 
 class UsageError(TilewrightError):

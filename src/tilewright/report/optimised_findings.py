@@ -91,16 +91,21 @@ def _lost(op: Operator) -> float:
 
 
 def _mispredicted(launches: Sequence[Operator]) -> list[str]:
-    off = {op.name: max(_time(op) / op.predicted_us, op.predicted_us / _time(op)) for op in launches if op.predicted_us}
-    wrong = [name for name, times in off.items() if times > _FAR_OFF]
+    """How many predictions are off, and that which is off by most time: a factor says little of a short launch."""
+    priced = [op for op in launches if op.predicted_us]
+    wrong = [op for op in priced if max(_time(op) / _predicted(op), _predicted(op) / _time(op)) > _FAR_OFF]
     if not wrong:
         return []
-    worst = max(wrong, key=lambda name: off[name])
+    worst = max(wrong, key=lambda op: abs(_time(op) - _predicted(op)))
     return [
-        f"{len(wrong):,} of {len(off):,} predictions are off by more than {_FAR_OFF} times, "
-        f"that of {worst} by {ratio(off[worst])}: predictions of such kernels are not fitted to this device yet; "
-        "`tilewright doctor --kernels` does that."
+        f"{len(wrong):,} of {len(priced):,} predictions are off by more than {_FAR_OFF} times, most time that of "
+        f"{worst.name} ({duration(_predicted(worst))} predicted, {duration(_time(worst))} measured): predictions of "
+        "such kernels are not fitted to this device yet; `tilewright doctor --kernels` does that."
     ]
+
+
+def _predicted(op: Operator) -> float:
+    return op.predicted_us or 0.0
 
 
 def _advice(op: Operator, regions: Sequence[Region]) -> str:
