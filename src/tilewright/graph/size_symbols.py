@@ -139,14 +139,17 @@ class SizeSymbols:
         of `sizes` by the moduli. Few if there are no such sizes."""
         drawn = Random(0)
         others = self._others([sizes], moduli)
-        distinct = max((len(set(self._extents(*other))) for other in others), default=0)
+        every = [self._extents(*other) for other in others]
+        distinct = max((len(set(extents)) for extents in every), default=0)
+        # `s0 // (s0 // 5)` of an s0 that 5 divides is 5 at all sizes, and not by chance.
+        changing = [n for n in range(len(self.extents)) if len({extents[n] for extents in every}) != 1]
         for _ in range(TRIES):
             found: list[Sizes] = []
             for least, most in SPREAD:
                 start = [max(round(size * drawn.uniform(least, most)), 3) for size in sizes]
                 for point in self._drawn(start, sizes, moduli, drawn, is_first=not found):
                     is_new = all(a != b for other in found for a, b in zip(point, other, strict=True))
-                    if is_new and self._is_generic(point, distinct):
+                    if is_new and self._is_generic(point, distinct, changing):
                         found.append(point)
                         break
                 if len(found) == POINTS:
@@ -170,14 +173,14 @@ class SizeSymbols:
                 if remainders(point, moduli) == remainders(sizes, moduli):
                     yield tuple(point)
 
-    def _is_generic(self, point: Sizes, distinct: int) -> bool:
+    def _is_generic(self, point: Sizes, distinct: int, changing: Sequence[int]) -> bool:
         extents = self._at(self._extents, point)
         return (
             extents is not None
             and min(extents, default=2) > 1
             and len(set(extents)) >= distinct
             and len(set(point)) == len(point)
-            and not self.constants & set(extents)
+            and not self.constants & {extents[number] for number in changing}
             and self._are_possible(point)
         )
 
