@@ -174,8 +174,9 @@ def test_times_are_of_the_wall_clock() -> None:
     assert before <= stopped(given)["since"][0] <= time.time_ns()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.settrace is called for each Python function")
-def test_lines_of_other_code_are_no_events() -> None:
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is Python's since 3.12")
+def test_lines_of_other_code_are_no_events_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_tracer, "library", lambda: None)
     given = LineTracer()
     given.start()
     textwrap.wrap("the quick brown fox", 9)
@@ -186,7 +187,10 @@ def test_lines_of_other_code_are_no_events() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is Python's since 3.12")
-def test_nothing_of_it_is_left_behind() -> None:
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_nothing_of_it_is_left_behind(has_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_compiler:
+        monkeypatch.setattr(line_tracer, "library", lambda: None)
     followed(outer)
     events = [
         sys.monitoring.get_local_events(tool, inner.__code__) for tool in range(6) if sys.monitoring.get_tool(tool)

@@ -269,7 +269,9 @@ call_time AS (
         WHERE coalesce(opened.ts + opened.dur > reached, true) AND what <> 'print' AND (what <> 'zero_grad' OR written.ts >= opened.ts)
     ),
     one_step AS (
-        SELECT called.file_id, called.step_ts, called.what, arg_min(running.source, running.ts) AS source, count(DISTINCT called.ts) AS calls,
+        SELECT called.file_id, called.step_ts, called.what,
+               -- Of what backward runs, its forward's: the engine's own part has the line that calls it.
+               arg_max(running.source, part * shared(called.ts, called.dur, running.ts, running.dur)) AS source, count(DISTINCT called.ts) AS calls,
                sum(part * shared(called.ts, called.dur, running.ts, running.dur)) AS ns
         FROM called JOIN running ON running.file_id = called.file_id AND running.ts < called.ts + called.dur
          AND running.ts + running.dur > called.ts GROUP BY ALL
