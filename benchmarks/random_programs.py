@@ -5,7 +5,7 @@
 Each program is compiled alone and judged as the tests judge it; every third without gradients. `--of modules` draws
 modules with parameters, buffers and graph breaks. A process that crashes or hangs costs one program. FILE gets a JSON
 line for each program that failed, and a last line with the counts. Exit code 8 if one failed. `refused` are programs
-that PyTorch does not run on the device, and modules that Dynamo compiles for no compiler; `unfinished` those that were
+that PyTorch does not run on the device, and modules that `aot_eager` does not run either; `unfinished` those that were
 still running after --seconds.
 """
 

@@ -135,10 +135,10 @@ class Alone:
         return call
 
     def is_refused(self) -> bool:
-        """Whether Dynamo fails with every compiler."""
+        """Whether PyTorch fails with every compiler, in what it does before it calls one."""
         try:
             with torch._dynamo.config.patch(allow_rnn=True):
-                self.compiled("eager")(*copies(self.inputs))
+                self.compiled("aot_eager")(*copies(self.inputs))
         except Exception:
             return True
         return False
