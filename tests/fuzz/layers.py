@@ -1,7 +1,7 @@
 """Layers of random modules, and statements over parameters, buffers and what interrupts a graph.
 
 A layer is its constructor and its call: `{last}` is the extent of the last dimension of `{f}`, `{channels}` that of the
-second, `{axes}` the number of dimensions beyond, `{shape}` all. The other letters are those of `templates.py`.
+second, `{axes}` the number of dimensions beyond, `{shape}` all. The other letters are those of `templates.py`. Recurrent layers get few steps: PyTorch writes each one out.
 """
 
 OF_ROWS = [
@@ -19,9 +19,9 @@ OF_ROWS = [
     ("nn.BatchNorm1d({last})", "{layer}({f}.flatten(0, -2))"),
     ("nn.BatchNorm1d({last}, momentum=None)", "{layer}({f}.flatten(0, -2)).relu()"),
     ("nn.BatchNorm1d({last}, track_running_stats=False)", "{layer}({f}.flatten(0, -2))"),
-    ("nn.LSTM({last}, 3, batch_first=True)", "{layer}({f}.reshape(1, -1, {last}))[0]"),
-    ("nn.GRU({last}, 2, bidirectional=True)", "{layer}({f}.reshape(-1, 1, {last}))[0]"),
-    ("nn.RNN({last}, 3, nonlinearity='relu')", "{layer}({f}.reshape(-1, 1, {last}))[1]"),
+    ("nn.LSTM({last}, 3, batch_first=True)", "{layer}({f}.reshape(1, -1, {last})[:, :7])[0]"),
+    ("nn.GRU({last}, 2, bidirectional=True)", "{layer}({f}.reshape(-1, 1, {last})[:7])[0]"),
+    ("nn.RNN({last}, 3, nonlinearity='relu')", "{layer}({f}.reshape(-1, 1, {last})[:7])[1]"),
     ("nn.LSTMCell({last}, 3)", "torch.cat({layer}({f}.reshape(-1, {last})))"),
     ("nn.MultiheadAttention({last}, 1, batch_first=True)", "{layer}(*[{f}.reshape(1, -1, {last})] * 3)[0]"),
     ("nn.TransformerEncoderLayer({last}, 1, 8, batch_first=True)", "{layer}({f}.reshape(1, -1, {last}))"),
