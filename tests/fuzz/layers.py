@@ -1,7 +1,8 @@
 """Layers of random modules, and statements over parameters, buffers and what interrupts a graph.
 
 A layer is its constructor and its call: `{last}` is the extent of the last dimension of `{f}`, `{channels}` that of the
-second, `{axes}` the number of dimensions beyond, `{shape}` all. The other letters are those of `templates.py`. Recurrent layers get few steps: PyTorch writes each one out.
+second, `{axes}` the number of dimensions beyond, `{shape}` all. The other letters are those of `templates.py`.
+Recurrent layers get few steps, since PyTorch writes each one out.
 """
 
 OF_ROWS = [

@@ -131,6 +131,15 @@ def test_few_long_rows_and_weights_columns_are_summed_apart_on_a_gpu(name: str) 
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
 
 
+@pytest.mark.parametrize("name", ["cpu", "h200"])
+def test_a_weight_norm_without_its_dimension_is_of_rows(name: str) -> None:
+    """PyTorch's graphs leave out a `dim` of 0."""
+    v, g = torch.randn(5, 16), torch.rand(5, 1)
+    graph = aten(lambda v, g: ops._weight_norm_interface(v, g)[0], v, g)
+    split_norms(graph, target_named(name))
+    torch.testing.assert_close(run(graph, v, g), g * v / v.norm(dim=1, keepdim=True))
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x.softmax(1),
     "log softmax": lambda x: x.log_softmax(1),

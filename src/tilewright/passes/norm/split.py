@@ -79,7 +79,8 @@ SPLIT: dict[Any, Callable[[Any, Target], bool]] = {
 
 @rule(call((*SPLIT, *SPREADS), ...))
 def split_norms(node: fx.Node, target: Target) -> Any:
-    args: Any = node.args
+    # PyTorch leaves out arguments that have their default: a weight norm's `dim` of 0.
+    args: Any = list(arguments(node).values())
     if node.target in SPREADS:
         is_split = _starves(args[0], calls.results(node)[0].numel(), target)
     else:
