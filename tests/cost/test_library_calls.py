@@ -36,6 +36,7 @@ IMAGES, VOLUMES = "float32[N,C,H,W]", "float32[N,C,H,W,D]"
         (lambda b, x: torch.bucketize(x, b), ["float32[W]", "float32[C,H]"], "bucketize", 3 * 8 * 4),
         (lambda x: torch.kthvalue(x, 2), ["float32[C,H]"], "kthvalue", 3 * 8),
         (lambda x: torch.median(x), ["float32[C,H]"], "median", 3 * 8),
+        (lambda x: torch.topk(x, 2), ["float32[C,H]"], "topk", 3 * 8),
         (lambda x: sampled(x, "bilinear"), [IMAGES], "grid_sampler_2d", 2 * 4 * 768),
         (lambda x: sampled(x, "bilinear"), [IMAGES], "grid_sampler_2d_backward", 2 * 4 * 3 * 768),
         (lambda x: sampled(x, "nearest"), [IMAGES], "grid_sampler_2d", 0),

@@ -339,7 +339,7 @@ def test_pools_count_the_elements_of_their_windows() -> None:
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 UNCOUNTED = {
-    *("sort", "topk", "mode", "isin"),
+    *("sort", "mode", "isin"),
     *("nonzero", "masked_select", "masked_scatter", "multinomial"),
     *(f"{name}{many}.default" for name in COLLECTIVES for many in ("", "_coalesced")),
     *("all_to_all_single.default", "broadcast.default"),

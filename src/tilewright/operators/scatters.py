@@ -200,7 +200,12 @@ calls(
     priced=False,
 )
 calls(
-    "topk.default(self, k, dim, largest, sorted)", "library", shapes=kept, dtypes=("self", "int64"), discontinuous=True
+    "topk.default(self, k, dim, largest, sorted)",
+    "library",
+    arithmetic=per_operand(1),
+    shapes=kept,
+    dtypes=("self", "int64"),
+    discontinuous=True,
 )
 
 
