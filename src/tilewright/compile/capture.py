@@ -179,7 +179,11 @@ def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
                 if value is not None:
                     calls.shape_of(value)
         except CaptureError as error:
-            raise CaptureError(f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}") from error
+            raise CaptureError(
+                f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}\n"
+                "  name a part without this line as the target; torch.compile(…, backend='tilewright') leaves such a "
+                "part to PyTorch and compiles the others, and `tilewright profile` shows where the time goes"
+            ) from error
 
 
 class _Observer(Compiler):
