@@ -76,7 +76,6 @@ def measured(
 ) -> Result:
     """Profile the program before the change, predict, and time both in turn; `alone` is held while steps run."""
     run = _profiled(change.name, change.before, alone)
-    (predicted,) = what_if(run, [change.asked]).predictions
     explained = f"{_busy(run)} -> {_busy(_profiled(change.name, change.after, alone))}" if explains else ""
     before, after = change.before(), change.after()
     turns: list[tuple[float, float]] = []
@@ -87,6 +86,7 @@ def measured(
     # The first turn warms both up.
     first = median(first for first, _ in turns[1:])
     ratio = median(second / first for first, second in turns[1:])
+    (predicted,) = what_if(run, [change.asked], 1e3 * first).predictions
     expected = predicted.predicted_us / predicted.measured_us
     return Result(change.name, change.asked, first, first * expected, first * ratio, expected / ratio - 1, explained)
 

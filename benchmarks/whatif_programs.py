@@ -243,7 +243,7 @@ class Programs:
             lambda: self._replayed(self.small(capturable=True)),
         )  # fmt: skip
         yield Change("no copy", "gone:*Memcpy HtoD*", lambda: self.copied("pageable"), lambda: self.copied("none"))
-        yield Change("pinned memory", "class:device", lambda: self.copied("pageable"), lambda: self.copied("pinned"))
+        yield Change("pinned memory", "pinned", lambda: self.copied("pageable"), lambda: self.copied("pinned"))
         yield Change("channels last", _COPIES, self.convolved, lambda: self.convolved(last=True))
         yield Change(
             "norms at their floor", "floor:aten::native_layer_norm", lambda: self.normed(4),

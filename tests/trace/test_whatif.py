@@ -47,7 +47,8 @@ CREATE TABLE operator_distance (operator VARCHAR, calls BIGINT, floor_us DOUBLE,
 CREATE TABLE host_account (file_id BIGINT, class VARCHAR, ms_per_step DOUBLE);
 CREATE TABLE description (file_id BIGINT, described_by BIGINT);
 CREATE TABLE operator_step (file_id BIGINT, ts BIGINT, host_dur BIGINT);
-CREATE TABLE bare_step (bare_ms DOUBLE, recorded_ms DOUBLE)
+CREATE TABLE bare_step (bare_ms DOUBLE, recorded_ms DOUBLE);
+CREATE TABLE recording (recorded_thread_us DOUBLE[])
 """
 
 
@@ -274,6 +275,54 @@ def test_the_changed_program_takes_as_long_as_predicted(name: str) -> None:
     assert simulator.predict(change).predicted_us * 1000 == pytest.approx(max(one.end for one in after()), abs=1)
 
 
+def test_kernels_of_a_graph_follow_each_other() -> None:
+    connection = recorded([launches(host=50)])
+    found = Simulator(connection, read_timeline(connection)).predict("graph")
+    assert found.predicted_us == pytest.approx(LATENCY / 1e3 + 4 * (10 + 10) + 7 * 0.3)
+
+
+def test_memory_that_is_returned_is_waited_for() -> None:
+    connection = recorded([launches(sync=True, mm=90)])
+    connection.execute("UPDATE device_call SET name = 'cudaFree' WHERE name = 'cudaDeviceSynchronize'")
+    found = Simulator(connection, read_timeline(connection)).predict("class:allocator")
+    assert 1000 * found.predicted_us == pytest.approx(launches(sync=True, wait=False, mm=90).end, abs=1)
+
+
+def test_copies_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take 4 µs, of which 2 for anything; the host launches what comes next meanwhile."""
+    monkeypatch.setattr("tilewright.trace.whatif.changes.link_GBps", lambda connection: 10.0)
+    connection = recorded([copying(us=40)])
+    connection.execute("ALTER TABLE device_slice ADD COLUMN bytes BIGINT")
+    connection.execute("UPDATE device_slice SET bytes = 20_000, name = 'Memcpy (Pageable)' WHERE kind = 'copy'")
+    after = Machine()
+    for _ in range(3):
+        after.host(10)
+        after.launch(("copy", 4))
+        after.host(30)
+        after.launch(("mm", 50))
+    found = Simulator(connection, read_timeline(connection)).predict("pinned")
+    assert 1000 * found.predicted_us == pytest.approx(after.end, rel=0.03)
+    connection.execute("UPDATE device_slice SET name = 'Memcpy (Pinned)' WHERE kind = 'copy'")
+    with pytest.raises(UsageError, match="no copy from or to pageable memory"):
+        Simulator(connection, read_timeline(connection)).predict("pinned")
+
+
+def test_the_host_takes_what_makes_the_step_the_bare_one() -> None:
+    connection = recorded([launches(host=28)])
+    simulator = Simulator(connection, read_timeline(connection), launches(host=20).end / 1e3)
+    expected = launches(host=20, mm=42, gelu=42).end
+    assert 1000 * simulator.predict("batch:5").predicted_us == pytest.approx(expected, rel=0.02)
+
+
+def test_where_a_device_says_how_long_a_step_is_the_host_takes_its_threads_time() -> None:
+    """It waits for the device's queue, and has no processor then."""
+    waiting = launches(host=40, mm=3000, gelu=3000)
+    connection = recorded([waiting])
+    connection.execute("INSERT INTO recording VALUES (?)", [[4 * 2 * (20 + CALL / 1e3)]])
+    simulator = Simulator(connection, read_timeline(connection), waiting.end / 1e3)
+    assert 1000 * simulator.predict("batch:0.001").predicted_us == pytest.approx(launches(20, 5, 5).end, rel=0.05)
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_light_steps_have_the_host_of_the_described_one(same: bool) -> None:
     """The described step is twice as slow, and of its host's time three quarters load data."""
@@ -292,6 +341,7 @@ def test_light_steps_have_the_host_of_the_described_one(same: bool) -> None:
     connection.execute("DELETE FROM host_time WHERE file_id = 0")
     connection.execute("INSERT INTO operator_step SELECT file_id, ts, host_dur FROM step WHERE file_id = 1")
     connection.execute("DELETE FROM step WHERE file_id = 1")
+    connection.execute("DELETE FROM device_slice WHERE file_id = 1")
     connection.execute("INSERT INTO description VALUES (0, 1)")
     connection.execute("UPDATE step SET dur = dur / 2, host_dur = host_dur / 2")
     connection.execute("INSERT INTO step SELECT file_id, dur, dur, host_dur FROM step")

@@ -97,7 +97,8 @@ def whatif(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            help="floor:OPERATOR gone:NAME host graph class:data batch:2 bf16 optimizer overlap rank:1; none: all."
+            help="floor:OPERATOR gone:NAME host graph class:data batch:2 pinned bf16 optimizer overlap rank:1; none:"
+            " all."
         ),
     ] = None,
     as_json: AsJson = False,

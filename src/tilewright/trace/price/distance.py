@@ -55,6 +55,7 @@ SELECT trace_file.id, TRY_CAST(metadata.str_value AS BIGINT) FROM trace_file
 LEFT JOIN metadata ON metadata.file_id = trace_file.id AND metadata.name = 'tilewright threads'"""
 """How many threads PyTorch uses for an operator in the process of each file, if that is known."""
 
+_HOPPER, _PCIE_5_GBPS = 9, 54.0
 _COUNTABLE = 1 << 62
 """A file may claim shapes that no device holds."""
 
@@ -206,6 +207,13 @@ def device_profiles(connection: DuckDBPyConnection) -> dict[tuple[int, int | Non
             measured = {(kind, dtype): value for device, kind, dtype, value in ceilings if device == name}
             found[key] = _with_ceilings(profile, measured)
     return found
+
+
+def link_GBps(connection: DuckDBPyConnection) -> float:
+    """What pinned memory and the slowest device exchange: of PCIe 5 from Hopper on (34 MB to an H200: 0.62 ms), else of
+    PCIe 4."""
+    generations = [of.generation for (_, device), of in device_profiles(connection).items() if device is not None]
+    return _PCIE_5_GBPS if min(generations, default=0) >= _HOPPER else _PCIE_5_GBPS / 2
 
 
 def host_cores(connection: DuckDBPyConnection) -> int | None:

@@ -40,8 +40,10 @@ class Answer:
     path: tuple[OnPath, ...]
 
 
-def what_if(run: Path, changes: Sequence[str]) -> Answer:
+def what_if(run: Path, changes: Sequence[str], step_us: float | None = None) -> Answer:
     """The predictions for `changes`, forms of `changes.FORMS`; for none of them, for all that the run allows.
+
+    `step_us` is the step without the profiler, where it is known better than by the run.
 
     Raises:
         StoreError: the run is missing or damaged, or has no timeline or no steps.
@@ -53,7 +55,7 @@ def what_if(run: Path, changes: Sequence[str]) -> Answer:
             raise StoreError(
                 f"run {run} has no timeline; `tilewright profile` and `tilewright trace` make runs with one"
             )
-        answer, _ = _ask(connection, changes)
+        answer, _ = _ask(connection, changes, step_us)
     return answer
 
 
@@ -77,10 +79,12 @@ def add_predictions(connection: DuckDBPyConnection) -> None:
     append(connection, "critical_path", parts)
 
 
-def _ask(connection: DuckDBPyConnection, changes: Sequence[str]) -> tuple[Answer, list[PathPart]]:
+def _ask(
+    connection: DuckDBPyConnection, changes: Sequence[str], step_us: float | None = None
+) -> tuple[Answer, list[PathPart]]:
     """The answer, and the critical path from begin to end; StoreError without steps, UsageError as `what_if`."""
     timeline = read_timeline(connection)
-    simulator = Simulator(connection, timeline)
+    simulator = Simulator(connection, timeline, step_us)
     parts = critical_path(timeline.tasks, timeline.begin, simulator.measured)
     predictions = [simulator.predict(change) for change in changes]
     if not changes:
@@ -110,7 +114,7 @@ def _all(connection: DuckDBPyConnection, simulator: Simulator) -> Iterator[Predi
         """SELECT count(*) > 0, coalesce(bool_or(kind = 'communication'), false) OR EXISTS (FROM host_collective)
            FROM device_slice"""
     ).fetchall()
-    asked += ["host", "graph", "bf16"] if on_device else []
+    asked += ["host", "graph", "pinned", "bf16"] if on_device else []
     asked += ["overlap"] if communicates else []
     asked += ["optimizer", "batch:2"]
     asked += [

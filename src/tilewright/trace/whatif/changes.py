@@ -6,25 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tilewright.records.errors import UsageError
 from tilewright.trace.account.host_time import CLASSES
-from tilewright.trace.events.rows import Ints
+from tilewright.trace.price.distance import link_GBps
 from tilewright.trace.price.precision import floors_in_bf16
+from tilewright.trace.whatif.host_part import HostPart, Spans
 from tilewright.trace.whatif.simulation import Edge, Simulated, Task, simulate
 from tilewright.trace.whatif.timeline import AWAITS_RANKS, Timeline
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-    from numpy.typing import NDArray
 
 WORK = ("kernel", "copy", "communication")
 _FIXED_NS = 2_000
 """What a kernel takes however little it does."""
+_REPLAYED_NS = 300
+"""From a kernel to the next in a CUDA graph on an H200: 124 of 0.325 ms took 0.363, 255 of 0.640 took 0.695."""
 _MOST_SLOWER, _HALVINGS = 1.5, 12
-"""Of an exchange as recorded, and how often the search for what it takes without the profiler halves the rest."""
-_UPDATES = r": _(single|multi)_tensor_\w+$"
+"""Of what is fitted, as recorded, and how often the search for what it takes without the profiler halves the rest."""
+_CLEARLY = 1.01
+"""A step that is longer by this than with a host that takes no time is the host's."""
+_RETURNS, _COPIES = ("cudaFree", "hipFree"), ("cudaMemcpyAsync", "hipMemcpyAsync", "cudaMemcpy", "hipMemcpy")
+"""Calls that wait: of an allocator that returns memory, and of copies from and to pageable memory."""
 _NAMED = "EXISTS (FROM (SELECT unnest(?) AS one) WHERE what GLOB one)"
 _WITHOUT_DEVICE = "file_id NOT IN (SELECT file_id FROM device_slice)"
 # What an operator or function calls goes with it: all that its thread does while the outermost of them is open.
@@ -46,6 +49,7 @@ FORMS = {
     "class:CLASS": "without that class of the host's time",
     "workers:N": "a DataLoader with so many workers",
     "batch:TIMES": "a batch as many times as large",
+    "pinned": "copies from and to the host in pinned memory, for which it does not wait",
     "bf16": "parameters and data in bf16 instead of fp32",
     "optimizer": "a fused optimizer",
     "overlap": "communication that is hidden entirely",
@@ -81,38 +85,53 @@ class _Change:
 class Simulator:
     """Predicts steps of one run."""
 
-    def __init__(self, connection: DuckDBPyConnection, timeline: Timeline) -> None:
+    def __init__(self, connection: DuckDBPyConnection, timeline: Timeline, step_us: float | None = None) -> None:
         self._connection, self._timeline = connection, timeline
         self.measured = simulate(timeline.tasks, timeline.begin)
-        self._whole = _Spans(connection, "true", [])
+        self._whole = Spans(connection, "true", [])
         self._bare = [self._bare_dur(task) for task in timeline.tasks]
         rows = connection.execute(
             "SELECT avg(bare_ms) * 1e3, avg(recorded_ms) * 1e3 FROM bare_step WHERE bare_ms > 0"
         ).fetchone()
         recorded = self._step_us(self.measured)
-        self._bare_us = float(rows[0]) if rows and rows[0] and rows[0] < rows[1] else recorded
-        self._fit_exchange()
+        self._bare_us = step_us or (float(rows[0]) if rows and rows[0] and rows[0] < rows[1] else recorded)
+        if step_us or (rows and rows[0]):
+            self._fit()
         self._unchanged = simulate(timeline.tasks, timeline.begin, self._dur)
 
-    def _fit_exchange(self) -> None:
-        """Between processes on a host data moves at another speed in each run, and slower while it is recorded: where
-        the step without the profiler is known, collectives take as long as they do then, and all else as measured."""
+    def _fit(self) -> None:
+        """Where the step without the profiler is known, it is the step that is simulated.
+
+        Between processes on a host data moves at another speed in each run, and slower while it is recorded: there
+        collectives take as long as makes the step so long, else the host does. Where a device alone says how long the
+        step is, the host takes what its thread had of a processor: it waits where a stream takes no more launches.
+        """
         of_hosts = {
             slice_id for (slice_id,) in self._connection.execute("SELECT slice_id FROM host_collective").fetchall()
         }
-        moved = [
-            at
-            for at, task in enumerate(self._timeline.tasks)
-            if task.kind == "communication" and task.slice_id in of_hosts
-        ]
-        measured = [self._bare[at] for at in moved]
+        tasks = self._timeline.tasks
+        moved = [at for at, task in enumerate(tasks) if task.kind == "communication" and task.slice_id in of_hosts]
+        fitted = moved or [at for at, task in enumerate(tasks) if task.kind in ("host", "launch")]
+        measured = [self._bare[at] for at in fitted]
+
+        def step_us(times: float) -> float:
+            for at, took in zip(fitted, measured, strict=True):
+                self._bare[at] = times * took
+            return self._step_us(simulate(tasks, self._timeline.begin, self._dur))
+
         low, high = 0.0, _MOST_SLOWER
+        if not moved and not (_CLEARLY * step_us(low) < self._bare_us < step_us(high)):
+            step_us(self._on_processor(sum(measured)))
+            return
         for _ in range(_HALVINGS if any(measured) else 0):
             middle = (low + high) / 2
-            for at, took in zip(moved, measured, strict=True):
-                self._bare[at] = middle * took
-            step_us = self._step_us(simulate(self._timeline.tasks, self._timeline.begin, self._dur))
-            low, high = (middle, high) if step_us < self._bare_us else (low, middle)
+            low, high = (middle, high) if step_us(middle) < self._bare_us else (low, middle)
+
+    def _on_processor(self, host_ns: float) -> float:
+        """For how much of the host's recorded time its thread had a processor, at most 1."""
+        rows = self._connection.execute("SELECT avg(list_avg(recorded_thread_us)) FROM recording").fetchone()
+        recorded_us = host_ns / 1e3 / max(self._timeline.steps.values())
+        return min(1.0, rows[0] / recorded_us) if rows and rows[0] and recorded_us else 1.0
 
     def _bare_dur(self, task: Task) -> float:
         """Of the host's time what the recording of its events did not add to it; light steps record none."""
@@ -215,9 +234,18 @@ class Simulator:
         return _Change(lambda at, task: 0 if task.kind in ("host", "launch") else self._bare[at])
 
     def _graph(self) -> _Change:
-        """What is not data, compilation and the like takes no time: the graph replays it."""
+        """What is not data, compilation and the like takes no time: the graph replays it, launch after launch."""
         kept = self._host_part("class NOT IN ('operators', 'Python', 'profiler', 'untraced', 'device')")
-        return _Change(lambda at, task: self._bare[at] - (kept.left(at, 0) if task.kind in ("host", "launch") else 0))
+        tasks = self._timeline.tasks
+
+        def lag(_: int, task: Task, edge: Edge) -> float | None:
+            if task.kind not in WORK or len(task.after) < 2:
+                return edge.lag
+            return None if tasks[edge.task].kind == "launch" else min(edge.lag, _REPLAYED_NS)
+
+        return _Change(
+            lambda at, task: self._bare[at] - (kept.left(at, 0) if task.kind in ("host", "launch") else 0), lag
+        )
 
     def _class(self, name: str) -> _Change:
         if name not in CLASSES:
@@ -225,7 +253,8 @@ class Simulator:
         part, tasks = self._host_part("class = ?", name), self._timeline.tasks
 
         def lag(_: int, task: Task, edge: Edge) -> float | None:
-            awaited = AWAITS_RANKS if task.name == AWAITS_RANKS else "device"
+            # Where an allocator returns memory, the host waits for the device too.
+            awaited = AWAITS_RANKS if task.name == AWAITS_RANKS else "allocator" if task.name in _RETURNS else "device"
             if task.kind != "wait" or name != awaited:
                 return edge.lag
             return None if tasks[edge.task].kind in WORK else 0 if name == AWAITS_RANKS else edge.lag
@@ -233,7 +262,31 @@ class Simulator:
         def dur(at: int, task: Task) -> float:
             return 0 if name == AWAITS_RANKS and task.kind == "communication" else part.left(at, 0)
 
-        return _Change(dur, lag if name in ("device", AWAITS_RANKS) else None)
+        return _Change(dur, lag)
+
+    def _pinned(self) -> _Change:
+        """Such copies move at the rate of the link, and the host goes on at once."""
+        copies = self._connection.execute(
+            "SELECT slice_id, bytes FROM device_slice WHERE kind = 'copy' AND name LIKE '%Pageable%' AND bytes > 0"
+        ).fetchall()
+        if not copies:
+            raise UsageError("no copy from or to pageable memory in the run")
+        lasts: dict[int, float] = {
+            slice_id: _FIXED_NS + nbytes / link_GBps(self._connection) for slice_id, nbytes in copies
+        }
+        tasks = self._timeline.tasks
+
+        def dur(at: int, task: Task) -> float:
+            return min(self._bare[at], lasts.get(task.slice_id, self._bare[at]))
+
+        def lag(_: int, task: Task, edge: Edge) -> float | None:
+            awaits = task.kind == "wait" and (task.name in _COPIES or tasks[edge.task].slice_id in lasts)
+            if awaits and tasks[edge.task].kind in WORK:
+                return None
+            # Nothing is copied to pinned memory first.
+            return min(edge.lag, _FIXED_NS) if awaits or task.slice_id in lasts else edge.lag
+
+        return _Change(dur, lag)
 
     def _workers(self, number: str) -> _Change:
         """They make batches while the step goes on, and the step waits for what they lack."""
@@ -289,72 +342,8 @@ class Simulator:
 
         return _Change(lag=lag, without=late)
 
-    def _host_part(self, condition: str, *given: object, of: str = "host_time") -> _HostPart:
-        return _HostPart(_Spans(self._connection, condition, list(given), of), self._whole, self._timeline, self._bare)
-
-
-class _Spans:
-    """The parts of a kind of the host's time, by the table `host_time`, without what recording added to them."""
-
-    def __init__(
-        self, connection: DuckDBPyConnection, condition: str, given: list[object], of: str = "host_time"
-    ) -> None:
-        self.files: dict[int, tuple[Ints, NDArray[np.float64]]] = {}
-        self.kinds = 1
-        sql = f"""
-            SELECT file_id, ts, dur, class, what, CASE WHEN class = 'profiler' THEN 0
-                       ELSE greatest(dur - stopped - coalesce(ns_per_event, 0) * host_time.events, 0) END AS bare
-            FROM host_time LEFT JOIN host_step_time USING (file_id) WHERE {condition}"""
-        if of == "optimizer":
-            sql = f"""
-                SELECT spans.*, dense_rank() OVER (PARTITION BY file_id, class ORDER BY what) AS kind
-                FROM ({sql}) AS spans JOIN (
-                    -- The function that calls operators, where stacks show it: what is around it stays.
-                    SELECT ts, ts + dur AS ended FROM slice WHERE regexp_matches(name, '{_UPDATES}')
-                    UNION ALL
-                    SELECT ts, ts + dur FROM slice WHERE name LIKE 'Optimizer.step#%'
-                    AND NOT EXISTS (FROM slice WHERE regexp_matches(name, '{_UPDATES}'))
-                ) AS around ON spans.ts >= around.ts AND spans.ts < around.ended"""
-            found = connection.execute(f"SELECT max(kind) FROM ({sql}) WHERE class = 'operators'", given).fetchone()
-            self.kinds = int(found[0]) if found and found[0] else 1
-        columns = connection.execute(
-            f"SELECT file_id, ts, dur, bare FROM ({sql}) ORDER BY file_id, ts", given
-        ).fetchnumpy()
-        file_id, ts, dur, bare = columns.values()
-        for file in np.unique(file_id).tolist():
-            own = file_id == file
-            begins, lengths = ts[own], bare[own].astype(np.float64)
-            # The time of that kind until each begin and end of a span; between two of them it grows evenly.
-            edges = np.stack([begins, begins + dur[own]], axis=1).ravel()
-            grown = np.repeat(np.cumsum(lengths), 2)
-            grown[0::2] -= lengths
-            self.files[file] = edges, grown
-
-    def within(self, file_id: int, start: int, end: int) -> float:
-        """How long that kind lasts between two times of a file."""
-        if file_id not in self.files:
-            return 0.0
-        begun, ended = np.interp([start, end], *self.files[file_id])
-        return float(ended - begun)
-
-
-class _HostPart:
-    """How much of the tasks of the host is of a kind."""
-
-    def __init__(self, part: _Spans, whole: _Spans, timeline: Timeline, bare: list[float]) -> None:
-        self._part, self._whole, self._timeline, self._bare = part, whole, timeline, bare
-        self.changes, self.kinds = bool(part.files), part.kinds
-
-    def left(self, at: int, factor: float) -> float:
-        """The duration of the task at a place if its part of that kind takes `factor` times as long."""
-        task = self._timeline.tasks[at]
-        if task.kind != "host" or not task.dur:
-            return self._bare[at]
-        # Of light steps another step tells what the host did, between the same calls.
-        told = self._timeline.described.get(at, [(task.file_id, task.start, task.end)])
-        whole = sum(self._whole.within(*piece) for piece in told)
-        of_kind = sum(self._part.within(*piece) for piece in told)
-        return self._bare[at] * (1 + of_kind / whole * (factor - 1)) if whole else self._bare[at]
+    def _host_part(self, condition: str, *given: object, of: str = "host_time") -> HostPart:
+        return HostPart(Spans(self._connection, condition, list(given), of), self._whole, self._timeline, self._bare)
 
 
 def _pattern(name: str) -> str:

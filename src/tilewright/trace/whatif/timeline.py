@@ -28,12 +28,18 @@ _CALLS = f"""
 WITH spans AS (
     SELECT file_id, ts, ts + dur AS ended FROM host_time
     WHERE class = 'communication' AND file_id IN (SELECT file_id FROM host_collective)
+),
+-- A step that is recorded for its operators has the same calls, and nothing of the device.
+alike AS (
+    SELECT DISTINCT name FROM device_call AS call
+    WHERE file_id = $like AND (EXISTS (FROM wait WHERE wait.slice_id = call.slice_id)
+                               OR EXISTS (FROM device_slice WHERE launch_id = call.slice_id))
 )
 SELECT call.slice_id, call.ts, call.ts + call.dur AS ended, call.name,
        EXISTS (FROM wait WHERE wait.slice_id = call.slice_id) AS waits
 FROM device_call AS call
 WHERE call.file_id = $file AND call.ts BETWEEN $begin AND $end
-  AND (waits OR EXISTS (FROM device_slice WHERE launch_id = call.slice_id))
+  AND (waits OR EXISTS (FROM device_slice WHERE launch_id = call.slice_id) OR name IN (FROM alike))
 UNION ALL
 -- One that begins while the host waits for it already was asked for when that wait began.
 SELECT slice_id, least(asked.ts, spans.ts), least(asked.ts, spans.ts), asked.name, false
@@ -97,9 +103,11 @@ def read_timeline(connection: DuckDBPyConnection) -> Timeline:
 
 
 def _add_host(
-    connection: DuckDBPyConnection, tasks: list[Task], file_id: int, begin: int, end: int
+    connection: DuckDBPyConnection, tasks: list[Task], file_id: int, begin: int, end: int, like: int = -1
 ) -> tuple[dict[int, int], list[int]]:
-    """The host's time from `begin` to `end`; for each call the task before it, and the tasks that wait."""
+    """The host's time from `begin` to `end`; for each call the task before it, and the tasks that wait.
+
+    Calls are those that launch or wait, and what is called so in the file `like`."""
     before: dict[int, int] = {}
     waits: list[int] = []
     first, free = len(tasks), begin
@@ -109,7 +117,7 @@ def _add_host(
         tasks.append(Task(start, done, kind, name, file_id, after))
 
     for slice_id, ts, done, name, does_wait in connection.execute(
-        _CALLS, {"file": file_id, "begin": begin, "end": end}
+        _CALLS, {"file": file_id, "begin": begin, "end": end, "like": like}
     ).fetchall():
         start = max(ts, free)
         add(free, start, "host", "host")
@@ -134,20 +142,26 @@ def _describe(connection: DuckDBPyConnection, found: Timeline, file_id: int, fir
     if step is None:
         return
     told: list[Task] = []
-    _add_host(connection, told, *step)
-    pieces = [(step[0], task.start, task.end) for task in told if task.kind == "host"]
-    places = [at for at in range(first, len(found.tasks)) if found.tasks[at].kind == "host"]
-    # A piece more than calls: the last one of a step and the first one of the next are one task.
-    calls = len(pieces) - 1
-    alike = calls > 0 and (len(places) - 1) % calls == 0
+    described_by, begin, end = step
+    _add_host(connection, told, described_by, begin, end, like=file_id)
+    _describe_by(found, told, first, ("host",), tail=1)
+    _describe_by(found, told, first, ("launch", "wait"), tail=0)
+
+
+def _describe_by(found: Timeline, told: list[Task], first: int, kinds: tuple[str, ...], tail: int) -> None:
+    """`tail` pieces more than calls: the last one of a step and the first one of the next are one task."""
+    pieces = [(task.file_id, task.start, task.end) for task in told if task.kind in kinds]
+    places = [at for at in range(first, len(found.tasks)) if found.tasks[at].kind in kinds]
+    calls = len(pieces) - tail
+    alike = calls > 0 and (len(places) - tail) % calls == 0
     for position, at in enumerate(places):
+        place = position % calls if calls else 0
         if not alike:
             found.described[at] = pieces
-        elif at == places[-1]:
+        elif tail and at == places[-1]:
             found.described[at] = [pieces[calls]]
         else:
-            place = position % calls
-            found.described[at] = [pieces[place]] if place or not position else [pieces[calls], pieces[0]]
+            found.described[at] = [pieces[calls], pieces[0]] if tail and position and not place else [pieces[place]]
 
 
 def _add_devices(
