@@ -17,6 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.planted_loops import CAUSES
+from benchmarks.planted_loops import PLANTED as _PLANTED
+from benchmarks.planted_loops import loop as _loop
+
 _START = """\
 import copy, gc, json, logging, os, pickle, re, time
 import numpy as np, torch
@@ -31,7 +35,6 @@ x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
 def train(model=model, x=x, y=y):
     loss = F.cross_entropy(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
-_PLANTED = "  # planted"
 
 
 class Program(NamedTuple):
@@ -39,10 +42,6 @@ class Program(NamedTuple):
 
     text: str
     said: str
-
-
-def _loop(line: str, before: str = "", steps: int = 14) -> str:
-    return f"{before}\nfor i in range({steps}):\n    {line}{_PLANTED}\n    train()\n"
 
 
 _SLOW_DATA = f"""
@@ -311,6 +310,7 @@ PROGRAMS = {
     "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),
     "healthy: a transformer": Program(_TRANSFORMER, "Nothing stands out"),
     "healthy: wide": Program(_WIDE, "Nothing stands out"),
+    **{name: Program(*row) for name, row in CAUSES.items()},
 }  # fmt: skip
 
 

@@ -187,6 +187,8 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
         [frame("torch/optim/adamw.py(9): __init__", 100, 500), frame("torch/optim/adam.py(9): __init__", 110, 490),
          frame("torch/optim/adam.py(99): _init_group", 500.1, 900), operator("aten::zeros_like", 500.2, 899)],
         "Making an optimizer", "", "before the loop"),
+    "a model traced": ([frame("torch/jit/_trace.py(9): trace"), operator("aten::mm", 500, 502)],
+                       "Tracing a model", "", "once before the loop"),
     "the mode of a model": ([frame("torch/nn/modules/module.py(9): eval"),
                              frame("torch/nn/modules/module.py(5): train", 101, 899)],
                             "Going through a model's modules", "", "where the mode changes"),

@@ -242,11 +242,13 @@ call_time AS (
                             WHEN name LIKE '%: recompute_fn' THEN 'recompute'
                             WHEN regexp_matches(name, 'torch/optim/\w+\.py\(\d+\): __init__$') THEN 'new optimizer'
                             WHEN name LIKE '%: \_init\_group' ESCAPE '\' THEN 'state of an optimizer'
+                            WHEN regexp_matches(name, 'torch/(jit|fx|export)/') THEN 'trace'
                             WHEN name LIKE '%/nn/modules/module.py(%' THEN 'modules' ELSE plain END AS what FROM plain
         WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2', 'aten::randperm',
                        'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
            OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
+           OR regexp_matches(name, 'torch/(jit/(_trace|_script)|fx/_symbolic_trace|export/__init__)\.py\(\d+\): (trace|script|symbolic_trace|export)$')
            OR regexp_matches(name, 'torch/nn/modules/module\.py\(\d+\): (eval|train|state_dict|load_state_dict|requires_grad_|apply|_apply|(named_)?(parameters|buffers|modules|children))$')
     ),
     written AS (
@@ -357,7 +359,7 @@ unread AS (
     spent AS (
         SELECT file_id, source, any_value(nodes) AS nodes, sum(typical_ms) AS ms
         FROM line JOIN named_place ON named_place.number = sourced JOIN host_cause USING (file_id)
-        WHERE host_cause.source = place AND class IN ('operators', 'Python') GROUP BY file_id, source
+        WHERE host_cause.source = place AND (class = 'operators' OR class = 'Python' AND called LIKE 'nn.Module: %') GROUP BY file_id, source
     )
     SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(nodes) AS calls FROM spent GROUP BY file_id
 ),

@@ -258,6 +258,11 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
         "optimizer.zero_grad() sets gradients to None",
     ),
+    "trace": (
+        "Tracing a model",
+        "torch.jit, torch.fx and torch.export run or read the whole model in Python, to make a program of it.",
+        "Do it once before the loop, and call what it returns",
+    ),
     "modules": (
         "Going through a model's modules",
         "eval(), train(), state_dict(), parameters() and their like visit each module in Python.",

@@ -1,0 +1,184 @@
+"""Planted causes of training and serving loops as people write them, and healthy loops, for `planted_causes`."""
+
+# ruff: noqa: E501  # a program is a row
+
+from __future__ import annotations
+
+PLANTED = "  # planted"
+"""At the end of the line that a verdict shall name."""
+
+
+def loop(line: str, before: str = "", steps: int = 14) -> str:
+    return f"{before}\nfor i in range({steps}):\n    {line}{PLANTED}\n    train()\n"
+
+
+_ZERO_GRAD = f"""
+model = perceptron(2048, 2); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x, y = torch.randn(2, 2048), y[:2]
+for i in range(14):
+    optimizer.zero_grad(set_to_none=False){PLANTED}
+    loss = F.cross_entropy(model(x), y); loss.backward(); optimizer.step()
+"""
+_TOKENS = """
+texts = ["a word, and more of them! " * 60] * 16; vocabulary = {word: k for k, word in enumerate(("a", "word", "and", "more", "of", "them", ",", "!"))}
+embedding = nn.Embedding(16, 256)
+for i in range(14):
+    ids = [[vocabulary.get(word, 9) for word in re.findall(r"\\w+|[^\\w\\s]", text.lower())] for text in texts]  # planted
+    train(x=embedding(torch.tensor(ids)[:, :4]).flatten(0, 1), y=y)
+"""
+_OPTIMIZER = f"""
+model = perceptron(1024, 3); x = torch.randn(4, 1024)
+for i in range(14):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True){PLANTED}
+    train(model, x, y[:4])
+"""
+_AVERAGED = f"""
+weights = [nn.Parameter(torch.randn(8)) for _ in range(400)]; averages = [p.detach().clone() for p in weights]; optimizer = torch.optim.SGD(weights, lr=1e-3, foreach=True)
+for i in range(14):
+    torch.stack(weights).square().sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+    for p, q in zip(weights, averages): q.mul_(0.999).add_(p.detach(), alpha=0.001){PLANTED}
+"""
+_STATES = f"""
+model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(2, 1024)
+for i in range(14):
+    best = {{name: value.clone() for name, value in model.state_dict().items()}}{PLANTED}
+    train(model, x, y[:2])
+"""
+_GROWING = f"""
+keys = torch.randn(1, 4000, 256)
+for i in range(14):
+    token = torch.randn(1, 1, 256)
+    for layer in range(8):
+        keys = torch.cat([keys, token], 1){PLANTED}
+        token = token + 1e-3 * keys[:, -1:]
+    train()
+"""
+_ONE_BY_ONE = f"""
+for i in range(14):
+    outputs = []
+    for row in x:
+        outputs.append(model(row[None])){PLANTED}
+    loss = F.cross_entropy(torch.cat(outputs), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_WEIGHTED = f"""
+weights = np.random.rand(512, 4096); model = nn.Linear(64, 4096); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(512, 64)
+for i in range(14):
+    error = (model(x) - 1) * torch.from_numpy(weights){PLANTED}
+    error.square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_LAID_OUT = f"""
+convolution, images = nn.Conv2d(16, 16, 1), torch.randn(16, 16, 96, 96)
+for i in range(14):
+    image = images.to(memory_format=torch.channels_last){PLANTED}
+    with torch.no_grad(): convolution(image[:1])
+    train()
+"""
+_HEADS = f"""
+x = torch.randn(16, 256, 128)
+for i in range(14):
+    q, k, v = [part.unflatten(-1, (8, 16)).transpose(1, 2).contiguous() for part in (x, x, x)]{PLANTED}
+    train(x=(q + k + v)[0, :, :64, 0].repeat(8, 4)[:64])
+"""
+_UNUSED = f"""
+class Branched(nn.Module):
+    def __init__(self): super().__init__(); self.trunk, self.head, self.auxiliary = nn.Linear(256, 256), nn.Linear(256, 10), perceptron(512, 4); self.up = nn.Linear(256, 512)
+    def forward(self, x):
+        h = torch.relu(self.trunk(x))
+        extra = self.auxiliary(self.up(h)){PLANTED}
+        return self.head(h)
+model = Branched(); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(14):
+    train(model)
+"""
+_THREADS = f"""
+torch.set_num_threads(32)
+model = nn.Sequential(*[part for _ in range(12) for part in (nn.Linear(512, 512), nn.ReLU())]); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(128, 512)
+for i in range(14):
+    loss = model(x).square().mean(){PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_MODES = f"""
+model = nn.Sequential(*[nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity()) for _ in range(400)], nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(14):
+    model.eval().train(){PLANTED}
+    train(model[-1])
+"""
+_EMBEDDED = f"""
+table, head = nn.Embedding(200_000, 64), nn.Linear(64, 10); optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=1e-3); ids = torch.randint(0, 200_000, (64,))
+for i in range(14):
+    loss = F.cross_entropy(head(table(ids)), y){PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_HOOKED = """
+seen = {}
+def note(module, given, out): seen[module] = (out.mean().item(), out.std().item(), out.abs().max().item())  # planted
+stem = nn.Sequential(*[nn.Identity() for _ in range(60)])
+for layer in stem: layer.register_forward_hook(note)
+for i in range(14):
+    train(x=stem(x))
+"""
+_ORDERED = f"""
+for i in range(14):
+    order = torch.randperm(1_000_000){PLANTED}
+    train(x=x[order[:64] % 64])
+"""
+_GIVEN = f"""
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+images = np.random.randint(0, 255, (8, 128, 128, 3), dtype=np.uint8)
+for i in range(14):
+    batch = torch.tensor(images.transpose(0, 3, 1, 2) / 255.0, dtype=torch.float32){PLANTED}
+    train(model[-1:], batch.mean((2, 3)).repeat(1, 6)[:, :16], y[:8])
+"""
+_ACCUMULATED = """
+model = perceptron(512, 3); optimizer = torch.optim.AdamW(model.parameters(), fused=True); x, y = torch.randn(512, 512), torch.randint(0, 10, (512,))
+for i in range(14):
+    for part in range(4):
+        loss = F.cross_entropy(model(x[128 * part : 128 * part + 128]), y[128 * part : 128 * part + 128]) / 4
+        loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+_CLIPPED = """
+model = nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU())], nn.Linear(512, 10)); optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100); x, y = torch.randn(256, 512), torch.randint(0, 10, (256,)); total = torch.zeros(())
+for i in range(14):
+    loss = F.cross_entropy(model(x), y); loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(); optimizer.zero_grad(); schedule.step(); total += loss.detach()
+"""
+_WORDS = """
+embedding, convolution, head = nn.Embedding(5000, 128), nn.Conv1d(128, 256, 5), nn.Linear(256, 10); parts = nn.ModuleList([embedding, convolution, head])
+optimizer = torch.optim.SGD(parts.parameters(), lr=1e-2, momentum=0.9); ids, y = torch.randint(0, 5000, (32, 256)), torch.randint(0, 10, (32,))
+for i in range(14):
+    loss = F.cross_entropy(head(F.relu(convolution(embedding(ids).mT)).amax(-1)), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+CAUSES: dict[str, tuple[str, str]] = {
+    "zero_grad to zeros": (_ZERO_GRAD, "zero_grad(set_to_none=False)"),
+    "tokens": (_TOKENS, "A loop of small calls"),
+    "an optimizer each step": (_OPTIMIZER, "Making an optimizer"),
+    "histograms": (loop("for p in model.parameters(): np.histogram(p.detach().numpy(), 64)"), "A loop of small calls"),
+    "averages by hand": (_AVERAGED, "A loop of small calls"),
+    "a state each step": (_STATES, "Copying a tensor (.clone())"),
+    "keys that grow": (_GROWING, "Copying a tensor (.cat())"),
+    "rows one by one": (_ONE_BY_ONE, "A loop of small calls"),
+    "products one by one": (loop("products = [a[k] @ b[k] for k in range(300)]", "a, b = torch.randn(300, 8, 8), torch.randn(300, 8, 8)"), "A loop of small calls"),
+    "a checkpoint each step": (loop("torch.save(large.state_dict(), path)", "large, path = perceptron(1024, 4), '/dev/shm/planted' if os.path.isdir('/dev/shm') else 'planted'"), "Writing"),
+    "weights of NumPy": (_WEIGHTED, "Computing in float64"),
+    "a layout each step": (_LAID_OUT, "Copying a tensor (.to())"),
+    "contiguous heads": (_HEADS, "Copying a tensor (.contiguous())"),
+    "a branch that nothing reads": (_UNUSED, "A forward that no loss depends on"),
+    "too many threads": (_THREADS, "Computing on too many threads"),
+    "eval and train": (_MODES, "Going through a model's modules"),
+    "a large embedding": (_EMBEDDED, "The gradient of an embedding"),
+    "hooks that read": (_HOOKED, "A loop of small calls"),
+    "an order of everything": (_ORDERED, "Drawing a random order"),
+    "images of NumPy": (_GIVEN, "Copying a tensor (.tensor())"),
+    "repeat": (loop("(z.repeat(64, 1, 1) * 2).sum()", "z = torch.randn(256, 256)"), "Copying a tensor (.repeat())"),
+    "another program": (loop("subprocess.run(['true'])", "import subprocess"), "Waiting in run()"),
+    "a trace each step": (loop("torch.jit.trace(model, x)"), "Tracing a model"),
+    "decompressed": (loop("np.frombuffer(zlib.decompress(blob), np.float32)", "import zlib\nblob = zlib.compress(os.urandom(2_000_000) + bytes(8_000_000))"), "decompress()"),
+    "rows of a table": (loop("rows = [dict(zip(names, row)) for row in table]", "names = [str(k) for k in range(20)]; table = [tuple(range(20))] * 3000"), "Python"),
+    "healthy: accumulated": (_ACCUMULATED, "Nothing stands out"),
+    "healthy: clipped": (_CLIPPED, "Nothing stands out"),
+    "healthy: words": (_WORDS, "Nothing stands out"),
+}  # fmt: skip
