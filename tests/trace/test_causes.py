@@ -101,6 +101,16 @@ def calls(module: str, *, within: str = "") -> list[Happening]:
     return [*trained, *around, frame(f"nn.Module: {module}"), operator("aten::addmm", 110, 890)]
 
 
+def detached(*, first: str = "nn.Module: Critic_0") -> list[Happening]:
+    """As `calls`, of the model that trains; what it gives is detached, and `first` is next."""
+    return [
+        *calls("Net_0"),
+        operator("aten::detach", 901.2, 901.5),
+        frame(first, 902, 990),
+        operator("aten::mm", 910, 980),
+    ]
+
+
 SQUARES = [[700, 700], [700, 700]]
 CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "a tensor of a list": ([frame(TENSOR)], "torch.tensor()", "Python's numbers, one by one", "Keep the data as a"),
@@ -166,6 +176,8 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                             "Attention by single operators", "[2, 4, 64, 64]", "scaled_dot_product_attention"),
     "a model evaluated in each step": (calls("Net_0"), "Calling the model without a backward",
                                        "once in a step without a gradient", "Evaluate every 100th step"),
+    "a model evaluated by a detached result": (
+        detached(first="<built-in function mm>"), "Calling the model without a backward", "once", "Evaluate every"),
     "products from the left": (products(SQUARES, [[700, 700], [700, 1]]),
                                "Multiplying matrices in a costly order", "350 × fewer", "multi_dot"),
     "products from the right": (products(SQUARES, [[1, 700], [700, 700]]),
@@ -228,6 +240,7 @@ NO_CAUSE: dict[str, Sequence[Happening]] = {
     "a line of which backward comes to one operator": unread(3),
     "a number": product([[64, 512], []]),
     "a teacher": calls("Teacher_0"),
+    "a generator's images for its critic": detached(),
     "a forward that backward calls": calls("Net_0", within=BACKWARD),
     "products in the better order": products([[700, 700], [700, 1]], [[700, 700], [700, 1]]),
     "products with an operator between": products(SQUARES, [[700, 700], [700, 1]], between="aten::relu"),

@@ -180,9 +180,8 @@ def _refuse_unknown_sizes(name: str, graph: fx.Graph) -> None:
                     calls.shape_of(value)
         except CaptureError as error:
             raise CaptureError(
-                f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}\n"
-                "  name a part without this line as the target; torch.compile(…, backend='tilewright') leaves such a "
-                "part to PyTorch and compiles the others, and `tilewright profile` shows where the time goes"
+                f"{name} has no fixed shapes at {source_line(node) or node.name}\n  {error}; name a part without this "
+                "line as the target, or record the program with `tilewright profile`"
             ) from error
 
 

@@ -313,6 +313,18 @@ constants AS (
       AND called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
     GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
 ),
+-- Calls of a model whose result is detached and goes to another at once: what a generator made for its critic, which trains.
+passed_on AS (
+    WITH module AS (SELECT file_id, ts, dur, sourced FROM host_event JOIN plain ON number = named WHERE name LIKE 'nn.Module: %'),
+    operator AS (SELECT file_id, ts, name FROM host_event JOIN plain ON number = named WHERE name LIKE 'aten::%'),
+    detached AS (FROM operator WHERE name = 'aten::detach'),
+    computed AS (FROM operator WHERE name <> 'aten::detach')
+    SELECT module.file_id, module.ts, module.sourced
+    FROM module ASOF JOIN detached ON detached.file_id = module.file_id AND detached.ts >= module.ts + module.dur
+    ASOF JOIN module AS later ON later.file_id = module.file_id AND later.ts >= module.ts + module.dur
+    ASOF LEFT JOIN computed ON computed.file_id = module.file_id AND computed.ts >= module.ts + module.dur
+    WHERE detached.ts <= later.ts AND coalesce(later.ts <= computed.ts, true)
+),
 -- Calls of a model that nothing differentiates, beside others of the same that are: as for evaluation.
 evaluations AS (
     WITH called AS (
@@ -334,7 +346,8 @@ evaluations AS (
                count(DISTINCT judged.ts) AS calls, arg_max(source, judged.dur) AS source, any_value(name) AS name
         FROM judged JOIN running ON running.file_id = judged.file_id AND running.ts < judged.ts + judged.dur
          AND running.ts + running.dur > judged.ts
-        WHERE NOT is_differentiated AND (judged.file_id, named) IN (SELECT (file_id, named) FROM judged WHERE is_differentiated) GROUP BY ALL
+        WHERE NOT is_differentiated AND (judged.file_id, named) IN (SELECT (file_id, named) FROM judged WHERE is_differentiated)
+          AND (judged.file_id, judged.ts) NOT IN (SELECT (file_id, ts) FROM passed_on) GROUP BY ALL
     )
     SELECT one_step.file_id, plain_name(any_value(name)) AS what, arg_max(source, ns) AS source,
            list_median(list_resize(list(ns), any_value(steps), 0)) * any_value(ms_per_ns) AS ms, max(calls) AS calls
@@ -353,6 +366,7 @@ unread AS (
         SELECT file_id, sourced, count(DISTINCT number) AS nodes
         FROM numbered JOIN (SELECT file_id, max(number) FILTER (WHERE is_forward) AS last FROM numbered GROUP BY file_id) USING (file_id)
         WHERE is_forward AND sourced >= 0 AND number < last AND file_id IN (SELECT file_id FROM numbered WHERE NOT is_forward)
+          AND (file_id, sourced) NOT IN (SELECT (file_id, sourced) FROM passed_on)
         GROUP BY file_id, sourced
         HAVING NOT bool_or((file_id, number) IN (SELECT (file_id, number) FROM numbered WHERE NOT is_forward))
     ),
