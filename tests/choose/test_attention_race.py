@@ -113,7 +113,7 @@ def test_a_library_that_refuses_the_operands_is_left_out() -> None:
 
 
 def test_what_pytorch_would_not_run_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tests take no tensors of a CPU."""
+    """Its kernels for GPUs take no tensors of a CPU."""
     monkeypatch.setattr(attention_race, "_runs", lambda one, training: pytest.fail("it was run"))
     request = REQUEST._replace(device=torch.device("cpu"))
     raced = Raced(request, ON_CPU, causal=True, bias=None, training=True, others=(CUDNN, FLASH))

@@ -130,7 +130,7 @@ def _takes(raced: Raced, operands: Sequence[torch.Tensor | None], peer: Peer) ->
     *given, bias = operands
     q, k, v = (x.detach().requires_grad_(raced.training) for x in given if x is not None)
     grouped = raced.request.group > 1
-    return TAKES[peer](torch.backends.cuda.SDPAParams(q, k, v, bias, 0.0, raced.causal, grouped))
+    return q.is_cuda and TAKES[peer](torch.backends.cuda.SDPAParams(q, k, v, bias, 0.0, raced.causal, grouped))
 
 
 def _runs(one: _Kernels, training: bool) -> bool:
