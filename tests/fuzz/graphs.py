@@ -157,6 +157,13 @@ class Pool:
         modest = not is_inexact(value) or self.has_specials or bool((value.abs() < LARGEST).all())
         return value if value.numel() <= MOST_ELEMENTS and modest else None
 
+    def add(self, statement: str | None, statements: list[str]) -> None:
+        """Make a statement the program's next one, where it has a value."""
+        value = None if statement is None else self.run(statement)
+        if statement is not None and value is not None:
+            self.values[f"v{len(statements)}"] = value
+            statements.append(statement)
+
 
 def fits(letter: str, first: torch.Tensor | None, value: torch.Tensor) -> bool:
     """Whether `value` can stand for `{letter}` where `first` is the first operand."""
@@ -221,11 +228,7 @@ def _drawn(random: Random) -> Graph | None:
     # Few groups, so that a program's statements meet values of their kinds.
     groups = random.choices(OF_SPECIAL_VALUES if pool.has_specials else CHOICES, k=4)
     for _ in range(random.randint(4, 16)):
-        statement = pool.fill(random.choice(random.choice(groups)))
-        value = None if statement is None else pool.run(statement)
-        if statement is not None and value is not None:
-            pool.values[f"v{len(statements)}"] = value
-            statements.append(statement)
+        pool.add(pool.fill(random.choice(random.choice(groups))), statements)
     if len(statements) < 2:
         return None
     names = [f"v{i}" for i in range(len(statements))]

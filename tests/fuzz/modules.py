@@ -185,11 +185,7 @@ def _drawn(random: Random) -> Module | None:
     kinds += [lambda: pool.fill(random.choice(INTERRUPTIONS))] * (random.random() < 0.4)
     statements: list[str] = []
     for _ in range(random.randint(4, 12)):
-        statement = random.choice(kinds)()
-        value = None if statement is None else pool.run(statement)
-        if statement is not None and value is not None:
-            pool.values[f"v{len(statements)}"] = value
-            statements.append(statement)
+        pool.add(random.choice(kinds)(), statements)
     if len(statements) < 2:
         return None
     names = [f"v{i}" for i in range(len(statements))]

@@ -123,7 +123,8 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
     kernels = [*([] if ours.refusal else [own]), *libraries, *([WINDOWS] if call.fits_windows else [])]
     # Without a race the forward alone may be known to be as fast.
     idles = training and ours.unraced is None and theirs in libraries and _idles(call.request, target)
-    ours = replace(ours, races=attention_races(call, kernels), with_backward=training, saves=_masking(call))
+    races = attention_races(call, kernels)
+    ours = replace(ours, races=races, with_backward=training, saves=_masking(call) if races else ())
     found = [_of(replace(ours, unraced=IDLE if idles else ours.unraced), call, theirs, (own,) * (1 + training))]
     if WINDOWS in kernels:
         windows = _windows(found[0], call, theirs)
