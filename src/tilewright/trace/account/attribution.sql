@@ -69,8 +69,6 @@ CREATE OR REPLACE TEMP MACRO own_frame(name) AS (
     AND NOT regexp_matches(name, '(^|/)(torch|triton|tilewright)/|^(typer|click)/|/(site|dist)-packages/|/lib/python\d|torchinductor_')
     AND NOT regexp_matches(name, '^(threading|contextlib|functools|runpy)\.py\(|^c[a-z0-9]{40,}\.py\(')
 );
-CREATE OR REPLACE TEMP MACRO place_of(frame) AS regexp_replace(regexp_replace(frame, '\((\d+)\): .*$', ':\1'), '\(\?\): .*$', '');
-CREATE OR REPLACE TEMP MACRO function_of(frame) AS regexp_extract(frame, '\): (.*)$', 1);
 
 -- Frames that ran when the profiler started are the first that it writes of a thread, each in the one before it: down to
 -- what started it, or all where a thread began. Their line is where the program was then, and is no operator's:
@@ -107,11 +105,16 @@ WHERE slice.category = 'python_function' AND slice.name IN (
                                OR regexp_extract(name, '([^/]*)\(', 1) IN (SELECT file FROM python_line))
 );
 
+-- What a frame's name says, once for each name: the path and its last part, the function, and where that begins.
+CREATE OR REPLACE TABLE scratch.frame_place AS
+SELECT name, regexp_replace(name, '\((?:\d+|\?)\): .*$', '') AS path, regexp_extract(name, '([^/]*)\((?:\d+|\?)\): ', 1) AS file,
+       regexp_extract(name, '\): (.*)$', 1) AS function,
+       regexp_replace(regexp_replace(name, '\((\d+)\): .*$', ':\1'), '\(\?\): .*$', '') AS place
+FROM (SELECT DISTINCT name FROM frame);
+
 -- The folder of each file with lines, from its frames.
 CREATE OR REPLACE TEMP TABLE spelled AS
-SELECT regexp_extract(name, '([^/]*)\((?:\d+|\?)\): ', 1) AS file, function_of(name) AS function,
-       any_value(regexp_replace(name, '\((?:\d+|\?)\): .*$', '')) AS path
-FROM frame GROUP BY ALL HAVING count(DISTINCT regexp_replace(name, '\((?:\d+|\?)\): .*$', '')) = 1;
+SELECT file, function, any_value(path) AS path FROM scratch.frame_place GROUP BY ALL HAVING count(DISTINCT path) = 1;
 
 -- The slices that contain a launch: operators, ranges and Python frames, the innermost first. Calls deeper than
 -- Python's stack limit are excluded, which bounds this table for malicious files.
@@ -200,10 +203,9 @@ LEFT JOIN forward USING (forward_id);
 
 -- The line that was reached last before a slice, if it is of the function that the slice's frame is of. A range that
 -- outlasts the frames around it, as that of the optimizer whose step ends a recording, has none.
-CREATE OR REPLACE TEMP MACRO came_to(came_path, came_file, came_function, came_line, frame) AS
-CASE WHEN frame IS NULL AND came_line > 0 THEN coalesce(came_path, came_file) || ':' || came_line
-     WHEN regexp_extract(frame, '([^/]*)\((?:\d+|\?)\): ', 1) = came_file AND function_of(frame) = came_function
-     THEN regexp_replace(frame, '\((?:\d+|\?)\): .*$', ':' || came_line) END;
+CREATE OR REPLACE TEMP MACRO came_to(came_path, came_file, came_function, came_line, path, file, function) AS
+CASE WHEN path IS NULL AND came_line > 0 THEN coalesce(came_path, came_file) || ':' || came_line
+     WHEN file = came_file AND function = came_function THEN path || ':' || came_line END;
 
 -- Work of an autograd thread without a forward, such as accumulating gradients, gets the line that waits for it.
 CREATE OR REPLACE TEMP TABLE launch_context AS
@@ -220,9 +222,10 @@ begun AS (
     LEFT JOIN followed USING (file_id)
 )
 SELECT begun.* EXCLUDE (frame_id, under_frame, in_backward, utid, ts),
-       came_to(spelled.path, line.file, line.function, line.line, begun.frame) AS exact_place,
-       coalesce(exact_place, place_of(begun.frame)) AS place
+       came_to(spelled.path, line.file, line.function, line.line, frame.path, frame.file, frame.function) AS exact_place,
+       coalesce(exact_place, frame.place) AS place, frame.function
 FROM begun ASOF LEFT JOIN python_line AS line ON line.utid = begun.utid AND begun.ts >= line.ts
+LEFT JOIN scratch.frame_place AS frame ON frame.name = begun.frame
 LEFT JOIN spelled ON spelled.file = line.file AND spelled.function = line.function;
 
 -- `attributed_by`: launch, an operator around the call; range, only a range around it; graph, a replay, whose
@@ -230,7 +233,7 @@ LEFT JOIN spelled ON spelled.file = line.file AND spelled.function = line.functi
 CREATE OR REPLACE TABLE device_slice AS
 SELECT device_work.*, launch.name AS launch, launch.ts AS launch_ts, launch.dur AS launch_dur,
        context.operator_id, context.operator, context.place AS source,
-       function_of(context.frame) AS source_function,
+       context.function AS source_function,
        coalesce(context.ranges, []) AS ranges, coalesce(context.forward_ranges, []) AS forward_ranges,
        CASE WHEN launch.name LIKE '%GraphLaunch%' THEN 'graph'
             WHEN context.operator_id IS NOT NULL THEN 'launch'

@@ -110,7 +110,7 @@ LEFT JOIN known AS others ON others.file_id IS NULL AND others.name = d.name AND
 WHERE (d.attributed_by = 'graph' OR d.attributed_by IS NULL) AND coalesce(own.operator, others.operator) IS NOT NULL;
 
 UPDATE device_slice SET operator_id = context.operator_id, operator = slice.name, source = context.place,
-       source_function = function_of(context.frame), ranges = coalesce(context.ranges, []),
+       source_function = context.function, ranges = coalesce(context.ranges, []),
        forward_ranges = coalesce(context.forward_ranges, []), attributed_by = 'capture'
 FROM by_capture
 JOIN launch_context AS context ON context.launch_id = by_capture.launch_id

@@ -6,7 +6,7 @@ regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
     '^(?:.*(?:\.py|>)|In \[\d+\])\((?:\d+|\?)\): |^(nn\.Module: .*)_\d+$', '\1'), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 
 -- Once for each name, of which there are few.
-CREATE OR REPLACE TEMP TABLE plain AS
+CREATE OR REPLACE TABLE plain AS
 SELECT number, name, plain_name(name) AS plain,
        -- PyTorch's own Python, or one operator.
        regexp_matches(name, '(^|/)torch/|^nn\.Module: ') AS is_torch,
@@ -14,10 +14,10 @@ SELECT number, name, plain_name(name) AS plain,
        regexp_matches(name, '(\.py|>|^In \[\d+\])\(\d+\): ') AS is_frame
 FROM class_of;
 
--- The spans, with how long the thread had no processor in them where the recorder knows how much that was of each step: it is
+-- How long the thread had no processor in each span, where the recorder knows how much that was of each step: it is
 -- taken from what lasts longest beyond the same span of the step in which that is shortest, since another program comes at no
 -- line in particular. The same is the n-th of its kind, or the n-th longest where steps have not as many.
-CREATE OR REPLACE TEMP TABLE stopped_span AS
+UPDATE host_span SET stopped = taken.stopped FROM (
 WITH numbered AS (
     SELECT file_id, ts AS step_ts, dur, row_number() OVER (PARTITION BY file_id ORDER BY ts) AS number FROM host_step
 ),
@@ -48,26 +48,26 @@ nth AS (
 beyond AS (
     SELECT *, dur - min(dur) OVER (PARTITION BY file_id, code, what, source, called, n) AS excess FROM nth
 ),
-taken AS (
-    SELECT beyond.file_id, ts, greatest(least(excess, missing.ns - sum(excess) OVER longest + excess), 0)::BIGINT AS stopped
+most AS (
+    SELECT beyond.file_id, ts, least(excess, missing.ns - sum(excess) OVER longest + excess)::BIGINT AS stopped
     FROM beyond JOIN missing USING (file_id, step_ts) WHERE missing.ns > 0
     WINDOW longest AS (PARTITION BY beyond.file_id, step_ts ORDER BY excess DESC, ts ROWS UNBOUNDED PRECEDING)
 )
-SELECT host_span.*, coalesce(stopped, 0) AS stopped FROM host_span LEFT JOIN taken USING (file_id, ts);
+FROM most WHERE stopped > 0
+) AS taken WHERE taken.file_id = host_span.file_id AND taken.ts = host_span.ts;
 
 -- What the thread of the steps did, from each step's begin to its end without holes. `what` is the operator or function;
 -- of Python, what the user's line called, or '' for the line's own. The columns `inner_…` say what was done within data,
 -- compilation and garbage collection. `called_id` is the outermost function that the user's line called, and `stopped` how long
 -- the thread had no processor.
-CREATE OR REPLACE TABLE host_time AS
-SELECT span.file_id, host_thread.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
+CREATE OR REPLACE VIEW host_time AS
+SELECT span.file_id, span.utid, span.step_ts, span.ts, span.dur, $classes[span.code % 100 + 1] AS class,
        coalesce(named.plain, CASE WHEN span.code = 306 THEN 'with' END, '') AS what, place.place AS source,
        CASE WHEN span.code // 100 = 4 THEN $classes[span.inner_code % 100 + 1] END AS inner_class,
        inner_named.plain AS inner_what, inner_place.place AS inner_source,
        nullif(span.slice_id, -1) AS slice_id, nullif(span.called_id, -1) AS called_id, span.events,
        span.stopped
-FROM stopped_span AS span
-JOIN host_thread USING (file_id)
+FROM host_span AS span
 LEFT JOIN plain AS named ON named.number = span.what
 LEFT JOIN named_place AS place ON place.number = span.source
 LEFT JOIN plain AS inner_named ON inner_named.number = span.inner_what
@@ -102,7 +102,7 @@ WITH span AS (
     SELECT file_id, step_ts, code % 100 + 1 AS class_number, what, source,
            CASE WHEN code // 100 = 4 THEN inner_code % 100 + 1 END AS inner_number, inner_what, inner_source, called, list_unique(list(nullif(called_id, -1))) AS calls, sum(dur)::BIGINT AS dur,
            sum(dur - stopped) AS running, list_unique(list(slice_id)) AS slices, sum(events) AS events, code = 306 AND what < 0 AS enters
-    FROM stopped_span GROUP BY ALL
+    FROM host_span GROUP BY ALL
 ),
 one_step AS (
     SELECT span.file_id, step_ts, class, coalesce(named.plain, CASE WHEN enters THEN 'with' END, '') AS what,

@@ -185,5 +185,7 @@ def _write(
     }
     chosen = ", ".join(f"c{at}" for at in range(1, len(columns)))
     connection.execute(
-        f"INSERT INTO host_span SELECT $file, c0, start, length, {chosen}, events FROM spans", {"file": file_id}
+        f"""INSERT INTO host_span SELECT $file, (SELECT utid FROM host_thread WHERE file_id = $file), c0, start, length,
+            {chosen}, events, 0 FROM spans""",
+        {"file": file_id},
     )

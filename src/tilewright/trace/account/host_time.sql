@@ -50,16 +50,16 @@ SELECT python_line.file_id, ts, enters, CASE WHEN line > 0 THEN coalesce(spelled
 FROM python_line JOIN host_thread USING (file_id, utid)
 LEFT JOIN spelled ON spelled.file = python_line.file AND spelled.function = python_line.function;
 
-CREATE OR REPLACE TEMP TABLE named_place AS
+CREATE OR REPLACE TABLE named_place AS
 SELECT row_number() OVER () - 1 AS number, place FROM (
-    SELECT place FROM reached UNION SELECT source FROM scratch.host_line UNION SELECT place_of(name) FROM (SELECT DISTINCT name FROM frame)
+    SELECT place FROM reached UNION SELECT source FROM scratch.host_line UNION SELECT place FROM scratch.frame_place
 ) WHERE place IS NOT NULL;
 
 CREATE OR REPLACE TEMP TABLE line_reached AS
 SELECT file_id, ts, enters, coalesce(number, -1) AS number FROM reached LEFT JOIN named_place USING (place);
 
 CREATE OR REPLACE TEMP TABLE frame_place AS
-SELECT name, number FROM (SELECT DISTINCT name FROM frame) JOIN named_place ON place = place_of(name);
+SELECT name, number FROM scratch.frame_place JOIN named_place USING (place);
 
 -- Events of these threads. Where an optimizer's step ends the recording, PyTorch's range lasts until the profiler stops.
 CREATE OR REPLACE TEMP TABLE host_event AS
@@ -94,9 +94,9 @@ FROM (
 ) AS waiting
 JOIN process USING (file_id) JOIN thread USING (upid)
 JOIN thread_track ON thread_track.utid = thread.utid JOIN slice AS other ON other.track_id = thread_track.id
-JOIN class_of ON class_of.category = other.category AND class_of.name = other.name
-WHERE thread.utid <> waiting.utid AND other.category IN ('user_annotation', 'cpu_op')
-  AND regexp_matches(other.name, '^(gloo|nccl|mpi):')
+JOIN (FROM class_of WHERE category IN ('user_annotation', 'cpu_op') AND regexp_matches(name, '^(gloo|nccl|mpi):')) AS class_of
+  ON class_of.category = other.category AND class_of.name = other.name
+WHERE thread.utid <> waiting.utid
   AND other.ts < waiting.ts + waiting.dur AND waiting.ts < other.ts + other.dur AND other.dur > 0
 ORDER BY 1;
 
@@ -105,7 +105,8 @@ CREATE OR REPLACE TEMP TABLE host_step AS
 SELECT file_id, ts, CASE WHEN lead(ts) OVER (PARTITION BY file_id ORDER BY ts) IS NULL THEN host_dur ELSE dur END AS dur
 FROM operator_step ORDER BY file_id, ts;
 
-CREATE OR REPLACE TEMP TABLE host_span (    -- places and names by their numbers; -1 for none
-    file_id BIGINT, step_ts BIGINT, ts BIGINT, dur BIGINT, code BIGINT, slice_id BIGINT, what BIGINT, called_id BIGINT, called BIGINT,
-    source BIGINT, inner_code BIGINT, inner_what BIGINT, inner_source BIGINT, events BIGINT
+-- Places and names by their numbers, -1 for none: view `host_time` has them. `stopped` is how long the thread had no processor.
+CREATE OR REPLACE TABLE host_span (
+    file_id BIGINT, utid BIGINT, step_ts BIGINT, ts BIGINT, dur BIGINT, code SMALLINT, slice_id BIGINT, what INTEGER, called_id BIGINT,
+    called INTEGER, source INTEGER, inner_code SMALLINT, inner_what INTEGER, inner_source INTEGER, events INTEGER, stopped BIGINT
 );

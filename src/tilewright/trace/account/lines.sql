@@ -38,7 +38,8 @@ begun AS (
     WHERE down.category IN ('cpu_op', 'user_annotation')
 )
 SELECT begun.id,
-       coalesce(came_to(spelled.path, line.file, line.function, line.line, begun.frame), place_of(begun.frame)) AS source
+       coalesce(came_to(spelled.path, line.file, line.function, line.line, frame.path, frame.file, frame.function), frame.place) AS source
 FROM begun ASOF LEFT JOIN python_line AS line ON line.utid = begun.utid AND begun.ts >= line.ts
+LEFT JOIN scratch.frame_place AS frame ON frame.name = begun.frame
 LEFT JOIN spelled ON spelled.file = line.file AND spelled.function = line.function
 WHERE source IS NOT NULL;

@@ -3,12 +3,15 @@
 -- A profile of tilewright's marks each synchronisation with its line, right after the operator that waited. Where
 -- stacks are recorded, the Python that marks is around the mark: what it was called from is where the wait was.
 CREATE OR REPLACE TEMP TABLE mark AS
-WITH RECURSIVE up AS (
-    SELECT id AS mark_id, parent_id AS outer_id, 1 AS hops FROM slice
-    WHERE category IN ('user_annotation', 'cpu_op') AND name LIKE 'synchronisation at %'
+WITH RECURSIVE begun AS (
+    SELECT id, parent_id, track_id FROM slice WHERE category IN ('user_annotation', 'cpu_op') AND name LIKE 'synchronisation at %'
+),
+around AS MATERIALIZED (SELECT id, parent_id, track_id, ts, name FROM slice WHERE track_id IN (SELECT track_id FROM begun)),
+up AS (
+    SELECT id AS mark_id, parent_id AS outer_id, 1 AS hops FROM begun
     UNION ALL
     SELECT up.mark_id, slice.parent_id, up.hops + 1
-    FROM up JOIN slice ON slice.id = up.outer_id
+    FROM up JOIN around AS slice ON slice.id = up.outer_id
     WHERE up.hops < 100
 ),
 marking AS (
@@ -16,14 +19,14 @@ marking AS (
     SELECT up.mark_id, max(up.hops) FILTER (WHERE regexp_matches(
                slice.name, '(^|/)(synchronisations\.py\(\d+\): (show|_mark)|warnings\.py\(\d+\): _showwarnmsg)$'
            )) AS hops
-    FROM up JOIN slice ON slice.id = up.outer_id
+    FROM up JOIN around AS slice ON slice.id = up.outer_id
     GROUP BY up.mark_id
 )
 SELECT up.outer_id AS parent_id, slice.track_id, slice.ts,
        regexp_extract(slice.name, '^synchronisation at (.*:\d+)', 1) AS place
 FROM up
 LEFT JOIN marking USING (mark_id)
-JOIN slice ON slice.id = up.mark_id
+JOIN around AS slice ON slice.id = up.mark_id
 WHERE up.hops = coalesce(marking.hops, 0) + 1;
 
 CREATE OR REPLACE TABLE wait AS
@@ -34,7 +37,7 @@ WITH copied AS (
 ),
 waiting AS (
     SELECT launch.*, slice.track_id, copied.upid, context.operator_id, context.caller,
-           coalesce(context.caller_id, launch.slice_id) AS caller_id, context.frame, context.place,
+           coalesce(context.caller_id, launch.slice_id) AS caller_id, context.function, context.place,
            context.exact_place, context.ranges,
            CASE WHEN regexp_matches(launch.name, 'Memcpy') THEN
                 CASE WHEN pageable THEN 'a copy to or from pageable memory' ELSE 'a copy' END END AS copy
@@ -64,7 +67,7 @@ marked AS (
 SELECT waiting.slice_id, waiting.file_id, waiting.ts, waiting.dur, waiting.name, waiting.utid,
        -- The trace does not have the device of a stream or event; with one device it is known.
        waiting.upid, operator.name AS operator, waiting.caller, waiting.caller_id, waiting.copy,
-       coalesce(marked.place, waiting.place) AS source, function_of(waiting.frame) AS source_function,
+       coalesce(marked.place, waiting.place) AS source, waiting.function AS source_function,
        coalesce(marked.place, waiting.exact_place) IS NOT NULL AS exact, coalesce(waiting.ranges, []) AS ranges
 FROM waiting
 LEFT JOIN slice AS operator ON operator.id = waiting.operator_id

@@ -204,14 +204,16 @@ doubles AS (
     FROM part GROUP BY file_id
 ),
 -- Matrix products in fp32 on a GPU, by the names of the libraries' kernels; of light steps at the file with the host's.
+kernel_name AS MATERIALIZED (SELECT DISTINCT name FROM device_slice),
 singles AS (
     SELECT coalesce(description.described_by, work.file_id) AS file_id, arg_max(work.source, work.dur) AS source,
            coalesce(arg_max(work.operator, work.dur), 'a kernel') AS what,
            sum(work.dur) / 1e6 / any_value(steps) AS ms, count(*) / any_value(steps) AS calls
     FROM device_slice AS work JOIN (SELECT file_id, count(*) AS steps FROM step GROUP BY file_id) USING (file_id)
     LEFT JOIN description ON description.file_id = work.file_id
-    WHERE work.kind = 'kernel' AND regexp_matches(work.name, '(?i)sgemm|simt|gemm_f32f32|f32f32_f32f32')
-      AND NOT regexp_matches(work.name, '(?i)tf32|bf16|s1688')
+    WHERE work.kind = 'kernel' AND work.name IN (
+        FROM kernel_name WHERE regexp_matches(name, '(?i)sgemm|simt|gemm_f32f32|f32f32_f32f32') AND NOT regexp_matches(name, '(?i)tf32|bf16|s1688')
+    )
     GROUP BY ALL
 ),
 -- With what their operators would win at their floors.
@@ -230,7 +232,8 @@ interpreter AS (
 checkpointed AS (
     SELECT host_event.file_id, any_value(host_time.source) AS source
     FROM (host_event JOIN plain ON number = named AND regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): checkpoint$'))
-    ASOF JOIN host_time ON host_time.file_id = host_event.file_id AND host_event.ts >= host_time.ts GROUP BY host_event.file_id
+    JOIN host_time ON host_time.file_id = host_event.file_id AND host_event.ts >= host_time.ts AND host_event.ts < host_time.ts + host_time.dur
+    GROUP BY host_event.file_id
 ),
 backward AS (
     SELECT file_id, ts, dur FROM host_event JOIN plain ON number = named WHERE name LIKE '<built-in method run\_backward of %' ESCAPE '\'

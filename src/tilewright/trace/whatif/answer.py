@@ -51,7 +51,7 @@ def what_if(run: Path, changes: Sequence[str], step_us: float | None = None) -> 
     """
     with reading(run) as connection:
         tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-        if not {"step", "device_slice", "host_time", "operator_distance"} <= tables:
+        if not {"step", "device_slice", "host_span", "operator_distance"} <= tables:
             raise StoreError(
                 f"run {run} has no timeline; `tilewright profile` and `tilewright trace` make runs with one"
             )
