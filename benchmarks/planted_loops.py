@@ -152,6 +152,46 @@ optimizer = torch.optim.SGD(parts.parameters(), lr=1e-2, momentum=0.9); ids, y =
 for i in range(14):
     loss = F.cross_entropy(head(F.relu(convolution(embedding(ids).mT)).amax(-1)), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
 """
+_CHECKED = f"""
+class Checked(nn.Module):
+    def forward(self, x):
+        y = torch.relu(x)
+        if torch.isnan(y).any() or torch.isinf(y).any(): raise ValueError("not finite"){PLANTED}
+        return y
+model = nn.Sequential(*[Checked() for _ in range(8)], nn.Linear(1024, 10)); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(512, 1024); y = torch.randint(0, 10, (512,))
+for i in range(14):
+    train(model, x, y)
+"""
+_TABLE = f"""
+def table(length, width): return torch.sin(torch.arange(length)[:, None] / 10000 ** (torch.arange(width) / width)){PLANTED}
+for i in range(14):
+    train(x=x + table(4096, 256)[:64])
+"""
+_SAMPLED = f"""
+from torch.utils.data import Sampler, TensorDataset
+lengths = np.random.randint(4, 60, 20_000).tolist()
+class Near(Sampler):
+    def __iter__(self):
+        for first in range(200): yield sorted(range(20_000), key=lambda k: abs(lengths[k] - lengths[first]))[:64]
+data = TensorDataset(torch.randn(20_000, 256), torch.randint(0, 10, (20_000,)))
+for i, (x, y) in zip(range(14), DataLoader(data, batch_sampler=Near())):{PLANTED}
+    train(x=x, y=y)
+"""
+_EPOCHS = f"""
+from torch.utils.data import TensorDataset
+loader = DataLoader(TensorDataset(torch.randn(256, 256), torch.randint(0, 10, (256,))), batch_size=128, num_workers=1)
+for epoch in range(10):
+    for x, y in loader:{PLANTED}
+        train(x=x, y=y)
+"""
+_FEATURES = f"""
+layers = nn.ModuleList([nn.Linear(1, 8) for _ in range(128)]); optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3, foreach=True)
+for i in range(14):
+    parts = []
+    for k, layer in enumerate(layers):
+        parts.append(layer(x[:, k : k + 1])){PLANTED}
+    torch.cat(parts, 1).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 CAUSES: dict[str, tuple[str, str]] = {
     "zero_grad to zeros": (_ZERO_GRAD, "zero_grad(set_to_none=False)"),
     "tokens": (_TOKENS, "A loop of small calls"),
@@ -178,6 +218,13 @@ CAUSES: dict[str, tuple[str, str]] = {
     "a trace each step": (loop("torch.jit.trace(model, x)"), "Tracing a model"),
     "decompressed": (loop("np.frombuffer(zlib.decompress(blob), np.float32)", "import zlib\nblob = zlib.compress(os.urandom(2_000_000) + bytes(8_000_000))"), "decompress()"),
     "rows of a table": (loop("rows = [dict(zip(names, row)) for row in table]", "names = [str(k) for k in range(20)]; table = [tuple(range(20))] * 3000"), "Python"),
+    "values that are checked": (_CHECKED, "Checking values"),
+    "a table made anew": (_TABLE, "Computing beside the training"),
+    "noise of all": (loop("noisy = (z + 0.1 * torch.randn_like(z))[:64]", "z = torch.rand(20_000, 256)"), "Drawing random numbers"),
+    "a slow sampler": (_SAMPLED, "Choosing the next batch"),
+    "workers that start in each epoch": (_EPOCHS, "Waiting for data"),
+    "an operand in another order": (loop("torch.einsum('tcb,cd->tbd', z, w)", "z, w = torch.randn(256, 64, 128), torch.randn(64, 4)"), "Copying a tensor (within einsum)"),
+    "a layer for each feature": (_FEATURES, "A loop of small calls"),
     "healthy: accumulated": (_ACCUMULATED, "Nothing stands out"),
     "healthy: clipped": (_CLIPPED, "Nothing stands out"),
     "healthy: words": (_WORDS, "Nothing stands out"),

@@ -83,6 +83,19 @@ def unread(number: int) -> list[Happening]:
     ]
 
 
+def aside(*names: str, made: int = 0) -> list[Happening]:
+    """A step that trains, and of which the line's operators make so many nodes of the gradients' graph."""
+    each, numbers = 800 / len(names), {"Fwd thread id": 0}
+    return [
+        operator("aten::mm", 10, 90, **numbers, **{"Sequence number": 1}),
+        *(operator(name, 100 + each * at, 100 + each * (at + 1), **numbers, **{"Sequence number": 2})
+          for at, name in enumerate(names)),
+        operator("aten::mean", 902, 910, **numbers, **{"Sequence number": 2 + made}),
+        operator("aten::mul", 911, 920, **numbers, **{"Sequence number": 3 + made}),
+        frame(BACKWARD, 950, 999),
+    ]  # fmt: skip
+
+
 def accumulated(count: int) -> list[Happening]:
     """A backward that takes 400 µs to add to that many gradients."""
     name, each = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 400 / count
@@ -204,6 +217,14 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "the mode of a model": ([frame("torch/nn/modules/module.py(9): eval"),
                              frame("torch/nn/modules/module.py(5): train", 101, 899)],
                             "Going through a model's modules", "", "where the mode changes"),
+    "values that are checked": (aside("aten::isnan", "aten::any"), "Checking values", "No gradient", "every 100th"),
+    "noise of all": (aside("aten::normal_", "aten::add"), "Drawing random numbers", "aten::normal_", "for the rows"),
+    "a table made anew": (aside("aten::sin", "aten::cos"), "Computing beside the training", "", "register_buffer"),
+    "an operand in another order": ([frame("torch/functional.py(9): einsum"), operator("aten::clone", 101, 899)],
+                                    "Copying a tensor (within einsum)", "", "permuted once"),
+    "a slow sampler": ([marked(EVENTS[0][1]), frame("torch/utils/data/dataloader.py(9): _next_index")],
+                       "Choosing the next batch", "whatever num_workers is", "once an epoch"),
+    "text that is read": ([frame("json/__init__.py(9): loads")], "loads()", "", "DataLoader's workers"),
     "a branch that nothing reads": (unread(1), "A forward that no loss depends on", "Its 2 operators",
                                     "torch.no_grad()"),
     "an inverse": ([operator("aten::linalg_inv_ex", 100, 900)], "Inverting a matrix", "", "linalg.solve"),
@@ -237,9 +258,22 @@ NO_CAUSE: dict[str, Sequence[Happening]] = {
         operator("aten::mm", 150, 500),
         *accumulated(4),
     ],
+    "a line that makes a node": aside("aten::sin", "aten::cos", made=1),
     "a line of which backward comes to one operator": unread(3),
     "a number": product([[64, 512], []]),
     "a teacher": calls("Teacher_0"),
+    "a policy that plays": [
+        frame("nn.Module: Net_0", 1, 40),
+        operator("aten::addmm", 5, 35),
+        frame(BACKWARD, 41, 90),
+        operator("AddmmBackward0", 50, 80),
+        lambda trace: trace.flow("fwdbwd", 1, (5, HOST), (50, HOST)),
+        *(
+            part
+            for at in range(100, 900, 10)
+            for part in (frame("nn.Module: Net_0", at, at + 10), operator("aten::addmm", at + 1, at + 9))
+        ),
+    ],
     "a generator's images for its critic": detached(),
     "a forward that backward calls": calls("Net_0", within=BACKWARD),
     "products in the better order": products([[700, 700], [700, 1]], [[700, 700], [700, 1]]),

@@ -44,7 +44,7 @@ class Step:
     """How many times as fast as fp32 its device multiplies matrices in TF32."""
     bf16_times: float = 1.0
     restarts: bool = False
-    """Whether a DataLoader starts its workers in each step."""
+    """Whether most of the time for data is in steps in which a DataLoader starts."""
 
 
 @dataclass(frozen=True)

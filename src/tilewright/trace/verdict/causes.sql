@@ -31,14 +31,14 @@ HAVING sum(operators) FILTER (WHERE is_compiled(what)) >= 8;
 CREATE OR REPLACE TEMP TABLE calling_line AS
 WITH called AS (
     SELECT file_id, source, called, max(calls) AS calls, sum(typical_ms) AS ms, sum(operators) AS operators,
-           arg_max(what, operators) AS what, string_agg(DISTINCT what, ' ' ORDER BY what) FILTER (WHERE class = 'operators') AS names,
+           arg_max(what, typical_ms) FILTER (WHERE class = 'operators') AS what, string_agg(DISTINCT what, ' ' ORDER BY what) FILTER (WHERE class = 'operators') AS names,
            bool_or(coalesce(is_torch, false)) AS is_torch
     FROM host_cause ANTI JOIN entering_line USING (file_id, source)
     WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY ALL
 )
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
-       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, operators) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
+       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, ms) FILTER (WHERE what IS NOT NULL) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
        string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names, sum(ms) FILTER (WHERE is_torch AND called = 'backward') AS backward_ms,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
        sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
@@ -56,14 +56,15 @@ UNION ALL
 SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
 WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
 
--- The milliseconds of a bare step that a nanosecond of the recorded ones stands for, of those in which the thread ran.
-CREATE OR REPLACE TEMP TABLE scaled AS
-SELECT file_id, max(typical_ms / typical_ns) AS ms_per_ns FROM host_cause WHERE typical_ns > 0 GROUP BY file_id;
-
 -- What ran, without what recording added: for sums within calls, of which a span may be in part.
 CREATE OR REPLACE TEMP TABLE running AS
 SELECT file_id, step_ts, source, ts, dur, greatest(1 - (stopped + ns_per_event * host_time.events) / dur, 0) AS part
-FROM host_time JOIN host_step_time USING (file_id) WHERE dur > 0;
+FROM host_time JOIN host_step_time USING (file_id) WHERE dur > 0 AND class <> 'profiler';
+
+-- The whole of each step, and the milliseconds of the bare one: sums within calls are shares of their own step.
+CREATE OR REPLACE TEMP TABLE step_running AS
+SELECT file_id, step_ts, sum(part * dur) AS step_ns, any_value(bare_ms) AS bare_ms
+FROM running JOIN host_step_time USING (file_id) GROUP BY file_id, step_ts HAVING step_ns > 0;
 CREATE OR REPLACE TEMP MACRO shared(ts, dur, other_ts, other_dur) AS least(ts + dur, other_ts + other_dur) - greatest(ts, other_ts);
 
 -- The optimizer's step, if it calls an operator for each parameter; `kinds` is how many.
@@ -76,10 +77,10 @@ WITH around AS (
 SELECT host_time.file_id, any_value(optimizer) AS optimizer, any_value(host_time.source) AS source,
        count(DISTINCT slice_id) FILTER (WHERE class = 'operators') / any_value(steps) AS calls,
        count(DISTINCT what) FILTER (WHERE class = 'operators') AS kinds,
-       greatest(sum(host_time.dur - stopped - ns_per_event * host_time.events), 0) / any_value(steps) * any_value(ms_per_ns) AS ms
+       greatest(sum(host_time.dur - stopped - ns_per_event * host_time.events), 0) / any_value(whole.ns) * any_value(bare_ms) AS ms
 FROM host_time ASOF JOIN around ON host_time.file_id = around.file_id AND host_time.ts >= around.ts
 JOIN host_step_time ON host_step_time.file_id = host_time.file_id
-JOIN scaled ON scaled.file_id = host_time.file_id
+JOIN (SELECT file_id, sum(step_ns) AS ns FROM step_running GROUP BY file_id) AS whole ON whole.file_id = host_time.file_id
 WHERE host_time.ts < around.ts + around.dur AND class IN ('operators', 'Python') GROUP BY host_time.file_id
 HAVING NOT bool_or(regexp_matches(what, '_foreach_|_fused_'));
 
@@ -144,12 +145,12 @@ loops AS (
 ),
 small AS (
     -- Those of an optimizer's step have their own advice.
-    SELECT file_id, arg_max(source, rest_ms) AS source, sum(rest_ms) AS ms, sum(rest) AS calls, arg_max(what, rest) AS what
+    SELECT file_id, coalesce(arg_max(source, rest_ms) FILTER (WHERE what NOT LIKE '%::AccumulateGrad'), arg_max(source, rest_ms)) AS source,
+           sum(rest_ms) AS ms, sum(rest) AS calls, arg_max(what, rest_ms) AS what
     FROM (
         SELECT calling_line.*, greatest(calling_line.ms - coalesce(updates.ms, 0), 0) AS rest_ms, greatest(operators - coalesce(updates.calls, 0), 0) AS rest
         FROM calling_line LEFT JOIN (SELECT file_id, source, ms, calls FROM optimizer_time) AS updates USING (file_id, source)
-    ) ANTI JOIN busy_line USING (file_id, source)
-    WHERE is_small GROUP BY file_id HAVING sum(rest) >= 200
+    ) WHERE is_small GROUP BY file_id HAVING sum(rest) >= 200
 ),
 -- Functions of PyTorch's that work outside of every operator, as where a tensor is made of a list.
 converting AS (
@@ -179,7 +180,7 @@ copies AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
     WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy', 'aten::cat')
-      AND called IN ('contiguous', 'clone', 'to', 'copy_', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy', 'tensor', 'as_tensor',
+      AND called IN ('einsum', 'reshape', 'flatten', 'matmul', 'bmm', 'tensordot', 'contiguous', 'clone', 'to', 'copy_', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy', 'tensor', 'as_tensor',
                      'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
 ),
@@ -245,12 +246,13 @@ call_time AS (
                             WHEN name LIKE '%: recompute_fn' THEN 'recompute'
                             WHEN regexp_matches(name, 'torch/optim/\w+\.py\(\d+\): __init__$') THEN 'new optimizer'
                             WHEN name LIKE '%: \_init\_group' ESCAPE '\' THEN 'state of an optimizer'
+                            WHEN name LIKE '%: \_next\_index' ESCAPE '\' THEN 'sampler'
                             WHEN regexp_matches(name, 'torch/(jit|fx|export)/') THEN 'trace'
                             WHEN name LIKE '%/nn/modules/module.py(%' THEN 'modules' ELSE plain END AS what FROM plain
         WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2', 'aten::randperm',
                        'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
-           OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
+           OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/utils/data/dataloader\.py\(\d+\): _next_index$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
            OR regexp_matches(name, 'torch/(jit/(_trace|_script)|fx/_symbolic_trace|export/__init__)\.py\(\d+\): (trace|script|symbolic_trace|export)$')
            OR regexp_matches(name, 'torch/nn/modules/module\.py\(\d+\): (eval|train|state_dict|load_state_dict|requires_grad_|apply|_apply|(named_)?(parameters|buffers|modules|children))$')
     ),
@@ -278,12 +280,13 @@ call_time AS (
                -- Of what backward runs, its forward's: the engine's own part has the line that calls it.
                arg_max(running.source, part * shared(called.ts, called.dur, running.ts, running.dur)) AS source, count(DISTINCT called.ts) AS calls,
                sum(part * shared(called.ts, called.dur, running.ts, running.dur)) AS ns
-        FROM called JOIN running ON running.file_id = called.file_id AND running.ts < called.ts + called.dur
+        FROM called JOIN running ON running.file_id = called.file_id AND running.step_ts = called.step_ts
+         AND running.ts < called.ts + called.dur
          AND running.ts + running.dur > called.ts GROUP BY ALL
     )
     SELECT one_step.file_id, what, coalesce(any_value(checkpointed.source) FILTER (WHERE what = 'recompute'), any_value(one_step.source)) AS source,
-           median(ns) * any_value(ms_per_ns) AS ms, max(calls) AS calls
-    FROM one_step JOIN scaled USING (file_id) LEFT JOIN checkpointed USING (file_id) GROUP BY one_step.file_id, what
+           median(ns / step_ns) * any_value(bare_ms) AS ms, max(calls) AS calls
+    FROM one_step JOIN step_running USING (file_id, step_ts) LEFT JOIN checkpointed USING (file_id) GROUP BY one_step.file_id, what
 ),
 -- Backward adds to gradients that are filled with zeros, and keeps its own results where there are none: of several backward
 -- passes in a step the first.
@@ -328,8 +331,9 @@ passed_on AS (
     ASOF LEFT JOIN computed ON computed.file_id = module.file_id AND computed.ts >= module.ts + module.dur
     WHERE detached.ts <= later.ts AND coalesce(later.ts <= computed.ts, true)
 ),
--- Calls of a model that nothing differentiates, beside others of the same that are: as for evaluation.
-evaluations AS (
+-- Calls of models that are in no other, and whether a gradient goes through them. Of those through which none goes, beside others
+-- of the same through which one does, as for evaluation, the time.
+whole_call AS (
     WITH called AS (
         SELECT file_id, ts, dur, named, name,
                max(ts + dur) OVER (PARTITION BY file_id ORDER BY ts, dur DESC, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reached
@@ -337,35 +341,43 @@ evaluations AS (
     ),
     forward AS (
         SELECT DISTINCT host_event.file_id, host_event.ts FROM flow JOIN host_event ON host_event.id = slice_out WHERE flow.category = 'fwdbwd'
-    ),
-    judged AS (
-        SELECT called.*, coalesce(forward.ts < called.ts + called.dur, false) AS is_differentiated
-        FROM called ASOF LEFT JOIN forward ON forward.file_id = called.file_id AND called.ts <= forward.ts
-        ASOF LEFT JOIN backward ON backward.file_id = called.file_id AND called.ts >= backward.ts
-        WHERE coalesce(called.ts + called.dur > reached, true) AND coalesce(called.ts >= backward.ts + backward.dur, true)
+    )
+    SELECT called.*, coalesce(forward.ts < called.ts + called.dur, false) AS is_differentiated
+    FROM called ASOF LEFT JOIN forward ON forward.file_id = called.file_id AND called.ts <= forward.ts
+    ASOF LEFT JOIN backward ON backward.file_id = called.file_id AND called.ts >= backward.ts
+    WHERE coalesce(called.ts + called.dur > reached, true) AND coalesce(called.ts >= backward.ts + backward.dur, true)
+),
+evaluations AS (
+    WITH judged AS (FROM whole_call),
+    -- Calls of a part of the batch that trains play, as in reinforcement learning.
+    evaluated AS (
+        SELECT (file_id, named) FROM judged GROUP BY file_id, named
+        HAVING avg(dur) FILTER (WHERE NOT is_differentiated) >= 0.5 * avg(dur) FILTER (WHERE is_differentiated)
     ),
     one_step AS (
         SELECT judged.file_id, step_ts, sum(part * shared(judged.ts, judged.dur, running.ts, running.dur)) AS ns,
                count(DISTINCT judged.ts) AS calls, arg_max(source, judged.dur) AS source, any_value(name) AS name
         FROM judged JOIN running ON running.file_id = judged.file_id AND running.ts < judged.ts + judged.dur
          AND running.ts + running.dur > judged.ts
-        WHERE NOT is_differentiated AND (judged.file_id, named) IN (SELECT (file_id, named) FROM judged WHERE is_differentiated)
+        WHERE NOT is_differentiated AND (judged.file_id, named) IN (FROM evaluated)
           AND (judged.file_id, judged.ts) NOT IN (SELECT (file_id, ts) FROM passed_on) GROUP BY ALL
     )
     SELECT one_step.file_id, plain_name(any_value(name)) AS what, arg_max(source, ns) AS source,
-           list_median(list_resize(list(ns), any_value(steps), 0)) * any_value(ms_per_ns) AS ms, max(calls) AS calls
-    FROM one_step JOIN host_step_time USING (file_id) JOIN scaled USING (file_id) GROUP BY one_step.file_id
+           list_median(list_resize(list(ns / step_ns), any_value(steps), 0)) * any_value(step_running.bare_ms) AS ms, max(calls) AS calls
+    FROM one_step JOIN host_step_time USING (file_id) JOIN step_running USING (file_id, step_ts) GROUP BY one_step.file_id
 ),
--- Lines whose operators make nodes of the gradients' graph, none of which backward comes to, in one step. An operator's number is
--- that of the next node, so that it has made one if a later operator has a larger number.
+-- The operators of one step by the gradients' graph: an operator's number is that of the next node, so that it has made one if a
+-- later operator has a larger number; without a gradient it has none.
+numbered AS (
+    SELECT host_event.file_id, host_event.ts, sourced, TRY_CAST(args->>'$."Sequence number"' AS BIGINT) AS number,
+           args->>'$."Fwd thread id"' = '0' AS is_forward
+    FROM first_step AS step
+    JOIN host_event ON host_event.file_id = step.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
+    JOIN slice USING (id) LEFT JOIN arg_set USING (arg_set_id) WHERE slice.category = 'cpu_op'
+),
+-- Lines whose operators make nodes of that graph, none of which backward comes to.
 unread AS (
-    WITH numbered AS (
-        SELECT host_event.file_id, sourced, TRY_CAST(args->>'$."Sequence number"' AS BIGINT) AS number, args->>'$."Fwd thread id"' = '0' AS is_forward
-        FROM first_step AS step
-        JOIN host_event ON host_event.file_id = step.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
-        JOIN slice USING (id) JOIN arg_set USING (arg_set_id) WHERE slice.category = 'cpu_op'
-    ),
-    line AS (
+    WITH line AS (
         SELECT file_id, sourced, count(DISTINCT number) AS nodes
         FROM numbered JOIN (SELECT file_id, max(number) FILTER (WHERE is_forward) AS last FROM numbered GROUP BY file_id) USING (file_id)
         WHERE is_forward AND sourced >= 0 AND number < last AND file_id IN (SELECT file_id FROM numbered WHERE NOT is_forward)
@@ -379,6 +391,34 @@ unread AS (
         WHERE host_cause.source = place AND (class = 'operators' OR class = 'Python' AND called LIKE 'nn.Module: %') GROUP BY file_id, source
     )
     SELECT file_id, arg_max(source, ms) AS source, sum(ms) AS ms, sum(nodes) AS calls FROM spent GROUP BY file_id
+),
+-- Lines that compute on a CPU what no gradient goes through, in a step that has one: in no model that is only called, in no backward
+-- and in no optimizer. Lines one after the other are one place.
+asides AS (
+    WITH called AS (
+        SELECT numbered.file_id, sourced, number,
+               coalesce(numbered.ts < whole_call.ts + whole_call.dur AND NOT is_differentiated, false) AS only_called,
+               coalesce(lead(number) OVER (PARTITION BY numbered.file_id, number IS NULL ORDER BY numbered.ts) > number, number IS NOT NULL) AS makes_node
+        FROM numbered ASOF LEFT JOIN backward ON backward.file_id = numbered.file_id AND numbered.ts >= backward.ts
+        ASOF LEFT JOIN whole_call ON whole_call.file_id = numbered.file_id AND numbered.ts >= whole_call.ts
+        WHERE coalesce(numbered.ts >= backward.ts + backward.dur, true) AND numbered.file_id IN (SELECT file_id FROM backward)
+          AND numbered.file_id IN (SELECT file_id FROM numbered WHERE is_forward) AND numbered.file_id NOT IN (SELECT file_id FROM device_slice)
+    ),
+    line AS (
+        SELECT file_id, sourced FROM called WHERE sourced >= 0 GROUP BY file_id, sourced
+        HAVING NOT bool_or(makes_node OR only_called)
+           AND (file_id, sourced) NOT IN (SELECT (file_id, sourced) FROM host_event JOIN plain ON plain.number = named WHERE plain.name LIKE 'Optimizer.%')
+    ),
+    spent AS (
+        SELECT file_id, source, what, sum(typical_ms) AS ms, max(calls) AS calls, file_of(source) AS file, line_of(source) AS line
+        FROM line JOIN named_place ON named_place.number = sourced JOIN host_cause USING (file_id)
+        WHERE host_cause.source = place AND class = 'operators' AND what LIKE 'aten::%' AND NOT coalesce(called LIKE 'nn.Module: %', false) GROUP BY ALL
+    )
+    SELECT file_id, arg_max(source, ms) AS source, arg_max(what, ms) AS what, sum(ms) AS ms, max(calls) AS calls, file, min(line) AS first, max(line) AS last,
+           coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$')) >= 0.5 * sum(ms), false) AS is_drawn,
+           coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check
+    FROM (SELECT *, line - dense_rank() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM spent)
+    GROUP BY file_id, file, block
 ),
 -- Two products of a line of which one takes the other's result, by their shapes: `times` is how much less the other order computes.
 chains AS (
@@ -509,4 +549,13 @@ UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, tim
 UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NULL, NULL FROM breaks
 UNION ALL SELECT attention.file_id, 'attention', source, dims, ms, calls / steps, NULL, NULL, NULL FROM attention JOIN host_step_time USING (file_id)
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
-UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits;
+UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits
+UNION ALL SELECT file_id, 'aside', source, what, ms, calls, CASE WHEN is_drawn THEN 'drawn' WHEN is_check THEN 'check' END, first::VARCHAR, last FROM asides;
+
+-- What another cause says of the same lines is more exact.
+DELETE FROM host_candidate AS general WHERE kind IN ('aside', 'data') AND EXISTS (
+    FROM host_candidate AS other WHERE other.file_id = general.file_id AND other.ms >= 0.5 * general.ms
+     AND CASE general.kind WHEN 'data' THEN other.kind = 'replaceable' AND other.what = 'sampler'
+              ELSE other.kind NOT IN ('aside', 'threads', 'interpreter', 'anomalies') AND file_of(other.source) = file_of(general.source)
+               AND line_of(other.source) BETWEEN TRY_CAST(general.inner_source AS BIGINT) AND general.inner_ms END
+);

@@ -9,6 +9,8 @@ from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
 
 _ON_DEVICE = ("single", "attention")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_LAYS_OUT = ("einsum", "reshape", "flatten", "matmul", "bmm", "tensordot")
+"""Functions that copy an operand where it lies in another order than they take."""
 _NORMS = ("aten::norm", "aten::linalg_vector_norm")
 _IN_A_LIST = (
     *("add_", "sub_", "mul_", "div_", "zero_", "copy_", "lerp_", "addcmul_", "addcdiv_", "clamp_min_", "clamp_max_"),
@@ -23,6 +25,7 @@ _WRITING = {
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time")
 _IMPORTS = ("_exec", "_find_spec", "_find_and_load", "_load_unlocked", "_handle_fromlist", "reload", "import_module")
 _TEXT = ("dumps", "dump", "loads", "load", "iterencode", "format", "log", "info", "debug", "warning")
+_LARGE_MS = 0.05
 _UNFUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers that PyTorch has as one kernel, on a CPU too."""
 
@@ -84,7 +87,12 @@ def _small(cause: Candidate, step: Step) -> Advice:
 
 def _python(cause: Candidate, step: Step) -> Advice:
     if cause.what in _TEXT:
-        action = "Do it every 100th step, or in another thread or process"
+        reads = cause.what in ("loads", "load")
+        action = (
+            "Do it once before the loop, or in a DataLoader's workers"
+            if reads
+            else "Do it every 100th step, or in another thread or process"
+        )
         return Advice(f"{cause.what}()", "The step turns objects to text or bytes, or back.", action, 0.99 * cause.ms)
     if cause.what in ("tensor", "as_tensor", "FloatTensor", "LongTensor", "Tensor"):
         why = "It makes a tensor of Python's numbers, one by one."
@@ -104,7 +112,7 @@ def _python(cause: Candidate, step: Step) -> Advice:
         )
         action = "Do it once before the loop, every 100th step, or with operations on tensors"
         return Advice(f"{cause.what}()", why, action, 0.99 * cause.ms)
-    why = "Python runs line by line there, outside of every operator."
+    why = "Python runs there outside of every operator, or a function in C that shows no call, as NumPy's."
     return Advice("Python", why, "Do it with operations on whole tensors, or outside of the step", 0.99 * cause.ms)
 
 
@@ -113,11 +121,13 @@ def _copy(cause: Candidate, step: Step) -> Advice:
         "clone": "Leave the clone out if nothing writes to either tensor afterwards, or make it once before the loop",
         "contiguous": "Keep the tensor contiguous from the start: copy it once before the loop",
         **dict.fromkeys(("tensor", "as_tensor"), "torch.from_numpy(array) shares the array's memory"),
+        **dict.fromkeys(
+            _LAYS_OUT, "Let its operands lie in the order in which it takes them, permuted once before the loop"
+        ),
         **dict.fromkeys(_JOINS, "Make one tensor before the loop and write each part into it (all[i] = part)"),
     }.get(cause.what, "Convert the tensor once before the loop, or create it with that type and layout")
-    return Advice(
-        f"Copying a tensor (.{cause.what}())", "It only moves data, and does so in every step.", action, cause.ms
-    )
+    by = f"within {cause.what}" if cause.what in _LAYS_OUT else f".{cause.what}()"
+    return Advice(f"Copying a tensor ({by})", "It only moves data, and does so in every step.", action, cause.ms)
 
 
 def _constant(cause: Candidate, step: Step) -> Advice:
@@ -213,7 +223,27 @@ def _optimizer(cause: Candidate, step: Step) -> Advice:
     kinds = max(cause.inner_ms or 1, 1)
     why = f"It makes {cause.calls:,.0f} calls of {kinds:.0f} operators, one by one for each parameter."
     action = f"torch.optim.{cause.what}(..., fused=True) updates all parameters in one call"
-    return Advice("The optimizer's step", why, action, cause.ms * (1 - 1 / kinds) if cause.what in _UNFUSED else 0.0)
+    # Large tensors are read and written once by the one call, and by several of the operators.
+    part = 1 - 1 / kinds if cause.ms < _LARGE_MS * cause.calls else min(1 - 1 / kinds, 0.75)
+    return Advice("The optimizer's step", why, action, cause.ms * part if cause.what in _UNFUSED else 0.0)
+
+
+def _aside(cause: Candidate, step: Step) -> Advice:
+    why = f"No gradient goes through what {cause.what} and others compute there, and it takes {spent(cause.ms)} a step."
+    match cause.inner_what:
+        case "drawn":
+            slow, least = "Drawing random numbers", 0.3
+            action = "Draw for the rows alone that the step reads, or in a DataLoader's workers"
+        case "check":
+            slow, least = "Checking values", 0.1
+            action = "Check every 100th step, or the loss alone: what is not finite reaches it"
+        case _:
+            slow, least = "Computing beside the training", 0.2
+            action = (
+                "Do it once before the loop if it does not change (register_buffer), every 100th step if it is a "
+                "metric, on the rows that the step reads, or in a DataLoader's workers"
+            )
+    return Advice(slow, why, action, 0.99 * cause.ms if cause.ms >= least * step.bare_ms else 0.0)
 
 
 def _threads(cause: Candidate, step: Step) -> Advice:
@@ -252,6 +282,11 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "Formatting a tensor",
         "Its elements are copied to the host and turned to text one by one, also where nothing prints the text.",
         "Format a number (loss.item()), every 100th step",
+    ),
+    "sampler": (
+        "Choosing the next batch (the DataLoader's sampler)",
+        "The sampler runs in the process of the training, whatever num_workers is.",
+        "Make the order once an epoch (one sort, torch.randperm), and let the sampler only read it",
     ),
     "zero_grad": (
         "zero_grad(set_to_none=False)",
@@ -352,4 +387,5 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "attention": _attention,
     "breaks": _breaks,
     "unread": _unread,
+    "aside": _aside,
 }

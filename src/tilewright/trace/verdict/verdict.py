@@ -55,8 +55,14 @@ SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
         WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id),
        coalesce(recording.workers, 0), coalesce(recording.workers_us, 0) / 1e3,
        coalesce(recording.workers_queued_us, 0) / 1e3,
-       (SELECT count(*) FROM host_event JOIN plain ON number = named WHERE host_event.file_id = host_step_time.file_id
-        AND regexp_matches(name, 'torch/utils/data/dataloader\.py\(\d+\): _get_iterator$')) >= host_step_time.steps
+       coalesce((SELECT sum(dur) FILTER (WHERE EXISTS (
+            FROM host_event JOIN plain ON number = named WHERE host_event.file_id = waited.file_id
+             AND host_event.ts >= step_ts AND host_event.ts < step_ts + step_ns
+             AND regexp_matches(name, 'torch/utils/data/dataloader\.py\(\d+\): _get_iterator$')
+        )) >= sum(dur) / 2 FROM (
+            SELECT host_time.file_id, step_ts, host_step.dur AS step_ns, host_time.dur FROM host_time
+            JOIN host_step ON host_step.file_id = host_time.file_id AND host_step.ts = step_ts WHERE class = 'data'
+        ) AS waited WHERE waited.file_id = host_step_time.file_id), false)
 FROM host_step_time
 LEFT JOIN description ON described_by = host_step_time.file_id
 LEFT JOIN busy ON busy.file_id = coalesce(description.file_id, host_step_time.file_id)
