@@ -140,6 +140,31 @@ def test_a_break_is_told_in_the_users_words(
     assert line.endswith(reason), line
 
 
+def begins_with_a_break(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x * 2 if torch.equal(x, x) else x
+
+
+def test_a_break_before_any_operator_is_told_once(lenient: None, told: Callable[[], list[str]]) -> None:
+    x = torch.randn(8)
+    with recording() as record:
+        assert_same(compiled(begins_with_a_break)(x), x * 2)
+        compiled(lambda x: x * 2)(x)
+    (line,) = told()
+    assert ": return x * 2 if torch.equal(x, x) else x runs as PyTorch runs it: Data dependent operator" in line
+    assert [found.what for found in record.fallbacks] == ["the call that breaks the graph"]
+
+
+def test_it_is_an_error_where_that_is_wished() -> None:
+    with pytest.raises(
+        Exception, match=r"the call that breaks the graph at test_dynamo.py:\d+: return x \* 2 if torch"
+    ):
+        compiled(begins_with_a_break)(torch.randn(8))
+    # Breaks of what others compile are not reported with the next graph.
+    torch.compile(begins_with_a_break, backend="eager")(torch.randn(8))
+    assert_same(compiled(lambda x: x * 2)(torch.ones(8)), torch.full((8,), 2.0))
+
+
 PROCESS = """
 import json, sys
 import torch

@@ -1,268 +1,322 @@
-"""PyTorch's operator database, compiled: how many operators give eager's results and gradients, at which dtypes.
+"""PyTorch's operator database, compiled: which calls give eager's results and gradients. `benchmarks.op_db` runs it.
 
-    python -m tests.operators.op_db [--dtypes float32,bfloat16] [--ops REGEX] [--samples 3] [--part 0/2] [--out FILE]
+Of each operator and dtype a few calls: the first sample with more than one element, one from the middle of the samples,
+the first with gaps between its elements, written in place, and with `out=`. All calls of an operator are one program;
+if something is wrong with it, each is compiled alone and judged:
 
-One line for each operator and dtype, and counts at the end. `right`: results, gradients and strides keep the numbers
-contract; `no row`: right, and an operator of the graph is none of the table's; `eager refuses`: PyTorch raises as well,
-or has no such samples; `undefined`: two runs of eager differ; `wrong`; `crash`: tilewright raises in strict mode.
-Strides of gradients may also be those of AOTAutograd, which decomposes some operators before it differentiates them.
+    right       results, gradients, writes and strides keep the numbers contract
+    no row      right, and an operator of the graph is none of the table's
+    untraced    PyTorch's own capture does not have it as one graph (`aot_eager` refuses as well)
+    inherited   wrong, and the same wrong with `aot_eager`
+    refused     eager raises
+    undefined   two runs of eager differ
+    unjudged    another correct implementation might decide otherwise (`tests/fuzz/conditioning.py`)
+    wrong, raised
+
+Strides of gradients may also be those of AOTAutograd, which decomposes some operators
+before it differentiates them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import re
-import signal
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
+from tests.fuzz.batches import Batch
 from tilewright.backend import Recording, backend, recording
-from tilewright.measure.truth.contract import compare
-from tilewright.operators.table import row_of
+from tilewright.measure.truth.verify import Results, run_eager, verify
+from tilewright.records.measurement import Verified
 
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int64")
-WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64}
-WIDE[torch.complex64] = torch.complex128
-LONGEST_S = 180
-Run = Callable[..., list[torch.Tensor]]
+SEED = 7
+MOST_ELEMENTS = 1_000_000
+MOST_SAMPLES = 300
+"""Of those that are looked through for the ones to run."""
+FINE = ("right", "no row", "refused", "untraced", "undefined", "unjudged")
+INFERENCE = ("out", "argument in place")
+"""Forms of a call that eager has without gradients only."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one operator at one dtype."""
+    """What came of one call."""
 
     op: str
     dtype: str
+    form: str
     status: str
     detail: str = ""
-    rowless: tuple[str, ...] = ()
-    """Operators of its graphs without a row."""
 
 
-class Samples:
-    """Some of an operator's samples as one program: tensors, and a function of them."""
+class Call:
+    """One call of an operator: a function of its tensors, and these."""
 
-    def __init__(self, op: OpInfo, dtype: torch.dtype, samples: Sequence[SampleInput]) -> None:
-        self.op, self.dtype = op, dtype
-        leaves, self.spec = tree_flatten([(s.input, s.args, s.kwargs) for s in samples])
-        self.others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        self.tensors = [leaves[place].detach() for place in self.places]
-        self.asks = [leaves[place].requires_grad for place in self.places]
+    def __init__(self, op: OpInfo, dtype: torch.dtype, form: str, function: Callable[..., Any], sample: SampleInput):
+        self.op, self.dtype, self.form = op.formatted_name, dtype, form
+        self.space: dict[str, Any] = {"operator": function}
+        self.inputs: list[torch.Tensor] = []
+        asks = form.rpartition(": ")[2] not in INFERENCE
+        given = [self.spelled(value) for value in (sample.input, *sample.args)]
+        given += [f"{name}={self.spelled(value)}" for name, value in sample.kwargs.items()]
+        self.text = f"operator({', '.join(given)})"
+        self.inputs = [t.detach().requires_grad_(asks and t.requires_grad) for t in self.inputs]
 
-    def function(self, *tensors: torch.Tensor) -> list[Any]:
-        leaves = list(self.others)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
-        return [self.op.op(first, *args, **kwargs) for first, args, kwargs in tree_unflatten(leaves, self.spec)]
+    def spelled(self, value: Any) -> str:
+        """An argument as Python, which Dynamo reads faster than a tree."""
+        if type(value) in (list, tuple):
+            inner = "".join(self.spelled(one) + ", " for one in value)
+            return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+        if isinstance(value, torch.Tensor):
+            self.inputs.append(value)
+            return f"t{len(self.inputs) - 1}"
+        self.space[name := f"c{len(self.space)}"] = value
+        return name
 
-    def run(self, function: Callable[..., Any], wide: bool = False) -> list[torch.Tensor]:
-        """Results and gradients; `wide` for those of float64."""
-        torch.manual_seed(7)
-        inputs = [copied(t, WIDE.get(t.dtype, t.dtype) if wide else t.dtype) for t in self.tensors]
-        for tensor, asks in zip(inputs, self.asks, strict=True):
-            tensor.requires_grad_(asks)
-        found = [leaf for leaf in tree_leaves(function(*inputs)) if isinstance(leaf, torch.Tensor)]
-        self.results = len(found)
-        ask = [tensor for tensor in inputs if tensor.requires_grad]
-        roots = [result for result in found if result.requires_grad]
-        gradients: Sequence[torch.Tensor | None] = ()
-        if ask and roots:
-            generator = torch.Generator().manual_seed(3)
-            cotangents = []
-            for root in roots:
-                narrow = root.dtype if not wide else next((n for n, w in WIDE.items() if w is root.dtype), root.dtype)
-                narrow = self.dtype if wide and WIDE.get(self.dtype) is root.dtype else narrow
-                drawn = torch.randn(root.shape, generator=generator).to(narrow)
-                # A compiled backward is given gradients that lie as the results do.
-                cotangents.append(torch.empty_like(root).copy_(drawn))
-            gradients = torch.autograd.grad(roots, ask, cotangents, allow_unused=True)
-        return [result.detach() for result in found] + [g for g in gradients if g is not None]
+    def function(self, name: str = "call") -> Callable[..., list[torch.Tensor]]:
+        parameters = ", ".join(f"t{i}" for i in range(len(self.inputs)))
+        exec(f"def {name}({parameters}):\n    return flat({self.text})", space := {**self.space, "flat": flat})
+        made: Callable[..., list[torch.Tensor]] = space[name]
+        return made
 
+    def make_inputs(self, seed: int, device: str) -> list[torch.Tensor]:
+        return self.inputs
 
-def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy with its strides, gaps and overlaps."""
-    if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
-        return tensor.resolve_conj().resolve_neg().to(dtype, copy=True)
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.as_strided((span,), (1,)).to(dtype, copy=True).as_strided(tensor.shape, tensor.stride())
+    def without_gradients(self) -> Call:
+        for tensor in self.inputs:
+            tensor.requires_grad_(False)
+        return self
+
+    def judged(self, status: str, detail: str = "") -> Outcome:
+        return Outcome(self.op, name_of(self.dtype), self.form, status, detail[:2000])
 
 
-@contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"more than {seconds} s")
-
-    old = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
-
-
-def samples_of(op: OpInfo, dtype: torch.dtype, count: int) -> list[SampleInput]:
-    """The first samples that have no sparse tensors."""
-    gradient = bool(op.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
-    gradient = gradient and dtype in op.supported_backward_dtypes("cpu")
-    found = []
-    for sample in op.sample_inputs("cpu", dtype, requires_grad=gradient):
-        tensors = [t for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)]
-        if all(t.layout is torch.strided and not t.is_quantized for t in tensors):
-            found.append(sample)
-        if len(found) == count:
-            break
-    return found
+def calls_of(op: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Call]:
+    gradient = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    gradient = gradient and dtype in op.supported_backward_dtypes(device)
+    samples = list(itertools.islice(op.sample_inputs(device, dtype, requires_grad=gradient), MOST_SAMPLES))
+    samples = [sample for sample in samples if is_plain(tensors_of(sample))]
+    if not samples:
+        return
+    first = next((s for s in samples if max(t.numel() for t in tensors_of(s)) > 1), samples[0])
+    call = partial(Call, op, dtype)
+    yield call("first", op.op, first)
+    if (middle := samples[len(samples) // 2]) is not first:
+        yield call("middle", op.op, middle)
+    if op.supports_autograd or not op.inplace_variant:
+        yield call("gaps", op.op, first.noncontiguous())
+    if (written := op.inplace_variant) is not None:
+        yield call("in place", lambda x, *args, **kwargs: written(x.clone(), *args, **kwargs), first)
+        yield call("gaps: argument in place", written, first.noncontiguous())
+    if op.supports_out:
+        yield call("out", op.op, with_out(op, first))
 
 
-def same_bits(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype and x.shape == y.shape and torch.equal(x.isnan(), y.isnan())
-        and torch.equal(x.masked_fill(x.isnan(), 0), y.masked_fill(y.isnan(), 0))
-        for x, y in zip(a, b, strict=True)
-    )  # fmt: skip
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def other_strides(ours: torch.Tensor, eager: torch.Tensor) -> bool:
-    sizes = zip(ours.shape, ours.stride(), eager.stride(), strict=True)
-    return ours.numel() > 1 and any(n > 1 and a != b for n, a, b in sizes)
+def flat(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [t for one in result for t in flat(one)] if isinstance(result, (tuple, list)) else []
 
 
-def not_overflown(eager: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Eager's values, without those that overflow in fp16 on the way to a number that fp16 has."""
-    if eager.dtype is not torch.float16 or truth.dtype is not torch.float64:
-        return eager
-    return eager.where(eager.isfinite() | ~(narrow := truth.to(eager.dtype)).isfinite(), narrow)
+def tensors_of(sample: SampleInput) -> list[torch.Tensor]:
+    return [t for t in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)]
 
 
-def difference(ours: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> str:
-    """What is wrong with our values; empty if nothing is."""
-    if len(ours) != len(eager):
-        return f"{len(ours)} results for {len(eager)}"
-    for place, (mine, theirs) in enumerate(zip(ours, eager, strict=True)):
-        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            return f"result {place}: {mine.dtype} {tuple(mine.shape)} for {theirs.dtype} {tuple(theirs.shape)}"
-        if same_bits([mine], [theirs]):
-            continue
-        exact = truth[place] if len(truth) == len(eager) and truth[place].shape == theirs.shape else theirs
-        if theirs.is_complex() or exact.is_complex():
-            mine, theirs, exact = (torch.view_as_real(t.resolve_conj()) for t in (mine, theirs, exact))
-        theirs = not_overflown(theirs, exact)
-        figures = compare(mine, theirs, exact.to(torch.float64) if mine.is_floating_point() else exact)
-        if not figures.ok:
-            return f"result {place}: {figures}"
-    return ""
+def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    return bool(tensors) and all(
+        t.layout is torch.strided and not t.is_quantized and t.numel() < MOST_ELEMENTS for t in tensors
+    )
 
 
-def strides(program: Samples, ours: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str:
-    """What is wrong with the strides of our results and gradients."""
-    others = [n for n, pair in enumerate(zip(ours, eager, strict=True)) if other_strides(*pair)]
-    if others and others[0] >= program.results:
-        torch._dynamo.reset()
-        traced = program.run(torch.compile(program.function, backend="aot_eager"))
-        others = [n for n in others if other_strides(ours[n], traced[n])]
-    return "".join(f"result {n}: strides {ours[n].stride()} for {eager[n].stride()}" for n in others[:1])
+def with_out(op: OpInfo, sample: SampleInput) -> SampleInput:
+    """The sample with tensors of its results' shapes to write to."""
+    with torch.no_grad():
+        result = op.op(sample.input, *sample.args, **sample.kwargs)
+    # Dynamo does not trace `out=` with gaps.
+    made = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in flat(result)]
+    out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
+    return SampleInput(sample.input, args=sample.args, kwargs=sample.kwargs | {"out": out})
 
 
-def rowless(record: Recording) -> tuple[str, ...]:
-    nodes = [node for graph in record.graphs for node in graph.plan.graph.nodes if node.op == "call_function"]
-    return tuple(sorted({str(node.target) for node in nodes if row_of(node.target) is None}))
-
-
-def check(op: OpInfo, dtype: torch.dtype, count: int = 3) -> Outcome:
-    """Compile the operator's first samples and compare."""
-    name, kind = op.formatted_name, str(dtype).removeprefix("torch.")
-    try:
-        if dtype not in op.supported_dtypes("cpu"):
-            return Outcome(name, kind, "eager refuses", "no such dtype")
-        program = Samples(op, dtype, samples_of(op, dtype, count))
-        if not program.places:
-            return Outcome(name, kind, "eager refuses", "no samples of tensors")
-        eager = program.run(program.function)
-        if any(t.layout is not torch.strided for t in eager):
-            return Outcome(name, kind, "eager refuses", "results that are not strided")
-        state = torch.get_rng_state()
-        defined = same_bits(eager, program.run(program.function))
-    except Exception as error:
-        return Outcome(name, kind, "eager refuses", first_line(error))
-    torch.manual_seed(7)
-    truth = eager
-    if torch.equal(state, torch.get_rng_state()):
+def defined(op: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Call | Outcome]:
+    """The calls that eager can do, without gradients where it cannot do these; an outcome where two runs differ."""
+    if dtype not in op.supported_dtypes(device):
+        return
+    torch.manual_seed(SEED)
+    made = calls_of(op, dtype, device)
+    while True:
+        call = None
         try:
-            truth = program.run(program.function, wide=True)
-        except Exception:
-            truth = eager
-    return _compiled(program, name, kind, eager, truth, defined)
+            call = next(made)
+            try:
+                results = eagerly(call)
+            except (RuntimeError, NotImplementedError):
+                results = eagerly(call.without_gradients())
+            again = eagerly(call)
+        except StopIteration:
+            return
+        # Eager's own, or that of who makes the samples.
+        except Exception as error:
+            if call is None:
+                yield Outcome(op.formatted_name, name_of(dtype), "samples", "refused", lines_of(error))
+                return
+            yield call.judged("refused", lines_of(error))
+            continue
+        if is_plain([torch.zeros(1), *results.outputs.values()]):
+            yield call if difference(results, again) is None else call.judged("undefined")
 
 
-def _compiled(
-    program: Samples, name: str, kind: str, eager: list[torch.Tensor], truth: list[torch.Tensor], defined: bool
-) -> Outcome:
-    torch._dynamo.reset()
+def eagerly(call: Call) -> Results:
+    return run_eager(call.function(), call.inputs, seed=SEED, training=True)
+
+
+def difference(a: Results, b: Results) -> str | None:
+    """The first tensor that is not the same, bit for bit but for the sign of zeros."""
+    pairs = (a.outputs, b.outputs), (a.written, b.written), (a.bwd, b.bwd)
+    for mine, theirs in pairs:
+        for name in mine | theirs:
+            if name not in mine or name not in theirs or not same(mine[name], theirs[name]):
+                return name
+    return None
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    if a.is_complex():
+        a, b = (torch.view_as_real(t.resolve_conj()) for t in (a, b))
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.masked_fill(a.isnan(), 0), b.masked_fill(b.isnan(), 0))
+
+
+class Program(Batch):
+    """Calls that are compiled together; `check` first looks whether all bits are eager's."""
+
+    programs: Sequence[Any]
+
+    def __init__(self, calls: Sequence[Call], device: str = "cpu") -> None:
+        super().__init__(calls, 0, device)  # type: ignore[arg-type]
+        self.seeds = [SEED] * len(calls)
+        self.strides: list[str] = []
+
+    @cached_property
+    def eager(self) -> tuple[Results, dict[str, Any]]:
+        return self.run(self.function())
+
+    def run(self, function: Callable[..., Any]) -> tuple[Results, dict[str, Any]]:
+        """Results, and the strides of outputs and gradients."""
+        strides: dict[str, Any] = {}
+
+        def noted(*tensors: torch.Tensor) -> Any:
+            results = function(*tensors)
+            for i, part in enumerate(results):
+                strides.update((f"output[{i}][{j}]", strides_of(t)) for j, t in enumerate(part))
+            return results
+
+        found = run_eager(noted, self.inputs(), seed=SEED, training=True)
+        return found, strides | {name: strides_of(t) for name, t in found.bwd.items()}
+
+    def compiled(self, compiler: Any) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return torch.compile(self.function(), backend=compiler, fullgraph=True, dynamic=False)
+
+    def check(self, training: bool = True) -> tuple[list[Verified], Recording]:
+        (eager, lies), compiled = self.eager, self.compiled(backend)
+        with recording() as record:
+            self.ours, lie = self.run(compiled)
+            same = difference(self.ours, eager) is None
+            rows = [] if same else verify(self.function(), compiled, self.inputs(), seed=SEED)
+        self.strides = [f"{n}: strides {lie[n]} for {lies[n]}" for n in lies.keys() & lie.keys() if lie[n] != lies[n]]
+        if self.strides and all(line.startswith("input") for line in self.strides):
+            _, traced = self.run(self.compiled("aot_eager"))
+            self.strides = [line for line in self.strides if lie[line.split(":")[0]] != traced[line.split(":")[0]]]
+        return rows, record
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its strides, 0 for those that no element is found by."""
+    counts = tensor.numel() > 1
+    return tuple(s if counts and n > 1 else 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def together(calls: Sequence[Call], device: str) -> list[Outcome]:
+    """Outcomes of calls that are compiled as one program; of one call the true one."""
+    program = Program(calls, device)
     try:
-        with recording() as record, at_most(LONGEST_S):
-            ours = program.run(torch.compile(program.function, backend=backend))
+        rows, record = program.check()
+        broken = [row for row in rows if not row.ok]
     except Exception as error:
-        return Outcome(name, kind, "crash", f"{type(error).__name__}: {first_line(error)}")
-    missing = rowless(record)
-    if not defined:
-        return Outcome(name, kind, "undefined", rowless=missing)
-    if wrong := difference(ours, eager, truth) or strides(program, ours, eager):
-        return Outcome(name, kind, "wrong", wrong, missing)
-    return Outcome(name, kind, "no row" if missing else "right", rowless=missing)
+        what = f"{type(error).__name__}: {lines_of(error)}"
+        return [call.judged("raised" if len(calls) > 1 else alone_raised(program, what), what) for call in calls]
+    lost = [*map(str, broken), *program.strides]
+    missing = sorted({f.what for f in record.fallbacks})
+    if not lost:
+        return [call.judged("no row" if missing else "right", ", ".join(missing)) for call in calls]
+    if len(calls) > 1:
+        return [call.judged("wrong", "\n".join(lost)) for call in calls]
+    return [calls[0].judged(alone_wrong(program, rows), "\n".join(lost))]
 
 
-def first_line(error: BaseException) -> str:
-    """What it says, in one line; Dynamo's own first line names the backend alone."""
+def alone_raised(program: Program, what: str) -> str:
+    try:
+        program.run(program.compiled("aot_eager"))
+    except Exception:
+        return "untraced"
+    return "raised"
+
+
+def alone_wrong(program: Program, rows: Sequence[Verified]) -> str:
+    if not program.strides and not program.missed(rows, True):
+        return "unjudged"
+    (theirs, lies), (_, eager_lies) = program.run(program.compiled("aot_eager")), program.eager
+    same = difference(program.ours, theirs) is None and not (program.strides and lies == eager_lies)
+    return "inherited" if same else "wrong"
+
+
+def judge(op: OpInfo, dtypes: Sequence[torch.dtype], device: str) -> Iterator[list[Outcome]]:
+    """The outcomes of all calls of an operator, more exactly each time."""
+    floats = [d for d in dtypes if d.is_floating_point or d.is_complex]
+    if not any(d in op.supported_dtypes(device) for d in floats):
+        dtypes = [*dtypes, torch.int64]
+    found = [one for dtype in dict.fromkeys(dtypes) for one in defined(op, dtype, device)]
+    calls = [one for one in found if isinstance(one, Call)]
+    others = [one for one in found if isinstance(one, Outcome)]
+    outcomes: Mapping[int, Outcome] = dict(enumerate(together(calls, device) if calls else []))
+    yield [*outcomes.values(), *others]
+    if all(one.status == "right" for one in outcomes.values()):
+        return
+    for number, call in enumerate(calls):
+        outcomes = {**outcomes, number: together([call], device)[0]}
+        yield [
+            *(replace(o, detail="with others: " + o.detail) if i > number else o for i, o in outcomes.items()),
+            *others,
+        ]
+
+
+def check(op: OpInfo, dtype: torch.dtype) -> list[Outcome]:
+    *_, last = judge(op, [dtype], "cpu")
+    return last
+
+
+def lines_of(error: BaseException) -> str:
+    """What it says, in two lines; Dynamo's own first line names the backend alone."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:300] if lines else type(error).__name__
+    return " ".join(lines[:2])[:600]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
-    parser.add_argument("--ops", default="")
-    parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    os.environ.setdefault("TILEWRIGHT_STRICT", "1")
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    part, parts = map(int, given.part.split("/"))
-    wanted = [op for op in op_db if re.search(given.ops, op.formatted_name)][part::parts]
-    done = set()
-    if given.out and given.out.exists():
-        done = {(row["op"], row["dtype"]) for row in map(json.loads, given.out.read_text().splitlines())}
-    counts: Counter[tuple[str, str]] = Counter()
-    for kind in given.dtypes.split(","):
-        for op in wanted:
-            if (op.formatted_name, kind) in done:
-                continue
-            outcome = check(op, getattr(torch, kind), given.samples)
-            counts[kind, outcome.status] += 1
-            line = json.dumps(asdict(outcome))
-            if given.out:
-                with given.out.open("a") as file:
-                    file.write(line + "\n")
-            elif outcome.status not in ("right", "eager refuses"):
-                print(line, flush=True)
-    for (kind, status), count in sorted(counts.items()):
-        print(f"{kind:10} {status:14} {count}")
+def operator_named(name: str) -> OpInfo:
+    (op,) = (op for op in op_db if op.formatted_name == name)
+    return op
 
 
-if __name__ == "__main__":
-    main()
+__all__ = ["FINE", "Outcome", "check", "judge", "op_db", "operator_named"]

@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch._inductor.inductor_prims
 from torch import fx, nn
-from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.kernels.registered import all_operators
-from tests.operators.op_db import check
+from tests.operators.op_db import check, operator_named
 from tests.operators.pools import APART, LEFT, OVERLAPPING, image, in_layouts, library_pools
 from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.backend import backend, recording
@@ -200,9 +199,21 @@ RIGHT = ("atanh", "sinc", "trace", "cummax", "put", "fft_rfft", "unbind_copy", "
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_samples_are_right_and_have_rows(name: str) -> None:
-    (op,) = (op for op in op_db if op.formatted_name == name)
-    outcome = check(op, torch.float32, count=1)
-    assert (outcome.status, outcome.rowless) == ("right", ()), outcome
+    assert {call.status for call in check(operator_named(name), torch.float32)} == {"right"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_quotient_is_rounded_before_its_fraction_is_cut_off(dtype: torch.dtype) -> None:
+    """But not one by a number, or by a tensor of one element."""
+    torch.manual_seed(0)
+    x, y = (9 * torch.randn(4096)).to(dtype), (2 * torch.randn(4096)).to(dtype)
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.div(x, divisor, rounding_mode="trunc") for divisor in (y, 0.3, y[3], y[3:4])]
+
+    ours = torch.compile(function, backend=backend, fullgraph=True)(x, y)
+    for mine, eager in zip(ours, function(x, y), strict=True):
+        assert torch.equal(mine, eager)
 
 
 @pytest.mark.parametrize(("name", "layout"), in_layouts(APART, OVERLAPPING, LEFT))

@@ -8,14 +8,17 @@ Reports functions that Dynamo skips entirely: which, where and why.
         print(i)             a graph break in a loop cannot be resumed from: no graph, and no call of the backend
         x = x + 1
 
-At other graph breaks the backend gets the graph before the break, with the reason (`graph_break`). Here the
-backend is not called and the whole function runs in Python; so does a function that calls a module which Dynamo does
-not trace, such as `nn.LSTM`. This file uses a callback of Dynamo's private modules (torch 2.11 to 2.13) that runs at
-the end of each compilation, whatever ended it.
+    if torch.equal(x, y):    a graph break before any operator: no call of the backend for what ran until here
+
+At other graph breaks the backend gets the graph before the break, with the reason (`graph_break`). In the first form
+the backend is not called and the whole function runs in Python; so does a function that calls a module which Dynamo
+does not trace, such as `nn.LSTM`. This file uses a callback of Dynamo's private modules (torch 2.11 to 2.13) that runs
+at the end of each compilation, whatever ended it.
 """
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import logging
 import re
@@ -30,6 +33,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import graph_break_reasons
 
 from tilewright.graph.source import library_prefixes, place_text, user_frame, user_line
 from tilewright.records.errors import CaptureError, InputError, TilewrightError
@@ -59,20 +63,21 @@ Report = Callable[[Fallback], None]
 
 
 def watch(backend: object, report: Report) -> None:
-    """Call `report` with each function that `torch.compile` for `backend` skips.
+    """Call `report` with each function that `torch.compile` for `backend` skips, and each break without a graph.
 
     An exception of `report` is raised by the call that is being compiled. If several threads compile at once, only
     the last to finish is reported.
     """
 
     def note(_: object) -> None:
-        found = _skipped(backend)
-        if found is not None:
-            try:
-                report(found)
-            except Exception:
-                _end_pending()
-                raise
+        reasons = _new_breaks()
+        found = [one] if (one := _skipped(backend)) else [*map(_broken, reasons)] if _is_for(backend) else []
+        try:
+            for one in found:
+                report(one)
+        except Exception:
+            _end_pending()
+            raise
 
     callback_handler.end_callbacks = _PersistentCallbacks([*callback_handler.end_callbacks, note], note)
 
@@ -94,22 +99,38 @@ def _end_pending() -> None:
     setattr(callback_handler, name, getattr(callback_handler, name) - 1)
 
 
+def _new_breaks() -> list[Any]:
+    """Dynamo's reasons for the breaks of this compilation that the backend was not told with their graph."""
+    found = list(itertools.takewhile(lambda reason: not vars(reason).get(TOLD), reversed(graph_break_reasons)))
+    for reason in found:
+        setattr(reason, TOLD, True)
+    return [] if sys.exc_info()[1] else [reason for reason in found if not _is_wanted(reason)]
+
+
+def _compilation() -> FrameType | None:
+    """Dynamo's frame that compiles."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    return next((f for f in frames if {"compiler_fn", "one_graph", "code"} <= f.f_locals.keys()), None)
+
+
+def _is_for(backend: object, compilation: FrameType | None = None) -> bool:
+    compilation = compilation or _compilation()
+    requested = compilation and compilation.f_locals["compiler_fn"]
+    while requested is not None and requested is not backend:
+        requested = getattr(requested, "_torchdynamo_orig_backend", None) or getattr(requested, "compiler_fn", None)
+    return requested is not None
+
+
 def _skipped(backend: object) -> Fallback | None:
     """The function skipped by the compilation that ends here, if Dynamo handles the error and it is for `backend`."""
     from torch._dynamo.exc import Unsupported
 
     error = sys.exc_info()[1]
+    compilation = _compilation()
     if not isinstance(error, Unsupported):
         return None
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
-    compilation = next((f for f in frames if {"compiler_fn", "one_graph", "code"} <= f.f_locals.keys()), None)
-    if compilation is None or compilation.f_locals["one_graph"]:
+    if compilation is None or compilation.f_locals["one_graph"] or not _is_for(backend, compilation):
         return None
-    requested = compilation.f_locals["compiler_fn"]
-    while requested is not backend:
-        requested = getattr(requested, "_torchdynamo_orig_backend", None) or getattr(requested, "compiler_fn", None)
-        if requested is None:
-            return None
     code: CodeType = compilation.f_locals["code"]
     what = "the call" if code.co_filename.startswith(library_prefixes()) else f"the function {code.co_name}"
     return Fallback(what, _place(error, compilation), in_words(str(error.msg)))
@@ -190,8 +211,25 @@ def graph_break(module: fx.GraphModule) -> Fallback | None:
     Dynamo marks the cuts between the buckets of a DDP module as breaks, too; no operator runs there.
     """
     reason = getattr(module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break or any(f.name == "DDPOptimizer" for f in reason.user_stack):
+    if reason is None or not reason.graph_break:
         return None
+    setattr(reason, TOLD, True)
+    return None if _is_cut_of_ddp(reason) else _broken(reason)
+
+
+TOLD = "_told_to_tilewright"
+
+
+def _is_cut_of_ddp(reason: Any) -> bool:
+    return any(frame.name == "DDPOptimizer" for frame in reason.user_stack)
+
+
+def _is_wanted(reason: Any) -> bool:
+    """Whether no operator runs there: also not at `torch._dynamo.graph_break()`, with which optimizers' steps begin."""
+    return _is_cut_of_ddp(reason) or "`torch._dynamo.graph_break()`" in reason.reason
+
+
+def _broken(reason: Any) -> Fallback:
     where = "an unknown place"
     if reason.user_stack:
         frame = reason.user_stack[-1]

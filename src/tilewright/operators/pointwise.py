@@ -267,7 +267,10 @@ def divide_and_round(c: Call, x: Value, y: Value | Scalar, rounding_mode: str | 
     if rounding_mode is None:
         return c.quotient(x, y)
     if rounding_mode == "trunc" and c.dtype in FLOATS:
-        return call("trunc", c.quotient(x, y))
+        quotient = c.quotient(x, y)
+        # Eager rounds it first, but not where it divides by a number, or on a CPU by a tensor of one element.
+        rounds = isinstance(y, Value) and (any(y.dims) or not c.in_cpp)
+        return call("trunc", quotient.rounded(c.dtype) if rounds else quotient)
     quotient = _quotient(x, y)
     return quotient if rounding_mode == "floor" else where((x < 0) & (quotient * y).ne(x), quotient + 1, quotient)
 
