@@ -139,9 +139,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections, a tenth of a compiled test's time, pass over what exists by now: pytest's and PyTorch's objects."""
+    """Collections pass over what exists by now, pytest's and PyTorch's objects, and are rare.
+
+    Compiling allocates so much that the usual threshold of 700 objects takes another tenth of a test's time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 class Stopwatch:

@@ -72,7 +72,7 @@ def test_a_case(tilewright: Tilewright, models: str) -> None:
 
 def test_a_module_with_its_optimizer(tilewright: Tilewright, models: str) -> None:
     target = (f"{models}:Normed", "--inputs", "fp32[B=4,D=8]")
-    ended = tilewright("profile", *target, "--optimizer", "sgd", "--wait", "1", "--active", "2")
+    ended = tilewright("profile", *target, "--optimizer", "sgd", "--wait", "1", "--active", "2", "--timed", "0")
     assert ended.code == 0, ended.err
     shown = [line.split()[:2] for line in ended.lines]
     assert ["phase", "optimizer"] in shown and ["layer", "norm"] in shown and ["layer", "dropout"] in shown
