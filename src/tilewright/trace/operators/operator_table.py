@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilewright.trace.events.nesting import nest
 from tilewright.trace.events.rows import Ints, fetch
@@ -95,9 +96,12 @@ def add_operator_table(connection: DuckDBPyConnection) -> None:
 
 
 def add_host_calls(connection: DuckDBPyConnection) -> None:
-    """Temporary tables `host_slice`, and `host_call`: its rows with their self time, outer call and step."""
+    """Temporary tables `host_slice`, and `host_call`: its rows with their self time, outer call, step, and whether
+    a call around them has their name."""
     _execute(connection, "host_slice.sql")
-    ids, file_id, utid, ts, dur = fetch(connection, "SELECT id, file_id, utid, ts, dur FROM host_slice")
+    ids, file_id, utid, ts, dur, name = fetch(
+        connection, "SELECT id, file_id, utid, ts, dur, (hash(name) >> 1)::BIGINT FROM host_slice"
+    )
     nested = nest(utid, ts, dur)
     own, outer = self_times(nested)
     place = np.argsort(nested.order)
@@ -106,17 +110,32 @@ def add_host_calls(connection: DuckDBPyConnection) -> None:
     timed = {  # noqa: F841  # DuckDB finds it by its name
         "outer_id": np.ma.masked_array(outer_id, (outer < 0)[place]),
         "self_ns": own[place],
+        "is_recursive": _recursive(outer, name[nested.order])[place],
         "step": _steps_of(file_id, ts, [(file, begun) for file, begun, _ in steps]),
     }
     # Both in the order of the table.
     connection.execute(
         """
         CREATE OR REPLACE TEMP TABLE host_call AS
-        SELECT host_slice.*, timed.outer_id, timed.self_ns, ($names::VARCHAR[])[timed.step] AS step
+        SELECT host_slice.*, timed.outer_id, timed.self_ns, timed.is_recursive, ($names::VARCHAR[])[timed.step] AS step
         FROM host_slice POSITIONAL JOIN timed
         """,
         {"names": [name for _, _, name in steps]},
     )
+
+
+def _recursive(outer: Ints, name: Ints) -> NDArray[np.bool_]:
+    """Whether a call around each has its name; `outer` is the place of the next one around, or -1."""
+    found = np.zeros(len(outer), np.bool_)
+    around = outer.copy()
+    climbing = np.flatnonzero(around >= 0)
+    while climbing.size:
+        same = name[around[climbing]] == name[climbing]
+        found[climbing[same]] = True
+        climbing = climbing[~same]
+        around[climbing] = outer[around[climbing]]
+        climbing = climbing[around[climbing] >= 0]
+    return found
 
 
 def _steps_of(file_id: Ints, ts: Ints, steps: Sequence[tuple[int, int]]) -> Ints:

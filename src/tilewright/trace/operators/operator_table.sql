@@ -1,9 +1,10 @@
 -- The time of each operator, on the host and on the devices. Needs `host_call`.
 
--- Each call with every call that contains it, itself included.
+-- Each call that launched work, with every call that contains it, itself included.
 CREATE OR REPLACE TEMP TABLE host_within AS
 WITH RECURSIVE up AS (
     SELECT id AS inner_id, id AS outer_id, outer_id AS next_id FROM host_call
+    WHERE id IN (SELECT operator_id FROM operator_slice UNION ALL SELECT launch_id FROM operator_slice)
     UNION ALL
     SELECT up.inner_id, host_call.id, host_call.outer_id FROM up JOIN host_call ON host_call.id = up.next_id
 )
@@ -39,10 +40,7 @@ host AS (
     SELECT name, kind, count(*) AS calls, sum(self_ns)::BIGINT AS cpu_self, count(DISTINCT (file_id, step)) AS steps,
            -- Without a device, the line that calls it most often.
            mode(host_line.source ORDER BY host_line.source) AS source,
-           sum(dur) FILTER (WHERE NOT EXISTS (
-               FROM host_within AS around
-               WHERE around.inner_id = host_call.outer_id AND around.name = host_call.name
-           ))::BIGINT AS cpu_total
+           sum(dur) FILTER (WHERE NOT is_recursive)::BIGINT AS cpu_total
     FROM host_call LEFT JOIN scratch.host_line USING (id) GROUP BY name, kind
 ),
 device_self AS (

@@ -77,12 +77,11 @@ on_host AS (
            placed(region.source, host_line.source) AS source, call.self_ns AS device_ns, 0 AS waited_ns, true AS begins,
            NULL AS programs, region.name AS region, NULL AS moved, NULL AS given, 'operator' AS kind, '' AS kernel,
            slice.arg_set_id, []::VARCHAR[] AS around
-    FROM host_call AS call
+    FROM (FROM host_call ANTI JOIN scratch.device_file USING (file_id)) AS call
     JOIN slice USING (id)
     LEFT JOIN scratch.host_line USING (id)
     LEFT JOIN compiled AS region ON region.name = call.name AND slice.category = 'user_annotation'
     WHERE (call.kind = 'operator' OR region.name IS NOT NULL) AND call.self_ns > 0
-      AND call.file_id NOT IN (SELECT file_id FROM scratch.device_file)
 ),
 described AS (
     SELECT work.*, arg_set.args->['$."Input Dims"', '$."Input type"', '$."Input Strides"', '$."Concrete Inputs"'] AS told,
