@@ -38,7 +38,7 @@ format: $(READY)
 	$(PYTHON) -m ruff check --fix
 	$(PYTHON) -m ruff format
 
-# Into build/site, without a network once the packages are there; `python3 -m http.server -d build/site` shows it.
+# Into build/site, without a network once the packages are there; index.html in it needs no server.
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
