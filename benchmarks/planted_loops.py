@@ -223,7 +223,7 @@ CAUSES: dict[str, tuple[str, str]] = {
     "noise of all": (loop("noisy = (z + 0.1 * torch.randn_like(z))[:64]", "z = torch.rand(20_000, 256)"), "Drawing random numbers"),
     "a slow sampler": (_SAMPLED, "Choosing the next batch"),
     "workers that start in each epoch": (_EPOCHS, "Waiting for data"),
-    "a layer for each feature": (_FEATURES, "Calling small operators"),
+    "a layer for each feature": (_FEATURES, "A loop of small calls"),
     "healthy: accumulated": (_ACCUMULATED, "Nothing stands out"),
     "healthy: clipped": (_CLIPPED, "Nothing stands out"),
     "healthy: words": (_WORDS, "Nothing stands out"),

@@ -44,6 +44,7 @@ SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_t
        sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
        -- A recurrent layer is one call from Python, and calls the others itself.
        AND NOT coalesce(bool_or(regexp_matches(names, 'aten::(lstm|gru|rnn_tanh|rnn_relu)( |$)')), false) AS is_small,
+       max(calls) >= 10 AND sum(operators) >= 100 AND is_small AS is_looped,
        coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
 FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 
@@ -51,10 +52,10 @@ FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 CREATE OR REPLACE TEMP TABLE busy_line AS
 -- With what backward calls for them, if that is small too.
 SELECT file_id, source, direct AS calls, direct_ms + CASE WHEN is_small THEN coalesce(backward_ms, 0) ELSE 0 END AS ms, direct_what AS what, direct_names AS names, runs, operators
-FROM calling_line WHERE is_busy
+FROM calling_line WHERE is_busy AND NOT (is_looped AND 2 * direct_ms < ms - coalesce(backward_ms, 0))
 UNION ALL
 SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
-WHERE runs >= 10 AND operators >= 100 AND is_small AND NOT is_busy;
+WHERE is_looped AND NOT (is_busy AND 2 * direct_ms >= ms - coalesce(backward_ms, 0));
 
 -- What ran, without what recording added: for sums within calls, of which a span may be in part.
 CREATE OR REPLACE TEMP TABLE running AS
@@ -150,7 +151,8 @@ small AS (
     FROM (
         SELECT calling_line.*, greatest(calling_line.ms - coalesce(updates.ms, 0), 0) AS rest_ms, greatest(operators - coalesce(updates.calls, 0), 0) AS rest
         FROM calling_line LEFT JOIN (SELECT file_id, source, ms, calls FROM optimizer_time) AS updates USING (file_id, source)
-    ) WHERE is_small GROUP BY file_id HAVING sum(rest) >= 200
+    ) ANTI JOIN busy_line USING (file_id, source)
+    WHERE is_small GROUP BY file_id HAVING sum(rest) >= 200
 ),
 -- Functions of PyTorch's that work outside of every operator, as where a tensor is made of a list.
 converting AS (

@@ -51,7 +51,7 @@ def advise_data(cause: Candidate, step: Step) -> Advice:
 def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
     """The workers make a batch in each step, so that each worker takes as many steps for one as there are workers."""
     if step.restarts:
-        why = "A DataLoader starts its workers anew in such steps, and loads its first batch after that."
+        why = "A DataLoader starts its workers anew for each pass over the data, and loads its first batch after that."
         action = (
             "Make one iterator before the loop, or DataLoader(..., persistent_workers=True), which keeps its workers"
         )
