@@ -37,6 +37,8 @@ def compared(
     # One entrant that fails here leaves the others their errors.
     except Exception as error:
         return Compared(None, not_compared(error))
+    if not rows:
+        return Compared(None, "not compared with float64: no result is of a floating-point dtype")
     return Compared(max(rows, key=lambda row: (not row.ok, row.error / (row.bound or 1.0))))
 
 

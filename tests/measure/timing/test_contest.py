@@ -58,6 +58,12 @@ def test_rounding_is_no_difference_and_nan_is_one() -> None:
     assert not agree([X[:1]], [X]) and not agree([], [X])
 
 
+def test_what_is_zero_but_for_rounding_agrees_with_zero() -> None:
+    zero = torch.zeros_like(X)
+    assert agree([X, zero], [X, 1e-7 * X]) and agree([X, 1e-7 * X], [X, zero])
+    assert not agree([X, zero], [X, 1e-3 * X]) and not agree([zero], [1e-7 * X])
+
+
 class Busy:
     """A device on which other programs add to seven calls of eight."""
 
