@@ -369,7 +369,7 @@ def test_what_cannot_be_described_is_not_kept(kept_programs: Path) -> None:
 
 
 PROCESS = """
-import json, sys
+import json, os, sys
 import torch
 from torch.nn import functional as F
 from tilewright.backend import backend
@@ -379,11 +379,14 @@ def loss(x, w):
     logits = F.dropout(F.gelu(x @ w), 0.2)
     return F.cross_entropy(logits, torch.arange(8)), logits
 
+child = os.fork() if sys.argv[1:] == ["two"] else 0
 torch.manual_seed(1)
 x, w = torch.randn(8, 16), torch.randn(16, 10, requires_grad=True)
 run = torch.compile(loss, backend=backend)
 value, logits = run(x, w)
 value.backward()
+if child:
+    os.waitpid(child, 0)
 print(json.dumps([value.item(), logits.tolist(), w.grad.tolist(), torch.randn(1).item(), dict(program_cache.counts)]))
 """
 
@@ -391,10 +394,10 @@ print(json.dumps([value.item(), logits.tolist(), w.grad.tolist(), torch.randn(1)
 def test_processes_find_what_others_compiled(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROCESS)
-    both = [start([str(script)]) for _ in range(2)]
-    results = [json.loads(process.communicate(timeout=HANG_S)[0]) for process in both]
-    last = json.loads(start([str(script)]).communicate(timeout=HANG_S)[0])
-    assert results[0][:-1] == results[1][:-1] == last[:-1]
+    # Two at once, by a fork; then one that has other hashes of words.
+    printed = [start([str(script), *words]).communicate(timeout=HANG_S)[0] for words in (["two"], [])]
+    results, (last,) = [[json.loads(line) for line in lines.splitlines()] for lines in printed]
+    assert len(results) == 2 and results[0][:-1] == results[1][:-1] == last[:-1]
     assert all(result[-1].get("compiled") or result[-1].get("loaded") for result in results)
     assert last[-1] == {"loaded": 1}
 
