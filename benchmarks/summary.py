@@ -193,14 +193,6 @@ BARS = [
     Bar("products", "GEMM+bias+GELU (erf), × bare cuBLAS", 0.97, of("linear_gelu", "fwd"), of_cublas),
     Bar("products", "GEMM+bias+GELU (tanh), × bare cuBLAS", 0.97, of("linear_gelu_tanh", "fwd"), of_cublas),
     Bar(
-        "products",
-        "GEMM+bias+dropout+residual, × bare cuBLAS",
-        0.97,
-        of("linear_dropout_add", "fwd", r"^(?!.*x768\b)"),
-        of_cublas,
-    ),
-    Bar("products", "… with K = 768", 0.85, of("linear_dropout_add", "fwd", r"x768\b"), of_cublas),
-    Bar(
         "loss",
         "linear + cross entropy, × best in chunks",
         1.15,

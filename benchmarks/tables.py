@@ -152,7 +152,7 @@ def both_dtypes(
 
 def linear(results: Results) -> str:
     """The bare product in TFLOP/s, and each epilogue as a share of its speed in the same race."""
-    suites = {"linear_gelu": "GELU erf", "linear_gelu_tanh": "GELU tanh", "linear_dropout_add": "dropout + residual"}
+    suites = {"linear_gelu": "GELU erf", "linear_gelu_tanh": "GELU tanh"}
     bare: dict[str, list[float]] = {}
     shares: dict[tuple[str, str], str] = {}
     for name in suites:
@@ -265,7 +265,6 @@ RACES = (
     Race("… portable, backward", "FlashAttention-2", portable("bwd"), of_flash2),
     Race("… one query, long caches", "a copy of as many bytes", of("attention_decode", "fwd"), of_copy),
     Race("linear + GELU", "the bare cuBLAS product", products_with_gelu, of_cublas),
-    Race("linear + dropout + residual", "the bare cuBLAS product", of("linear_dropout_add", "fwd"), of_cublas),
     Race("linear + cross entropy", "best in chunks", of("linear_cross_entropy", "fwd+bwd"), of_best_in_chunks),
 )
 

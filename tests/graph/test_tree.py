@@ -183,7 +183,7 @@ def test_tilewrights_own_operators_are_named_by_what_they_stand_for() -> None:
     assert all_operators()
     tree = program_tree(Program(block, ("float32[N,D]", "float32[4*D,D]?", "float32[D,4*D]?")), N=8, D=16)
     assert " → ".join(steps(tree)) == (
-        "residual + RMS norm → softmax → LN → linear + GELU → linear + dropout + residual → GELU → SiLU + gate"
+        "residual + RMS norm → softmax → LN → linear + GELU → linear → dropout + residual → GELU → SiLU + gate"
         " → dropout + residual"
     )
     backward = Program(lambda dy, x: torch.ops.tilewright.activation_backward(dy, x, "silu"), ("float32[N,D]",) * 2)

@@ -164,39 +164,19 @@ def test_nothing_is_raced_while_a_graph_is_captured(on_a_device: None, monkeypat
     assert linear.fastest("captured", (torch.empty(4, 16), torch.empty(8, 16)), IMPLS) == "one"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_scale_of_dropout_in_two_factors(dtype: torch.dtype) -> None:
-    """Exact to fp32, and no sum grows before the second of them."""
-    for scale in (1.0, 10 / 9, 4 / 3, 2.0, 3.0, 999.9, 60000.0):
-        factors = cuda.factors(scale, dtype)
-        assert factors is not None
-        rest, bits = factors
-        narrow = torch.tensor(bits, dtype=torch.int16).view(dtype)
-        assert 1 - torch.finfo(dtype).eps <= rest <= 1.0
-        assert rest * narrow.double().item() == pytest.approx(scale, rel=2**-22)
-    assert (cuda.factors(65519.0, dtype) is None) == (dtype == torch.float16)
-
-
 @pytest.mark.parametrize(
     ("epilogue", "bias", "dtype"),
     [
         ("none", True, torch.bfloat16),
         ("gelu", True, torch.float16),
         ("gelu_tanh", True, torch.bfloat16),
-        ("add", True, torch.float16),
-        ("add", False, torch.bfloat16),
-        ("dropout_add", True, torch.bfloat16),
-        ("dropout_add", False, torch.float16),
+        ("gelu", False, torch.bfloat16),
     ],
 )
 def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, bias: bool, dtype: torch.dtype) -> None:
-    found = build(cuda.SOURCE, cuda.definitions(epilogue, bias, epilogue in ("gelu", "gelu_tanh"), dtype))
+    found = build(cuda.SOURCE, cuda.definitions(epilogue, bias, epilogue != "none", dtype))
     assert not any(found.spilled.values()) and not found.serialized
     assert found.registers * cuda.THREADS <= 65536 and cuda.SHARED_BYTES <= 227 * 1024
-    if "add" in epilogue:
-        # Where ptxas 13.0 takes the addresses of such copies apart they are illegal instructions (`copy_piece`).
-        copies = [line for line in found.instructions() if "LDGSTS" in line]
-        assert copies and not [line for line in copies if "+UR" in line]
 
 
 def test_a_launch_has_whole_clusters() -> None:

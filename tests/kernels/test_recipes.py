@@ -155,7 +155,6 @@ IN_CUDA: dict[str, list[tuple[Any, ...]]] = {
         (((100,), FP32, (0,)), *LOGITS, ((2, 100), FP32), ((), FP32), -100, 0.1, 1e-4, 8, "auto")
     ],
     "linear_gelu": [(((300, 64), BF16, (1, 300)), LINEAR[1], ((520,), BF16), "tanh", True)],
-    "linear_dropout_add": [(*LINEAR, None, ((300, 520), BF16), p) for p in (0.25, 0.0)],
     "norm": [(*NORMED, NORMED[1], 1e-5, True)],
     "add_norm": [(((3, 5000), BF16, (6000, 1)), ((3, 5000), BF16), None, None, 1e-6, False)],
     "norm_backward": [

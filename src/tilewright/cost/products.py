@@ -71,8 +71,6 @@ def _operands(node: Node) -> tuple[Tensor, Tensor, list[int], int]:
 
 FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2)}
 """For each operator, the positions of the two factors among its arguments."""
-LINEAR = ("tilewright.linear_gelu", "tilewright.linear_dropout_add")
-"""Operators that multiply the rows of x with the rows of a weight."""
 EDGE = 128
 """Keys that a kernel computes in vain for each query at each end of the keys that a mask lets it see: the mask hides
 half the pairs of a tile of 128 × 128 there, and comparing positions takes as long as another half of a tile."""
@@ -93,7 +91,7 @@ def products_of(node: Node, cost: Cost) -> tuple[Product, ...]:
     if name == "tilewright.product":
         left, right = map(shape_of, node.args[:2])
         return (in_parts((prod(left[:-2]), left[-2], right[-1], left[-1])),)
-    if name in LINEAR:
+    if name == "tilewright.linear_gelu":
         x, weight = map(shape_of, node.args[:2])
         return ((1, prod(x[:-1]), weight[0], x[-1]),)
     places = FACTORS.get(name)

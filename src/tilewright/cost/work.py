@@ -11,8 +11,7 @@ from tilewright.hardware.kernel_times import UNFITTED, Coefficients
 from tilewright.hardware.profiles import DeviceProfile
 
 OWN_PRODUCTS = (
-    "attention", "attention_backward", "attention_prefix", "linear_gelu", "linear_dropout_add", "product",
-    "skinny_linear",
+    "attention", "attention_backward", "attention_prefix", "linear_gelu", "product", "skinny_linear",
 )  # fmt: skip
 MATRIX = frozenset(
     {

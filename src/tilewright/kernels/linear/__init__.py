@@ -1,4 +1,4 @@
-"""A linear layer and what follows it in one kernel, GELU, or dropout and residual; the fastest way by a race."""
+"""A linear layer and its GELU, in one kernel or two by a race; a linear layer with dropout and residual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tilewright.kernels.arguments import expect_numbers, expect_tensors
 from tilewright.kernels.by_recipe import perform_part
 from tilewright.kernels.device import autocast, autocast_dtype
-from tilewright.kernels.dropout_add import ALIGNED, generator
+from tilewright.kernels.dropout_add import dropout_add
 from tilewright.kernels.linear import cuda
 from tilewright.kernels.registration import define
 from tilewright.launch.builder import Operand, RecipeBuilder
@@ -20,7 +20,6 @@ from tilewright.launch.race import Alternatives, Race, random_operand
 from tilewright.records.recipe import Recipe, dense_strides
 
 APPROXIMATIONS = ("none", "tanh")
-AnyTensor = torch.Tensor | Operand
 
 
 def linear_gelu(
@@ -80,10 +79,8 @@ def linear_dropout_add(
     Raises:
         ValueError: shapes, dtypes, devices that do not fit, or p outside of [0, 1].
 
-    The mask is the one that `torch.nn.functional.dropout` draws for the layer's output from the default
-    generator as it stands, and the generator advances as far; on a GPU it is drawn again in backward and
-    not stored. One kernel or two, as for `linear_gelu`. Under autocast x, weight and bias are taken in its
-    dtype; a residual of another is added to a result that is written before, in the wider of the two.
+    PyTorch's product, then `dropout_add` with its mask. Under autocast x, weight and bias are taken in its
+    dtype; a residual of another is added in the wider of the two.
     """
     expect_tensors("linear_dropout_add", x=x, weight=weight, bias=bias, residual=residual)
     expect_numbers("linear_dropout_add", p=p)
@@ -98,9 +95,7 @@ def linear_dropout_add(
         )
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"linear_dropout_add takes a probability p in [0, 1], not {p}")
-    rows, added = x.reshape(-1, x.shape[-1]), residual.reshape(-1, len(weight))
-    y: torch.Tensor = _dropout_add(rows, weight, bias, added, float(p) if training else 0.0)[0]
-    return y.view(residual.shape)
+    return dropout_add(F.linear(x, weight, bias), residual, p, training=training)
 
 
 def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -112,9 +107,6 @@ def _check(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor 
     if not x.dtype.is_floating_point or len({(tensor.dtype, tensor.device) for tensor in tensors}) > 1:
         kinds = ", ".join(f"{tensor.dtype} on {tensor.device}" for tensor in tensors)
         raise ValueError(f"{name} takes tensors of one floating-point dtype on one device, not {kinds}")
-
-
-# ---------------------------------------------------------------- GELU
 
 
 def gelu_recipe(
@@ -194,126 +186,6 @@ def _linear_backward(
 
 _gelu = define(
     "linear_gelu", gelu_apart, _gelu_fake, backward=_gelu_backward, save=_gelu_save, recipe=_chosen_gelu_recipe
-)
-
-
-# ---------------------------------------------------------------- dropout and residual
-
-
-def dropout_add_recipe(
-    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float,
-    state: Operand | None = None,
-) -> Recipe:  # fmt: skip
-    """The result and, unless `state` is given, the state from which backward draws the mask (as in `dropout_add`).
-
-    `cuda.refuses` must be None for the operands, p < 1, and the dtype must hold the scale.
-    """
-    is_captured = state is not None
-    state = state or call.empty((2,), torch.int64)
-    if p == 0.0:
-        y, _ = cuda.product(call, x, weight, bias, "add", residual=residual)
-    else:
-        factors = cuda.factors(generator.scale(p), x.dtype)
-        assert factors is not None
-        geometry = _geometry(x, weight)
-        row_turn, row_thread = divmod(weight.shape[0] // cuda.VECTOR, geometry.threads)
-        limit = generator.threshold(p) - 1
-        draw = cuda.Draw(0, 0, None, is_captured, limit, *factors, geometry.threads, row_turn, row_thread)
-        if not is_captured:
-            call.draw(geometry.advance)
-        y, _ = cuda.product(call, x, weight, bias, "dropout_add", residual=residual, draw=draw, state=state)
-    return call.finish(y) if is_captured else call.finish(y, state)
-
-
-def _geometry(x: torch.Tensor | Operand, weight: torch.Tensor | Operand) -> generator.Geometry:
-    """How eager draws the mask of the layer's output."""
-    return generator.geometry_on(x.device, x.shape[0] * weight.shape[0], x.element_size(), ALIGNED)
-
-
-def _chosen_dropout_add_recipe(
-    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, residual: Operand, p: float
-) -> Recipe | None:
-    if not _is_fused(x, weight, bias, residual, p):
-        return None
-    return dropout_add_recipe(call, x, weight, bias, residual, p)
-
-
-def _is_fused(x: AnyTensor, weight: AnyTensor, bias: AnyTensor | None, residual: AnyTensor, p: float) -> bool:
-    # At p = 1 nothing is drawn and everything is dropped; a p too near to 1 for fp32 keeps no word.
-    if cuda.refuses(x, weight) or generator.threshold(p) == 0 or not cuda.factors(generator.scale(p), x.dtype):
-        return False
-    impls = {
-        "fused": lambda x, weight, bias, residual: dropout_add_fused(x, weight, bias, residual, p),
-        "apart": lambda x, weight, bias, residual: dropout_add_apart(x, weight, bias, residual, p),
-    }
-    question = f"linear_dropout_add {p > 0} {bias is None}"
-    return fastest(question, (x, weight, bias, residual), impls) == "fused"
-
-
-def dropout_add_fused(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result and the state by tilewright's kernel, for operands that `dropout_add_recipe` supports."""
-    name, operands = "tilewright::linear_dropout_add", (x, weight, bias, residual, p)
-    if p > 0.0 and torch.cuda.is_current_stream_capturing():
-        state = generator.take_captured(x.device, _geometry(x, weight).advance)
-        (y,) = perform_part(name, dropout_add_recipe, *operands, state)
-    else:
-        y, state = perform_part(name, dropout_add_recipe, *operands, None)
-    return y, state
-
-
-def _dropout_add_forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    # Calls that draw come here, too, while a CUDA graph is being captured.
-    forward = dropout_add_fused if _is_fused(x, weight, bias, residual, p) else dropout_add_apart
-    return forward(x, weight, bias, residual, p)
-
-
-def dropout_add_apart(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """PyTorch's product, then dropout and residual in one pass."""
-    linear = F.linear(x, weight, bias)
-    y, state = torch.ops.tilewright.dropout_add.default(linear, residual.contiguous(), p, "none", ALIGNED)
-    return y, state
-
-
-def _dropout_add_fake(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, p: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    linear = x.new_empty(x.shape[0], weight.shape[0])
-    y, state = torch.ops.tilewright.dropout_add.default(linear, residual, p, "none", ALIGNED)
-    return y, state
-
-
-def _dropout_add_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, weight, bias, _, p = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, weight, output[1])
-    ctx.p, ctx.biased = p, bias is not None
-
-
-def _dropout_add_backward(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-    if dy is None:
-        return (None,) * 5
-    x, weight, state = ctx.saved_tensors
-    gradients: tuple[torch.Tensor | None, ...] = (None, None, None)
-    if any(ctx.needs_input_grad[:3]):
-        dropped = torch.ops.tilewright.dropout_add_backward.default(dy, None, state, ctx.p, "none", ALIGNED)
-        gradients = _linear_backward(ctx, dropped, x, weight)
-    return (*gradients, dy, None)
-
-
-_dropout_add = define(
-    "linear_dropout_add",
-    _dropout_add_forward,
-    _dropout_add_fake,
-    backward=_dropout_add_backward,
-    save=_dropout_add_save,
-    recipe=_chosen_dropout_add_recipe,
 )
 
 

@@ -1,23 +1,22 @@
 // y = epilogue(x · wᵀ + bias) for Hopper: one persistent cluster of two programs for each pair of multiprocessors.
 //
-//   x [M, K], w [N, K], bias [N], residual [M, N], y [M, N]: one 16-bit dtype, rows contiguous; sums in fp32.
+//   x [M, K], w [N, K], bias [N], y [M, N]: one 16-bit dtype, rows contiguous; sums in fp32.
 //
 // A program computes tiles of 128 × 256 and has twelve warps:
 //
 //   0      producer   one thread issues bulk tensor copies of x and w into a ring of STAGES slots. Both programs
 //                     of a cluster need the same rows of w: each fetches half and multicasts it to both. In a deep
 //                     product x and w are prefetched into L2 AHEAD steps earlier.
-//   next   epilogue   three warps read the hand-over buffer by rows, apply GELU, or dropout and residual, and store,
+//   next   epilogue   three warps read the hand-over buffer by rows, apply GELU, and store,
 //                     while the math warps are in the main loop of the next tile. The registers of a matrix
 //                     instruction of 256 columns leave room for three.
 //   last   math       two warpgroups of 64 rows each: wgmma into registers, then + bias, rounded, into the
 //                     hand-over buffer in shared memory, and on to the next tile at once.
 //
-// All warps finish the last tile of a program, since the matrix units have nothing more to do. The math warps draw the
-// mask of dropout after the hand-over, while the matrix units rest.
+// All warps finish the last tile of a program, since the matrix units have nothing more to do.
 //
-// Limit: the matrix rate under the power cap; at K = 768, and with dropout, the epilogue's instructions: beside busy
-// matrix units a multiprocessor issues few (dropout.cuh), and its quarter with the producer none of them. H200, bf16,
+// Limit: the matrix rate under the power cap; at K = 768 the epilogue's instructions: beside busy matrix units a
+// multiprocessor issues few (docs/kernels.md), and its quarter with the producer none of them. H200, bf16,
 // medians of interleaved runs: cuBLAS's product alone in TFLOP/s, this kernel as a share of that:
 //
 //   M x N x K               8192x16384x4096  8192x4096x16384  16384x3072x768  4096x4096x4096
@@ -25,16 +24,13 @@
 //   product and bias                -                -             0.99            0.98
 //   GELU by erf                  1.02             1.00             0.98            0.98
 //   GELU by tanh                 1.02             1.00             0.98            0.98
-//   residual                     1.03             1.00             0.93            0.97
-//   dropout and residual            -             0.97             0.65            0.89
 //
-// A tile's mask takes each quarter of a multiprocessor 64 calls of Philox, some 5000 cycles at rest or beside the matrix
-// units; a tile at K = 768 takes 15,000. So 0.75 is the bound for dropout there. docs/experiments.md: what was tried.
+// docs/experiments.md: what was tried.
 //
-// Settings: STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh, 3 residual, 4 dropout and residual),
-// BIAS, KEEP_PRE (the value before the activation is stored too), HALF (fp16, otherwise bf16).
+// Settings: STAGES, EPILOGUE (0 none, 1 GELU by erf, 2 GELU by tanh), BIAS, KEEP_PRE (the value before the activation
+// is stored too), HALF (fp16, otherwise bf16).
 
-#include "dropout.cuh"
+#include "epilogue.cuh"
 #include "instructions.cuh"
 
 constexpr int BM = 128, BN = 256, BK = 64, CLUSTER = 2;
@@ -46,18 +42,13 @@ constexpr int BIAS_SLOTS = STAGES + 1;  // with one step per tile, the producer 
 constexpr int EPILOGUE_WARPS = 3, MATH_WARPS = 8, MATH_THREADS = 128, WARP_ROWS = 16;
 constexpr int THREADS = 32 * (1 + EPILOGUE_WARPS + MATH_WARPS);
 constexpr int EPILOGUE_REGISTERS = 136, MATH_REGISTERS = 184;  // per thread; all start with 168
-constexpr bool DROPS = EPILOGUE == 4;
-constexpr int GROUP_ROWS = DROPS ? 2 : 4;  // rows that an epilogue warp computes together
-constexpr int RING = DROPS ? 3 : 2;        // groups of residual rows in flight to an epilogue warp
-constexpr int RING_BYTES = RING * GROUP_ROWS * 512;
+constexpr int GROUP_ROWS = 4;  // rows that an epilogue warp computes together
 
 struct Problem {
     int m, n, k;
     void* y;
     void* pre;
     const void* bias;
-    const void* residual;
-    Draw draw;
 };
 
 struct Tile {
@@ -74,7 +65,7 @@ __device__ __forceinline__ Tile tile_at(int index, int rows, int columns, u32 ra
 }
 
 struct Shared {
-    u32 x, w, tile, residual, mask, bias, wide_bias, full, empty, tile_full, tile_empty;
+    u32 x, w, tile, bias, wide_bias, full, empty, tile_full, tile_empty;
 };
 
 // About GROUP running programs share a step's rows of x, and about GROUP its rows of w: one of each prefetches.
@@ -115,19 +106,17 @@ __device__ __forceinline__ void produce(const Shared& s, const TensorMap* x_map,
 
 // Each warpgroup widens the biases of a tile to fp32 during the main loop, so that the hand-over, which nothing hides,
 // has a third fewer instructions.
-__device__ __forceinline__ void widen_bias(u32 wide, u32 bias, float rest, int part) {
+__device__ __forceinline__ void widen_bias(u32 wide, u32 bias, int part) {
     u32 pair, thread = threadIdx.x % MATH_THREADS;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(bias + 4 * thread));
     float2 b = unpack(pair);
-    if (DROPS) b.x *= rest, b.y *= rest;
     meet(1 + part, MATH_THREADS);  // until the biases of the tile before have been read
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(wide + 8 * thread), "f"(b.x), "f"(b.y) : "memory");
     meet(1 + part, MATH_THREADS);
 }
 
 // Writes rounded sums to the hand-over buffer; row r's 16-byte pieces are permuted by r mod 8 against bank conflicts.
-__device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u32 bias, float rest, int warp,
-                                          int lane) {
+__device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u32 bias, int warp, int lane) {
     u32 row = tile + (warp * WARP_ROWS + lane % 16) * ROW_BYTES, piece = 16 * ((lane / 16) ^ (lane % 8));
 #pragma unroll
     for (int block = 0; block < BN / 64; ++block) {
@@ -143,8 +132,7 @@ __device__ __forceinline__ void hand_over(const float (&d)[BN / 2], u32 tile, u3
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float low = v[2 * i], high = v[2 * i + 1], c0 = b[2 * j + i / 2].x, c1 = b[2 * j + i / 2].y;
-                pairs[i] = DROPS ? pack(fmaf(low, rest, c0), fmaf(high, rest, c1))
-                                         : pack(low + c0, high + c1);
+                pairs[i] = pack(low + c0, high + c1);
             }
             asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                              row + (piece ^ (32 * j)) + 128 * block),
@@ -159,43 +147,18 @@ struct Walk {
     u64 at;  // byte of the piece in the result
 };
 
-// A lane fetches the pieces that it will itself read, so that it waits for no copies but its own.
-__device__ __forceinline__ void fetch_residual(u32 ring, int group, const Problem& p, int row, u64 at, int end) {
-    if (EPILOGUE >= 3) {
-        u32 to = ring + group % RING * (GROUP_ROWS * 512) + 16 * (threadIdx.x % 32);
-#pragma unroll
-        for (int i = 0; i < GROUP_ROWS; ++i) {
-            if (row + i < end) copy_piece(to + i * 512, (const char*)p.residual + at);
-            at += 2 * p.n;
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
-}
-
 // Rows from `end` on are outside of the result.
-__device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 ring, int group, Walk walk,
-                                            const Problem& p, int end, const Draw& draw) {
-    if (EPILOGUE >= 3) asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1) : "memory");
-    uint4 v[GROUP_ROWS], r[GROUP_ROWS];
-    u32 bits[GROUP_ROWS];
+__device__ __forceinline__ void finish_rows(u32 tile, u32 inside, Walk walk, const Problem& p, int end) {
+    uint4 v[GROUP_ROWS];
     u32 lane = threadIdx.x % 32, from = tile + inside * ROW_BYTES, swizzled = 16 * (lane ^ inside % 8);
-    u32 added = ring + group % RING * (GROUP_ROWS * 512) + 16 * lane;
 #pragma unroll
-    for (u32 i = 0; i < GROUP_ROWS; ++i) {
-        v[i] = read_piece(from + i * ROW_BYTES + (swizzled ^ (16 * i)));
-        if (EPILOGUE >= 3) r[i] = read_piece(added + i * 512);
-        if (DROPS)
-            asm volatile("ld.shared.u8 %0, [%1];" : "=r"(bits[i]) : "r"(mask + 32 * (inside + i) + lane) : "memory");
-    }
+    for (u32 i = 0; i < GROUP_ROWS; ++i) v[i] = read_piece(from + i * ROW_BYTES + (swizzled ^ (16 * i)));
 #pragma unroll
     for (int i = 0; i < GROUP_ROWS; ++i) {
         bool stored = walk.row + i < end;
         uint4 x = v[i];
         if (KEEP_PRE && stored) *(uint4*)((char*)p.pre + walk.at) = x;
-        if (EPILOGUE == 1 || EPILOGUE == 2) x = make_uint4(activate(x.x), activate(x.y), activate(x.z), activate(x.w));
-        if (EPILOGUE == 3)
-            x = make_uint4(add(x.x, r[i].x), add(x.y, r[i].y), add(x.z, r[i].z), add(x.w, r[i].w));
-        if (DROPS) x = drop_and_add(x, r[i], bits[i], draw);
+        if (EPILOGUE) x = make_uint4(activate(x.x), activate(x.y), activate(x.z), activate(x.w));
         if (stored) *(uint4*)((char*)p.y + walk.at) = x;
         walk.at += 2 * p.n;
     }
@@ -204,25 +167,22 @@ __device__ __forceinline__ void finish_rows(u32 tile, u32 mask, u32 inside, u32 
 // Finishes every `workers`-th group of rows of a tile, from group `worker` on. `handed_over` waits for a half of the
 // tile, `taken` signals that the half is no longer needed.
 template <typename HandedOver, typename Taken>
-__device__ __forceinline__ void finish_tile(u32 buffer, u32 mask, u32 ring, const Problem& p, const Draw& draw,
-                                            Tile tile, int worker, int workers, HandedOver handed_over, Taken taken) {
+__device__ __forceinline__ void finish_tile(u32 buffer, const Problem& p, Tile tile, int worker, int workers,
+                                            HandedOver handed_over, Taken taken) {
     int lane = threadIdx.x % 32, stride = workers * GROUP_ROWS, inside = worker * GROUP_ROWS;
     u64 bytes = 16 * (u64)(u32)(stride * (p.n / 8));
     int column = tile.column + 8 * lane, end = column < p.n ? min(p.m, tile.row + BM) : 0;
     Walk walk{tile.row + inside, ((u64)(tile.row + inside) * p.n + column) * 2};
-    for (int group = 0; group < RING; ++group)
-        fetch_residual(ring, group, p, walk.row + group * stride, walk.at + group * bytes, end);
     handed_over(0);
     bool upper = true;
 #pragma unroll 1
-    for (int group = 0; inside < BM; ++group, inside += stride) {
+    for (; inside < BM; inside += stride) {
         if (upper && inside >= BM / 2) {
             upper = false;
             taken(0);
             handed_over(1);
         }
-        finish_rows(buffer, mask, inside, ring, group, walk, p, end, draw);
-        fetch_residual(ring, group, p, walk.row + RING * stride, walk.at + RING * bytes, end);
+        finish_rows(buffer, inside, walk, p, end);
         walk.row += stride, walk.at += bytes;
     }
     taken(1);
@@ -230,8 +190,6 @@ __device__ __forceinline__ void finish_tile(u32 buffer, u32 mask, u32 ring, cons
 
 __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int rows, int columns, u32 rank, int worker) {
     int turn = 0, total = rows * columns;
-    Draw draw = DROPS ? drawn_from(p.draw, worker == 0 && threadIdx.x % 32 == 0) : p.draw;
-    u32 ring = s.residual + worker * RING_BYTES;
     for (int index = blockIdx.x / CLUSTER; index < total; index += gridDim.x / CLUSTER, ++turn) {
         auto handed_over = [&](int half) { barrier_wait(s.tile_full + 8 * half, turn & 1); };
         auto taken = [&](int half) {
@@ -241,17 +199,10 @@ __device__ __forceinline__ void finish(const Shared& s, const Problem& p, int ro
         Tile tile = tile_at(index, rows, columns, rank);
         // The math warps help with the last tile, since they have nothing more to multiply.
         if (index + gridDim.x / CLUSTER < total)
-            finish_tile(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS, handed_over, taken);
+            finish_tile(s.tile, p, tile, worker, EPILOGUE_WARPS, handed_over, taken);
         else
-            finish_tile(s.tile, s.mask, ring, p, draw, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
+            finish_tile(s.tile, p, tile, worker, EPILOGUE_WARPS + MATH_WARPS, handed_over, taken);
     }
-}
-
-// A warpgroup draws the mask of its half of a tile after it has handed over its sums.
-__device__ __forceinline__ void draw_half(u32 mask, const Problem& p, Tile tile, int part) {
-    constexpr int ROWS = BM / 2;
-    u32 piece = (u32)(tile.row + ROWS * part) * (p.n / 8) + tile.column / 8;
-    draw_masks(mask + 32 * ROWS * part, piece, p.n / 8, ROWS, threadIdx.x / 32 % 4, 4, drawn_from(p.draw, false));
 }
 
 __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int steps, int rows, int columns,
@@ -277,21 +228,19 @@ __device__ __forceinline__ void multiply(const Shared& s, const Problem& p, int 
             before = slot;
             if (++slot == STAGES) slot = 0, parity ^= 1;
         }
-        if (BIAS) widen_bias(wide_bias, s.bias + ROW_BYTES * (turn % BIAS_SLOTS), p.draw.rest, part);
+        if (BIAS) widen_bias(wide_bias, s.bias + ROW_BYTES * (turn % BIAS_SLOTS), part);
         mma_wait(d);
         if (signals) barrier_arrive_at(s.empty + 8 * before, threadIdx.x % 128);
         barrier_wait(s.tile_empty + 8 * part, (turn & 1) ^ 1);
-        hand_over(d, s.tile + HALF_TILE * part, wide_bias, p.draw.rest, warp, lane);
-        if (DROPS) draw_half(s.mask, p, tile_at(index, rows, columns, rank), part);
+        hand_over(d, s.tile + HALF_TILE * part, wide_bias, warp, lane);
         barrier_arrive(s.tile_full + 8 * part);
     }
     if (turn == 0) return;
-    // All warps finish the last tile. No more tiles of x arrive, so their slots become rings for the residual.
+    // All warps finish the last tile.
     int worker = EPILOGUE_WARPS + part * 4 + warp, last = blockIdx.x / CLUSTER + (turn - 1) * (gridDim.x / CLUSTER);
     for (int half = 0; half < 2; ++half) barrier_wait(s.tile_full + 8 * half, (turn - 1) & 1);
-    finish_tile(
-        s.tile, s.mask, s.x + (part * 4 + warp) * RING_BYTES, p, DROPS ? drawn_from(p.draw, false) : p.draw,
-        tile_at(last, rows, columns, rank), worker, EPILOGUE_WARPS + MATH_WARPS, [](int) {}, [](int) {});
+    finish_tile(s.tile, p, tile_at(last, rows, columns, rank), worker, EPILOGUE_WARPS + MATH_WARPS, [](int) {},
+                [](int) {});
 }
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
@@ -302,9 +251,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     s.x = shared_address(memory);
     s.w = s.x + STAGES * X_BYTES;
     s.tile = s.w + STAGES * W_BYTES;
-    s.residual = s.tile + 2 * HALF_TILE;
-    s.mask = s.residual + EPILOGUE_WARPS * RING_BYTES;
-    s.bias = s.mask + (DROPS ? BM * 32 : 0);
+    s.bias = s.tile + 2 * HALF_TILE;
     s.wide_bias = s.bias + BIAS_SLOTS * ROW_BYTES;
     s.full = s.wide_bias + 4 * ROW_BYTES;
     s.empty = s.full + 8 * STAGES;

@@ -13,10 +13,10 @@ from tilewright.hardware.architectures import limits_of
 from tilewright.kernels.device import NARROW as HALVES
 from tilewright.launch.builder import Operand, RecipeBuilder, tensor_map
 from tilewright.launch.nvrtc import Kernel, bindings_installed, kernel
-from tilewright.records.recipe import Offset, Pointer, Seed, Structure
+from tilewright.records.recipe import Pointer, Structure
 
-Epilogue = Literal["none", "gelu", "gelu_tanh", "add", "dropout_add"]
-EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh", "add", "dropout_add")
+Epilogue = Literal["none", "gelu", "gelu_tanh"]
+EPILOGUES: tuple[Epilogue, ...] = ("none", "gelu", "gelu_tanh")
 """What may follow the product, in the order of the source's EPILOGUE numbers."""
 SOURCE = Path(__file__).parent / "cuda.cu"
 ROWS, COLUMNS, DEPTH = 128, 256, 64
@@ -32,47 +32,14 @@ VECTOR = 8
 EPILOGUE_WARPS = 3
 THREADS = 32 * (1 + EPILOGUE_WARPS) + 256
 """Producer, epilogue, and two warpgroups that multiply."""
-RING_ROWS = 8
-"""Rows of the residual that an epilogue warp has in flight; six where a tile's mask is kept."""
 SHARED_BYTES = (
     STAGES * (ROWS + COLUMNS) * DEPTH * 2
     + ROWS * COLUMNS * 2
-    + max(EPILOGUE_WARPS * RING_ROWS * 512, EPILOGUE_WARPS * (RING_ROWS - 2) * 512 + ROWS * COLUMNS // 8)
     + (STAGES + 1) * COLUMNS * 2
     + 2 * COLUMNS * 4
     + 8 * (2 * STAGES + 4)
 )
-"""The ring, the hand-over buffer, residuals and mask, biases in flight and two in fp32, barriers."""
-
-
-class Draw(ctypes.Structure):
-    """`Draw` of the source."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("seed", "offset")),
-        ("state", ctypes.c_void_p),
-        *((name, ctypes.c_uint32) for name in ("captured", "limit")),
-        ("rest", ctypes.c_float),
-        *((name, ctypes.c_uint32) for name in ("factor", "threads", "row_turn", "row_thread")),
-    )
-
-
-@functools.cache
-def factors(scale: float, dtype: torch.dtype) -> tuple[float, int] | None:
-    """1 / (1 - p) as a product: a factor of at most 1 for the sums, and the bits of a 16-bit factor, rounded up.
-
-    Nothing overflows that eager leaves finite. None where 1 / (1 - p) exceeds the dtype's largest value.
-
-    >>> factors(1.25, torch.float16), factors(1e5, torch.float16)
-    ((1.0, 15616), None)
-    """
-    wide = torch.tensor(scale, dtype=torch.float32)
-    narrow = wide.to(dtype)
-    if narrow.float() < wide:
-        narrow = torch.nextafter(narrow, torch.tensor(torch.inf, dtype=dtype))
-    if narrow.isinf():
-        return None
-    return (wide / narrow.float()).item(), int(narrow.view(torch.int16).item()) & 0xFFFF
+"""The ring, the hand-over buffer, biases in flight and two in fp32, barriers."""
 
 
 class Problem(ctypes.Structure):
@@ -80,8 +47,7 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("m", "n", "k")),
-        *((name, ctypes.c_void_p) for name in ("y", "pre", "bias", "residual")),
-        ("draw", Draw),
+        *((name, ctypes.c_void_p) for name in ("y", "pre", "bias")),
     )
 
 
@@ -102,35 +68,31 @@ def refuses(x: torch.Tensor | Operand, weight: torch.Tensor | Operand) -> str | 
 
 
 def product(
-    call: RecipeBuilder, x: Operand, weight: Operand, bias: Operand | None, epilogue: Epilogue = "none", *,
-    keep: bool = False, residual: Operand | None = None, draw: Draw | None = None, state: Operand | None = None,
-) -> tuple[Operand, Operand]:  # fmt: skip
+    call: RecipeBuilder,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    epilogue: Epilogue = "none",
+    *,
+    keep: bool = False,
+) -> tuple[Operand, Operand]:
     """epilogue(x · weightᵀ + bias) [M, N], and the value before the activation where `keep` (else empty).
 
-    x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N]; residual [M, N]. `state`: int64[2]
-    that seed and offset are stored to, or read from where `draw` is captured.
+    x [M, K] and weight [N, K] in bf16 or fp16 for which `refuses` is None; bias [N].
     Operands that are not contiguous or not aligned to 16 bytes are copied first.
     """
     x, weight = _aligned(call, x), _aligned(call, weight)
     bias = None if bias is None else _aligned(call, bias)
-    residual = None if residual is None else _aligned(call, residual)
     (m, k), n = x.shape, weight.size(0)
     y = call.empty((m, n), x.dtype)
     pre = call.empty((m, n) if keep else (0,), x.dtype)
-    problem = Problem(m, n, k, draw=draw or Draw())
-    placed = {Problem.y: y, Problem.pre: pre if keep else None, Problem.bias: bias, Problem.residual: residual}
-    patches: list[tuple[int, Pointer | Seed | Offset]] = [
-        (field.offset, Pointer(x.index, x.offset)) for field, x in placed.items() if x is not None
-    ]
-    if state is not None:
-        patches.append((Problem.draw.offset + Draw.state.offset, Pointer(state.index)))
-    if draw is not None and not draw.captured:
-        patches.append((Problem.draw.offset + Draw.seed.offset, Seed()))
-        patches.append((Problem.draw.offset + Draw.offset.offset, Offset()))
+    problem = Problem(m, n, k)
+    placed = {Problem.y: y, Problem.pre: pre if keep else None, Problem.bias: bias}
+    patches = tuple((field.offset, Pointer(x.index, x.offset)) for field, x in placed.items() if x is not None)
     built = _built(epilogue, bias is not None, keep, x.dtype, x.device.index)
     grid = (programs(m, n, limits_of(x.device).multiprocessors),)
     maps = tensor_map(x, (ROWS, DEPTH)), tensor_map(weight, (COLUMNS // CLUSTER, DEPTH))
-    call.launch(built, grid, *maps, Structure(bytes(problem), tuple(patches)))
+    call.launch(built, grid, *maps, Structure(bytes(problem), patches))
     return y, pre
 
 

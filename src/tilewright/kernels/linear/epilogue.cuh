@@ -1,4 +1,4 @@
-// What follows the product, on pairs of 16-bit values: GELU, and sums.
+// What follows the product: GELU, on pairs of 16-bit values.
 //
 // EPILOGUE and HALF are set before this is included.
 
@@ -62,17 +62,7 @@ __device__ __forceinline__ u32 log2_phi(u32 x) {
                          : polynomial<0x9ED8, 0x1ECA, 0xB810, 0x3C89, 0xBC01>(x);
 }
 
-// Sums of pairs, rounded once.
-__device__ __forceinline__ u32 add(u32 pair, u32 other) {
-    u32 sum;
-#if HALF
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(other));
-#else
-    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(pair), "r"(other));
-#endif
-    return sum;
-}
-
+// Rounded once.
 __device__ __forceinline__ u32 multiply_add(u32 pair, u32 factors, u32 other) {
     u32 sum;
 #if HALF

@@ -1,4 +1,4 @@
-// Hopper's instructions that only a linear layer uses, beside `hopper.cuh`: tiles of two axes, copies of 16 bytes.
+// Hopper's instructions that only a linear layer uses, beside `hopper.cuh`: tiles of two axes.
 //
 // Macro: HALF (1: fp16, 0: bf16).
 
@@ -32,16 +32,6 @@ __device__ __forceinline__ uint4 read_piece(u32 from) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
     return v;
-}
-
-// Starts a copy of 16 bytes into shared memory; L2 evicts them first. `to` must not be a sum with a part that the
-// assembler knows to be the same in all lanes: ptxas 13.0 would lose the policy, and the instruction would be illegal
-// (row.cuh).
-__device__ __forceinline__ void copy_piece(u32 to, const void* from) {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
-                 : "memory");
 }
 
 // Waits for all products; `d` is an operand so that the compiler moves no read of it above the wait.

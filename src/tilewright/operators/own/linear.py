@@ -1,10 +1,9 @@
-"""x · weightᵀ, where a bias is what the accumulator starts from, and what follows for each element of it."""
+"""x · weightᵀ, where a bias is what the accumulator starts from, and the GELU of each element of it."""
 
 from __future__ import annotations
 
-from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements, nothing
-from tilewright.operators.own.activation import ACTIVATION, dropped, kind_of, role
-from tilewright.operators.own.dropout_add import drawn_state
+from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, elements
+from tilewright.operators.own.activation import ACTIVATION, kind_of, role
 from tilewright.operators.row import own
 from tilewright.operators.shapes import Axes, CallAxes, Result
 
@@ -22,27 +21,18 @@ def _gelu_transcendentals(sizes: CallSizes) -> Count:
     return elements(sizes.result()) * ACTIVATION[kind_of(sizes)][1]
 
 
-def _dropout_add_flops(sizes: CallSizes) -> Count:
-    return elements(sizes.result()) * (_product_flops(sizes) + dropped(sizes) + 1)
-
-
 def _linear(call: CallAxes) -> Axes:
     """x[rows, in] · weight[out, in]ᵀ."""
     x, weight = call.tensor("x"), call.tensor("weight")
     call.names.unify(x[1], weight[1])
-    added = [axes for name in ("bias", "residual") if (axes := call.axes(name)) is not None]
-    return call.broadcast((x[0], weight[0]), *added)
+    bias = call.axes("bias")
+    return call.broadcast((x[0], weight[0]), *([] if bias is None else [bias]))
 
 
 def _gelu(call: CallAxes) -> Result:
     """The second result, kept for backward, has the same shape; without `keep` it is absent."""
     out = _linear(call)
     return [out, out if call.arguments.get("keep") is True else None]
-
-
-def _dropout_add(call: CallAxes) -> Result:
-    out = _linear(call)
-    return [out, drawn_state(call, out)]
 
 
 own(
@@ -52,13 +42,4 @@ own(
     shapes=_gelu,
     dtypes=("x", "x"),
     role=role("linear", "act"),
-)
-own(
-    "linear_dropout_add(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float p) -> (Tensor, Tensor)",
-    "compute",
-    pure=False,
-    arithmetic=Arithmetic(_dropout_add_flops, nothing),
-    shapes=_dropout_add,
-    dtypes=("x", "int64"),
-    role=role("linear", "dropout", "residual"),
 )
