@@ -149,18 +149,22 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
         "has fewer rows than the rest of the kernel, so they cannot share a loop",
     ),
     "no body": (lambda x: x.exp().cummax(0)[0], [given(4, 6)], r"no kernel is generated for aten.cummax.default"),
-    "scan": (lambda x: x.exp().cumsum(1), [given(4, 6)], "a scan is PyTorch's on a CPU"),
-    "diagonal": (lambda x: x.exp().diagonal() * 2, [given(4, 4)], "diagonal.default of a computed value needs"),
+    "scan": (lambda x: x.exp().cumsum(1), [given(4, 6)], "on a CPU, PyTorch's own scan is used"),
+    "diagonal": (
+        lambda x: x.exp().diagonal() * 2,
+        [given(4, 4)],
+        "diagonal.default reads memory, but this value is computed",
+    ),
     "many parts": (lambda x: torch.cat([x * n for n in range(17)]), [given(4, 6)], "more than 16 parts"),
     "part of a merged dimension": (
         lambda x: (2 * x.t()).reshape(24)[3:] + 1,
         [given(4, 6)],
-        "a part of a dimension that memory does not walk through with one stride",
+        "the dimension that is sliced has no single stride in memory",
     ),
     "part of flattened rows beside a sum of each": (
         lambda x: (lambda y: y + y.flip(0))((x - x.sum(-1, keepdim=True)).reshape(24)),
         [given(4, 6)],
-        "a part of a dimension that a scan, or a reduction of some of its axes, runs over",
+        "it slices a dimension along which a scan or a partial reduction runs",
     ),
     "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
     "part of a softmax": (

@@ -44,10 +44,10 @@ WITH_BODY = [
     if row.body is not None and name.startswith("aten.") and name.removeprefix("aten.") not in ONLY_ON_GPUS
 ]
 BY_PYTORCH = (
-    "it adds up equal values|a scatter of several elements along an axis"
-    "|a loss of integers|PyTorch's sixth|whole numbers between two ends|a tensor that is rolled as if it were flat"
-    "|a division that is rounded, but for integers by a positive number|an average of integers"
-    "|windows of different sizes|an upsampling of integers|norms of a weight's columns"
+    "it adds up equal values|it scatters more than one element along the axis"
+    "|a loss of integers|in float64, PyTorch multiplies by|it counts in integers|it rolls the tensor as one flat row"
+    "|a rounded division is generated only for integers divided by a positive number|an average of integers"
+    "|its windows differ in size|an upsampling of integers|it normalises the columns of a weight, not its rows"
 )
 """The reasons for which a call of the samples may stay with PyTorch."""
 

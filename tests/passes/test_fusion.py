@@ -282,7 +282,7 @@ def test_no_kernel_waits_for_itself() -> None:
     row = decision(fusion, "exp", "add")
     assert (row.verdict, row.reason) == (
         "impossible",
-        "another kernel stands between them: it reads the one and feeds the other",
+        "another kernel must run between them: it reads the first and its result goes into the second",
     )
 
 

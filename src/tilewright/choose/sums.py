@@ -249,7 +249,7 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
     if has_symbols(out) or has_symbols(added):
         raise Refusal("its sizes are not known yet")
     if not is_zeros(node.args[0]) and added.numel() * SMALL < out.numel():
-        raise Refusal("it adds few values to many that are not zeros")
+        raise Refusal("it adds few values to a large tensor that is not all zeros")
     sums = _put(node, values, given) if node.target in PUTS else _along_dim(node, values, given)
     indices = [calls.output(operand) for operand in sums.indices]
     if any(x is None or has_symbols(x) for x in indices):
@@ -257,7 +257,7 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
     if any(x is not None and not x.numel() for x in (out, added, *indices)):
         raise Refusal("a tensor is empty")
     if any(x is not None and x.dtype not in (torch.int64, torch.int32) for x in indices):
-        raise Refusal("its indices are a mask")
+        raise Refusal("it selects by a mask, not by indices")
     if torch.are_deterministic_algorithms_enabled() and not (sums.picks or sums.in_rows or sums.rows_by):
         raise Refusal("deterministic algorithms are enabled")
     return sums
@@ -266,7 +266,7 @@ def _sums(node: fx.Node, values: fx.Node) -> _Sums:
 def _put(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
     places = [place for place, index in enumerate(given["indices"]) if index is not None]
     if not places or places[-1] - places[0] + 1 != len(places):
-        raise Refusal("the dimensions that are indexed are not neighbours")
+        raise Refusal("it indexes dimensions that are not next to each other")
     indices = tuple(given["indices"][place] for place in places)
     return _Sums(node, values, indices, _shape(node), places[0], wraps=True)
 
@@ -282,7 +282,7 @@ def _along_dim(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
         return _Sums(node, values, (index,), shape, dim)
     include, reduce = bool(given.get("include_self", True)), given.get("reduce", "sum")
     if (reduce == "mean" or not include) and not (reduce != "sum" and is_zeros(node.args[0])):
-        raise Refusal("elements without an addition keep their old value")
+        raise Refusal("elements that no index names must keep their old value")
     sent, places = _shape(values), _shape(index)
     if sent != places or (*sent[:dim], *sent[dim + 1 :]) != (*shape[:dim], *shape[dim + 1 :]):
         raise Refusal("the index does not cover all rows")
@@ -290,7 +290,7 @@ def _along_dim(node: fx.Node, values: fx.Node, given: Any) -> _Sums:
     if reduce == "sum":
         return sums
     if sums.rows_by is None:
-        raise Refusal("it takes the mean or the largest of other than whole rows")
+        raise Refusal("a mean or maximum is taken of whole rows only")
     return dataclasses.replace(sums, reduce=reduce, include=include)
 
 

@@ -289,5 +289,7 @@ def refuse_mixed_sums(steps: Sequence[Step]) -> None:
     for position, step in enumerate(steps):
         if step.name == "reduce_cols" or (step.name != "reduce_rows" and of_columns & set(step.args)):
             if step.where == "after":
-                raise Unfusable("a sum over all rows meets a sum along one row, which is gone by then")
+                raise Unfusable(
+                    "it combines a sum over all rows with a sum along one row; the loop has left that row by then"
+                )
             of_columns.add(position)

@@ -207,7 +207,9 @@ def is_view_of_member(node: fx.Node, members: Container[fx.Node]) -> bool:
     if through(node, is_between) not in members:
         return False
     if in_memory:
-        raise Unfusable(f"{in_memory[0].target} of a computed value needs that value in memory")
+        raise Unfusable(
+            f"{in_memory[0].target} reads memory, but this value is computed inside the kernel and never stored"
+        )
     return True
 
 

@@ -29,7 +29,7 @@ def _elu(c: Call, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: S
 
 def _hard_gate(c: Call, x: Value) -> Value:
     if c.dtype == "float64":
-        raise Unfusable("PyTorch's sixth is of fp32 on a GPU, and of float64 on a CPU")
+        raise Unfusable("in float64, PyTorch multiplies by 1/6 rounded to fp32 on a GPU, but by a float64 one on a CPU")
     return call("minimum", call("maximum", x + 3, 0), 6)
 
 

@@ -18,7 +18,7 @@ def _equal_windows(places: int, full: Sequence[int], windows: Sequence[int]) -> 
     """The sizes of the windows of an adaptive pooling; raises `Unfusable` where they differ."""
     sizes = list(zip(full[-places:], windows[-places:], strict=True))
     if any(size % count for size, count in sizes):
-        raise Unfusable("windows of different sizes")
+        raise Unfusable("its windows differ in size")
     return tuple(size // count for size, count in sizes)
 
 
@@ -69,7 +69,7 @@ def _adaptive_max_pool(places: int, c: Call, x: Value, output_size: Sequence[int
     if math.prod(kernel) <= MOST_ELEMENTS:
         return max_pool(places, c, x, kernel)
     if math.prod(output_size) > 1:
-        raise Unfusable("windows of many elements")
+        raise Unfusable("its windows have too many elements")
     plane = x.view([*x.shape[:-places], math.prod(kernel)])
     best = plane.max(-1)
     place = first_at(plane, best, -1, True)

@@ -104,11 +104,11 @@ def unify(left: Group, right: Group) -> None:
             low.parts = (x,)
             b.append(high)
         else:
-            raise Unfusable(f"axes of {x.extent} and {y.extent} elements do not refine each other")
+            raise Unfusable(f"axes of {x.extent} and {y.extent} elements cannot be split into common parts")
         # A split or link may have changed axes still waiting in either list.
         a, b = leaves(a), leaves(b)
     if a or b:
-        raise Unfusable("groups of different size meet")
+        raise Unfusable("the operators divide their axes into groups of different sizes")
 
 
 def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
@@ -122,7 +122,7 @@ def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
         wanted, taken = extent, list[Axis]()
         while wanted > 1:
             if not pending:
-                raise Unfusable("a view asks for more elements than there are")
+                raise Unfusable("a view has more elements than its tensor")
             axis = pending.pop()
             if wanted % axis.extent == 0:
                 taken.insert(0, axis)
@@ -136,5 +136,5 @@ def regroup(groups: Iterable[Group], shape: Iterable[int]) -> tuple[Group, ...]:
                 raise Unfusable(f"a view cuts an axis of {axis.extent} elements at {wanted}")
         out.append(tuple(taken))
     if pending:
-        raise Unfusable("a view asks for fewer elements than there are")
+        raise Unfusable("a view has fewer elements than its tensor")
     return tuple(reversed(out))

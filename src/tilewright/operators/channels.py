@@ -139,7 +139,7 @@ def _by_moments(
     """A batch norm, and of each channel the mean, the reciprocal deviation and the sum of squares about the mean."""
     count = prod(x.shape) // x.shape[1]
     if not training or count == 1:
-        raise Unfusable("a batch norm of given moments, or of one element a channel")
+        raise Unfusable("this batch norm uses given means and variances, or a channel has one element")
     mean, centred, squares = moments(c, x, _but_channels(x))
     rstd = call("rsqrt", squares / count + eps).to_compute(x.dtype)
     mean, rstd, squares = (statistic.view([x.shape[1]]) for statistic in (mean, rstd, squares))
@@ -167,7 +167,7 @@ def batch_norm_backward(
     wanted: Sequence[bool],
 ) -> tuple[Value | None, Value | None, Value | None]:
     if not training:
-        raise Unfusable("the moments of a batch norm in evaluation are not those of its batch")
+        raise Unfusable("in evaluation a batch norm uses its running mean and variance, not those of the batch")
     dims = _but_channels(x)
     count = prod(x.shape[d] for d in dims)
     middle, deviation = _along_channels(x, mean), _along_channels(x, rstd)

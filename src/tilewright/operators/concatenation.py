@@ -134,7 +134,7 @@ def flip(c: Call, x: Value, dims: Sequence[int]) -> Value:
 @body("roll.default(self, shifts, dims)", shapes=same, promotion="none", arithmetic=NOTHING)
 def roll(c: Call, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
-        raise Unfusable("a tensor that is rolled as if it were flat")
+        raise Unfusable("it rolls the tensor as one flat row")
     for shift, dim in zip(shifts, dims, strict=True):
         at = dim % len(c.shape)
         moved = shift % c.shape[at]

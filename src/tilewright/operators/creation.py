@@ -64,7 +64,7 @@ body("arange.start(start, end, ...)", **RANGE)(lambda c, start, end, **_: arange
 def linspace(c: Call, start: Scalar, end: Scalar, steps: int, **_: object) -> Value:
     """Counted from the nearer end, as PyTorch does."""
     if c.dtype not in FLOATS:
-        raise Unfusable("whole numbers between two ends")
+        raise Unfusable("it counts in integers")
     step = (end - start) / max(steps - 1, 1)
     place = c.trace.arange(c.shape[0])
     ahead, behind = (number.to_compute(c.dtype) * step for number in (place, (steps - 1) - place))
@@ -95,7 +95,7 @@ def scatter(c: Call, x: Value, dim: int, index: Value, source: Value | Scalar) -
         shape[dim] = 1
     one = index.shape == tuple(shape) and (not isinstance(source, Value) or source.shape == index.shape)
     if not one:
-        raise Unfusable("a scatter of several elements along an axis")
+        raise Unfusable("it scatters more than one element along the axis")
     if isinstance(source, Value):
         source = source.to_compute(c.dtype)
     place = index.checked(x.shape[dim]) if shape else index

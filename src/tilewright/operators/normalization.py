@@ -255,7 +255,7 @@ def rms_norm_backward(
 def _of_slice(c: Call, v: Value, dim: int) -> list[int]:
     """The dimensions of a slice. One kernel that sums columns, then scales them, reads the weight far apart twice."""
     if dim % len(v.dims) != 0 and not c.apart:
-        raise Unfusable("norms of a weight's columns")
+        raise Unfusable("it normalises the columns of a weight, not its rows")
     return [d for d in range(len(v.dims)) if d != dim % len(v.dims)]
 
 

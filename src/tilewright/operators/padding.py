@@ -74,7 +74,7 @@ def _pads(
     def _(c: Call, g: Value, x: Value, padding: Sequence[int]) -> Value:
         rank = len(c.shape)
         if min(padding) < 0:
-            raise Unfusable("the gradient of a padding that cuts off")
+            raise Unfusable("its forward pads by a negative amount, which cuts elements off")
         along = [
             (dim, list(readers(positions(c.trace, c.shape[dim], dim, rank), c.shape[dim], before, after)))
             for dim, before, after in _by_axis(padding, rank)

@@ -241,7 +241,7 @@ def _quotient(x: Value | Scalar, divisor: Value | Scalar) -> Value:
     """⌊x / divisor⌋. A divisor that may be 0 is left to PyTorch, which raises an error."""
     is_positive = isinstance(divisor, int) and not isinstance(divisor, bool) and divisor > 0
     if not isinstance(x, Value) or x.dtype in FLOATS or not is_positive:
-        raise Unfusable("a division that is rounded, but for integers by a positive number")
+        raise Unfusable("a rounded division is generated only for integers divided by a positive number")
     # For negative x: ⌊x / d⌋ = -1 - ⌊(-1 - x) / d⌋, and -1 - x does not overflow.
     below = call("bitnot", call("idiv", call("bitnot", x), divisor))
     return where(x < 0, below, call("idiv", x, divisor)) if x.dtype != "uint8" else call("idiv", x, divisor)

@@ -37,7 +37,7 @@ def cumprod(c: Call, x: Value, dim: int, dtype: object = None) -> Value:
 
 def _scan(c: Call, x: Value, kind: ReduceKind, dim: int) -> Value:
     if c.in_cpp:
-        raise Unfusable("a scan is PyTorch's on a CPU")
+        raise Unfusable("on a CPU, PyTorch's own scan is used")
     return x.to_compute(c.dtype).scan(kind, dim)
 
 

@@ -81,7 +81,7 @@ one_slice = partial(body, promotion="none", shapes=same, dtypes=("self",), price
 def _is_at(x: Value, dim: int, index: Value) -> Value:
     """Whether an element is in the slice along `dim` that the only element of `index` names."""
     if not x.dims or prod(index.shape) != 1:
-        raise Unfusable("a scatter of several elements along an axis")
+        raise Unfusable("it scatters more than one element along the axis")
     return x.index(dim).eq(index.to_compute("int64").checked(x.shape[dim]).view([1] * len(x.dims)))
 
 

@@ -129,9 +129,9 @@ class _Excerpt:
 
     def _again(self, op: Op, args: tuple[int, ...]) -> int:
         if op.name == "draw":
-            raise Unfusable("a part of a random draw")
+            raise Unfusable("only a part of a random tensor is read, but all its numbers must be drawn")
         if op.name in ("reduce", "scan") and _reduced(op) & set(self.old):
-            raise Unfusable("a part of a dimension that a scan, or a reduction of some of its axes, runs over")
+            raise Unfusable("it slices a dimension along which a scan or a partial reduction runs")
         if op.name == "reduce" and self._widened() > MOST_WIDENED:
             raise Unfusable(f"a reduction would be computed over {self._widened():.3g} times its elements")
         if op.name == "index":
@@ -156,7 +156,7 @@ class _Excerpt:
         expected = strides.get(innermost, 0)
         for axis in reversed(self.old):
             if strides.get(axis, 0) != expected:
-                raise Unfusable("a part of a dimension that memory does not walk through with one stride")
+                raise Unfusable("the dimension that is sliced has no single stride in memory")
             expected *= axis.extent
         return strides.get(innermost, 0)
 
@@ -189,7 +189,7 @@ class _Excerpt:
         """`factor · i + start` of the new index i."""
         strides = strides_of([op.detail], [1])
         if set(strides) - set(self.old):
-            raise Unfusable("a part of a dimension that is counted together with others")
+            raise Unfusable("the dimension that is sliced was merged with others into one loop")
         factor = self._stride(strides)
         if self.places is not None:
             return (

@@ -103,7 +103,7 @@ def _window(start: Value, stride: int, count: int) -> tuple[Value, Value]:
 def unfold_backward(c: Call, g: Value, sizes: Sequence[int], dim: int, size: int, step: int) -> Value:
     """[…, windows, …, size] → […, n, …]: of `unfold`, which shows each window along a last dimension."""
     if not c.shape:
-        raise Unfusable("a number that is unfolded")
+        raise Unfusable("it unfolds a tensor without dimensions")
     rank, at, readers = len(c.shape), dim % len(c.shape), -(-size // step)
     if readers > MOST_WINDOWS:
         raise Unfusable(f"an element that lies in more than {MOST_WINDOWS} windows")

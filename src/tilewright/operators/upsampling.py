@@ -41,7 +41,7 @@ def _factors(small: Sequence[int], large: Sequence[int], scales: Sequence[float 
     for low, high, scale in zip(small[-2:], large[-2:], scales, strict=True):
         factor = high // low
         if high % low or (scale is not None and scale != factor):
-            raise Unfusable("an upsampling that repeats some elements more often than others")
+            raise Unfusable("it repeats some elements more often than others")
         found.append(factor)
     return found[0], found[1]
 

@@ -78,6 +78,6 @@ def _layer(
 def _hidden(mask: Any, kind: int | None) -> Tensor:
     """Which scores [B, H, Sq, Sk] a mask hides: PyTorch makes it bool, even if it is a bias."""
     if kind is None:
-        raise Refusal("a mask of no kind")
+        raise Refusal("its mask has no known kind")
     hidden: Tensor = mask.to(torch.bool)
     return hidden.unsqueeze(1).unsqueeze(1) if kind == KEYS else hidden

@@ -169,7 +169,7 @@ class _Fuser:
                     continue
                 except Unfusable as error:
                     reason = str(error)
-            self.impossible[node] = reason or "nobody reads it"
+            self.impossible[node] = reason or "nothing reads its result"
         self._join_copies()
         for number, node in enumerate(self.operators):
             if not number % 100:
@@ -249,7 +249,10 @@ class _Fuser:
         self, members: list[fx.Node], first: Region | _Elementwise, second: Region | _Elementwise
     ) -> Region | _Elementwise | tuple[Verdict, str]:
         if self.reach.makes_cycle(members):
-            return "impossible", "another kernel stands between them: it reads the one and feeds the other"
+            return (
+                "impossible",
+                "another kernel must run between them: it reads the first and its result goes into the second",
+            )
         parts = self._elementwise(first), self._elementwise(second)
         if parts[0] and parts[1] and (joined := _joined(members, parts[0], parts[1])):
             return joined
@@ -325,12 +328,12 @@ class _Fuser:
         verdict: Verdict
         if producer in self.region and self.region[producer] is self.region.get(consumer):
             saved, stays = self._saved(producer, consumer)
-            verdict, reason = "taken", f"stays in registers{', and is stored for others' if stays else ''}"
+            verdict, reason = "taken", f"stays in registers{', and is also stored for other kernels' if stays else ''}"
         elif (blocked := self.impossible.get(producer) or self.impossible.get(consumer)) is not None:
             verdict, reason = "impossible", blocked
         else:
             verdict, reason = self.reasons.get(
-                (producer, consumer), ("impossible", "after an earlier fusion, another kernel stands between them")
+                (producer, consumer), ("impossible", "after an earlier fusion, another kernel must run between them")
             )
         return Decision(
             self.graph_name, producer.name, consumer.name, verdict, reason, saved, source=source_line(consumer)

@@ -85,7 +85,7 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> Sequence[Off
 
     def offer(with_sum: bool) -> Offer:
         return Offer(
-            "tilewright.norm", "the norm of rows", node, lambda: _apply(match, with_sum, waiting), refusal,
+            "tilewright.norm", "the norm", node, lambda: _apply(match, with_sum, waiting), refusal,
             match.nodes(with_sum), _work(match, with_sum, waiting), spared=spared,
         )  # fmt: skip
 

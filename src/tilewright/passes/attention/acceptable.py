@@ -182,7 +182,9 @@ def _by_rows(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall:
     heads = tensor_of(q).shape[1], tensor_of(k).shape[1]
     times, rest = divmod(int(heads[0]), int(heads[1])) if static(heads) else (1, 0)
     if rest:
-        raise Refusal("computed as products and a softmax: heads that do not share keys evenly")
+        raise Refusal(
+            "computed as products and a softmax: the number of query heads is no multiple of the number of key heads"
+        )
     shared = call._replace(grouped=True)
     if times > 1 and not call.grouped and fused_kernel(write, shared) is not None:
         changes.append("heads that share keys read them once")

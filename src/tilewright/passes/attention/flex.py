@@ -110,7 +110,7 @@ def in_blocks(node: Node) -> Node:
     functions = [(function_of(score), list(of_score)), (function_of(blocks[-1]), list(of_mask))]
     results: dict[Any, Node] = {x.args[1]: x for x in node.users if x.target is operator.getitem and x.users}
     if not set(results) <= {0, 1} or not results:
-        raise Refusal("its largest scores are read")
+        raise Refusal("the program reads the largest score of each row")
     try:
         if not static(shapes) or not isinstance(scale, (int, float)):
             raise Refusal("sizes that differ from call to call")

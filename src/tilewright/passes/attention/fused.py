@@ -54,7 +54,7 @@ class FusedAttention:
         causal = bool(named["is_causal"])
         if causal and str(queries) != str(keys):
             if not (isinstance(queries, int) and isinstance(keys, int) and peer.causal_from_start):
-                raise Refusal("causal, over queries and keys of different lengths")
+                raise Refusal("it is causal, but queries and keys differ in length")
             self.band = Band(None, queries - keys)
         else:
             self.band = Band(None, 0 if causal else None)
@@ -117,7 +117,7 @@ class FusedAttention:
     def _read_mask(self, mask: fx.Node, constants: Constants) -> None:
         """Set `band`, `masks` and `prefix`."""
         if self.band.right is not None:
-            raise Refusal("a mask beside a causal one")
+            raise Refusal("it has a mask and is causal, too")
         queries, keys = self._scores()[2:]
         self.masks = (mask,)
         if static((queries, keys)):
