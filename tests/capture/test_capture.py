@@ -251,6 +251,9 @@ def _layers(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Sequence[torch
         2**y,
         *(F.interpolate(z, scale_factor=1.3, mode=mode) for mode in ("nearest", "nearest-exact", "linear")),
         torch.complex(y, y).angle(),
+        *(F.channel_shuffle(t[:, :2], 2) for t in (x, x.contiguous())),
+        *(torch.normal(mean, std) for mean, std in ((y, 2.0), (y, y.abs()), (0.0, y.abs()))),
+        F.max_unpool2d(x[..., :2], torch.arange(x[..., :2].numel()).view(x[..., :2].shape) % 8, 2),
     )
 
 

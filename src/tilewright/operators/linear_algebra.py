@@ -33,7 +33,9 @@ def _householder(sizes: CallSizes) -> Count:
 
 
 factorizations = partial(calls, operator_class="library", shapes=None, priced=False)
-factorizations("linalg_cholesky_ex.default(self, upper, check_errors)", arithmetic=_cubic(1, 3))
+factorizations(
+    "linalg_cholesky_ex.default(self, upper, check_errors)\ncholesky.default(self, upper)", arithmetic=_cubic(1, 3)
+)
 factorizations(
     """
     linalg_lu.default(A, pivot)
@@ -49,6 +51,7 @@ factorizations(
 factorizations("linalg_inv_ex.default(A, check_errors)\ncholesky_inverse.default(self, upper)", arithmetic=_cubic(2, 1))
 factorizations("linalg_qr.default(A, mode)", arithmetic=Arithmetic(_householder, nothing))
 factorizations("linalg_solve_triangular.default(self, B, upper, left, unitriangular)", arithmetic=_solution(1))
+factorizations("triangular_solve.default(self, A, upper, transpose, unitriangular)", arithmetic=_solution(1))
 factorizations(
     """
     linalg_lu_solve.default(LU, pivots, B, left, adjoint)
@@ -68,6 +71,9 @@ factorizations(
     linalg_matrix_exp.default(self)
     linalg_pinv.atol_rtol_tensor(self, atol, rtol, hermitian)
     lu_unpack.default(LU_data, LU_pivots, unpack_data, unpack_pivots)
+    geqrf.default(self)
+    ormqr.default(self, input2, input3, left, ...)
+    linalg_ldl_solve.default(LD, pivots, B, hermitian)
     """,
     # The sign of a vector, or the rank.
     discontinuous=True,

@@ -49,6 +49,9 @@ rare(
     linspace.Tensor_Tensor(start, end, steps, ...)
     linspace.Tensor_Scalar(start, end, steps, ...)
     linspace.Scalar_Tensor(start, end, steps, ...)
+    logspace.Tensor_Tensor(start, end, steps, base, ...)
+    logspace.Tensor_Scalar(start, end, steps, base, ...)
+    logspace.Scalar_Tensor(start, end, steps, base, ...)
     affine_grid_generator.default(theta, size, align_corners)
     """,
     arithmetic=per_result(2),
@@ -61,6 +64,10 @@ rare(
     channel_shuffle.default(self, groups)
     masked_scatter_backward.default(grad_output, mask, sizes)
     nonzero_static.default(self, size, fill_value)
+    squeeze_copy.dim(self, dim)
+    _chunk_cat.default(tensors, dim, num_chunks)
+    _unsafe_masked_index.default(self, mask, indices, fill)
+    _unsafe_masked_index_put_accumulate.default(self, mask, indices, values)
     repeat_interleave.Tensor(repeats, output_size)
     """,
     arithmetic=NOTHING,
@@ -70,13 +77,25 @@ rare(
     _embedding_bag_forward_only.default(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
         include_last_offset, padding_idx)
     _embedding_bag_backward.default(grad, ...)
+    _embedding_bag_per_sample_weights_backward.default(grad, weight, indices, offsets, ...)
+    soft_margin_loss.default(self, target, reduction)
+    soft_margin_loss_backward.default(grad_output, self, target, reduction)
     """
 )
-# The gradient of a maximum compares it with the elements.
+# The gradient of a maximum compares it with the elements; so do sets and counts.
 rare(
     """
     segment_reduce.default(data, reduce, ...)
     _segment_reduce_backward.default(grad, output, data, reduce, ...)
+    _unique.default(self, sorted, return_inverse)
+    _unique2.default(self, sorted, return_inverse, return_counts)
+    unique_dim.default(self, dim, sorted, return_inverse, ...)
+    unique_consecutive.default(self, return_inverse, return_counts, dim)
+    bincount.default(self, weights, minlength)
+    histogram.bins_tensor(self, bins, weight, density)
+    histogram.bin_ct(self, bins, range, weight, ...)
+    _histogramdd_bin_edges.default(self, bins, range, weight, ...)
+    _histogramdd_from_bin_cts.default(self, bins, range, weight, ...)
     """,
     discontinuous=True,
 )

@@ -78,6 +78,16 @@ calls(
     lgamma.default(self)
     special_bessel_j0.default(self)
     special_bessel_j1.default(self)
+    special_modified_bessel_i0.default(self)
+    special_modified_bessel_i1.default(self)
+    special_modified_bessel_k0.default(self)
+    special_modified_bessel_k1.default(self)
+    special_scaled_modified_bessel_k0.default(x)
+    special_scaled_modified_bessel_k1.default(x)
+    special_spherical_bessel_j0.default(x)
+    special_airy_ai.default(x)
+    special_bessel_y0.default(self)
+    special_bessel_y1.default(self)
     special_erfcx.default(self)
     special_i0e.default(self)
     special_i1.default(self)
@@ -95,6 +105,10 @@ calls(
     "library",
     arithmetic=per_result(0, 1),
 )
+CHEBYSHEV = [f"{kind}chebyshev_polynomial_{letter}" for kind in ("", "shifted_") for letter in "tuvw"]
+HERMITE = [f"hermite_polynomial_{kind}" for kind in ("h", "he")]
+for name in (*CHEBYSHEV, *HERMITE, "laguerre_polynomial_l", "legendre_polynomial_p"):
+    calls(f"special_{name}.default(x, n)\nspecial_{name}.n_scalar(x, n)", "library", arithmetic=per_result(0, 1))
 calls("logit_backward.default(grad_output, self, eps)", "library", arithmetic=per_result(3))
 calls("copysign.Tensor(self, other)\ncopysign.Scalar(self, other)", "library", arithmetic=NOTHING)
 calls("frexp.Tensor(self)", "library", arithmetic=NOTHING, dtypes=("self", "int32"), discontinuous=True)
@@ -105,6 +119,7 @@ jumps(
     """
     fmod.Tensor(self, other)
     fmod.Scalar(self, other)
+    heaviside.default(self, values)
     remainder.Tensor(self, other)
     remainder.Scalar_Tensor(self, other)
     round.decimals(self, decimals)
