@@ -220,6 +220,8 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "values that are checked": (aside("aten::isnan", "aten::any"), "Checking values", "No gradient", "every 100th"),
     "noise of all": (aside("aten::normal_", "aten::add"), "Drawing random numbers", "aten::normal_", "for the rows"),
     "a table made anew": (aside("aten::sin", "aten::cos"), "Computing beside the training", "", "register_buffer"),
+    "an average of parameters": ([method("lerp_", "Tensor object"), *aside("aten::mul", "aten::copy_")],
+                                 "Updating tensors beside the training", "", "_foreach_lerp_"),
     "an operand in another order": ([frame("torch/functional.py(9): einsum"), operator("aten::clone", 101, 899)],
                                     "Copying a tensor (within einsum)", "", "permuted once"),
     "a slow sampler": ([marked(EVENTS[0][1]), frame("torch/utils/data/dataloader.py(9): _next_index")],

@@ -412,13 +412,15 @@ asides AS (
            AND (file_id, sourced) NOT IN (SELECT (file_id, sourced) FROM host_event JOIN plain ON plain.number = named WHERE plain.name LIKE 'Optimizer.%')
     ),
     spent AS (
-        SELECT file_id, source, what, sum(typical_ms) AS ms, max(calls) AS calls, file_of(source) AS file, line_of(source) AS line
+        SELECT file_id, source, what, sum(typical_ms) AS ms, max(calls) AS calls, file_of(source) AS file, line_of(source) AS line,
+               bool_or(coalesce(called IN ('copy_', 'lerp_', 'mul_', 'add_', 'sub_', 'addcmul_'), false)) AS is_update
         FROM line JOIN named_place ON named_place.number = sourced JOIN host_cause USING (file_id)
         WHERE host_cause.source = place AND class = 'operators' AND what LIKE 'aten::%' AND NOT coalesce(called LIKE 'nn.Module: %', false) GROUP BY ALL
     )
     SELECT file_id, arg_max(source, ms) AS source, arg_max(what, ms) AS what, sum(ms) AS ms, max(calls) AS calls, file, min(line) AS first, max(line) AS last,
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$')) >= 0.5 * sum(ms), false) AS is_drawn,
-           coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check
+           coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check,
+           bool_or(is_update) AS is_update
     FROM (SELECT *, line - dense_rank() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM spent)
     GROUP BY file_id, file, block
 ),
@@ -552,7 +554,7 @@ UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NUL
 UNION ALL SELECT attention.file_id, 'attention', source, dims, ms, calls / steps, NULL, NULL, NULL FROM attention JOIN host_step_time USING (file_id)
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits
-UNION ALL SELECT file_id, 'aside', source, what, ms, calls, CASE WHEN is_drawn THEN 'drawn' WHEN is_check THEN 'check' END, first::VARCHAR, last FROM asides;
+UNION ALL SELECT file_id, 'aside', source, what, ms, calls, CASE WHEN is_drawn THEN 'drawn' WHEN is_check THEN 'check' WHEN is_update THEN 'update' END, first::VARCHAR, last FROM asides;
 
 -- What another cause says of the same lines is more exact.
 DELETE FROM host_candidate AS general WHERE kind IN ('aside', 'data') AND EXISTS (
