@@ -491,3 +491,9 @@ def test_rounding_alone_breaks_no_bound(case: str, seed: int) -> None:
 def test_probabilities_of_one_are_still_judged(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = doubles(1.0, -1.0, 1.0, 0.0)
     assert [row.ok for row in verify(function, lambda x: function(x) + 0.001, [x])] == [False]
+
+
+def test_a_complex_dtype_that_the_program_names_is_widened() -> None:
+    x = COMPLEX.expand(5).clone()
+    rows = verify(lambda x: torch.linalg.vector_norm(x * x, dtype=x.dtype), lambda x: (x * x).abs().norm(), [x])
+    assert [row.ok for row in rows] == [True]

@@ -180,7 +180,9 @@ def _run_float64(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dic
 def _wide_dtype(value: Any) -> Any:
     import torch
 
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    if not isinstance(value, torch.dtype):
+        return value
+    return torch.float64 if value.is_floating_point else torch.complex128 if value.is_complex else value
 
 
 def _is_float(tensor: torch.Tensor) -> bool:
