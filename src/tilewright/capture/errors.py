@@ -18,6 +18,7 @@ at the end of each compilation, whatever ended it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
 import logging
@@ -225,8 +226,11 @@ def _is_cut_of_ddp(reason: Any) -> bool:
 
 
 def _is_wanted(reason: Any) -> bool:
-    """Whether no operator runs there: also not at `torch._dynamo.graph_break()`, with which optimizers' steps begin."""
-    return _is_cut_of_ddp(reason) or "`torch._dynamo.graph_break()`" in reason.reason
+    """Whether no operator runs there: also not at `torch._dynamo.graph_break()`, with which optimizers' steps begin,
+    and not where PyTorch's wrappers keep their books, in frames none of which is the program's."""
+    others = (*library_prefixes(), contextlib.__file__)
+    is_theirs = bool(reason.user_stack) and all(frame.filename.startswith(others) for frame in reason.user_stack)
+    return is_theirs or _is_cut_of_ddp(reason) or "`torch._dynamo.graph_break()`" in reason.reason
 
 
 def _broken(reason: Any) -> Fallback:
