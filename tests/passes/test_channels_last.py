@@ -148,6 +148,18 @@ def test_what_stays_as_it_is(name: str, planned_for_h200: list[Decision]) -> Non
     torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("convolution", "shape"), [(nn.Conv2d(32, 8, 3), (32, 9, 9)), (nn.Conv3d(32, 8, 3), (32, 5, 5, 5))]
+)
+def test_one_image_without_a_batch_stays_as_it_is(
+    convolution: nn.Module, shape: tuple[int, ...], planned_for_h200: list[Decision]
+) -> None:
+    x = torch.randn(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(convolution, backend=backend)(x), convolution(x))
+    assert not planned_for_h200
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_convolutions_take_the_layout(dtype: torch.dtype, planned_for_h200: list[Decision]) -> None:
     model = Block(32, groups=32).to(dtype).eval()

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from tilewright.choose.chooser import chosen
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import number
-from tilewright.graph.canonical import argument, canonical_name, example
+from tilewright.graph.canonical import argument, canonical_name, example, tensor_of
 from tilewright.graph.layouts import FORMATS
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -126,7 +126,9 @@ def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
     """An offer for all convolutions of a torch-level graph from Dynamo."""
     dtypes = (*NARROW, *WIDE) if target.is_gpu else WIDE
     names = [*CONVOLUTIONS] if target.is_gpu else ON_CPU
-    convolutions = [node for node in graph.nodes if canonical_name(node) in names and is_of(node, dtypes)]
+    found = [node for node in graph.nodes if canonical_name(node) in names and is_of(node, dtypes)]
+    # The channels of one image without a batch are no second axis.
+    convolutions = [node for node in found if tensor_of(node).dim() == _weight(node).dim()]
     if convolutions:
         yield [_offer(graph, convolutions, dtypes, target)]
 
