@@ -37,15 +37,17 @@ SIZES: dict[str, tuple[int, ...]] = {
     "linear_cross_entropy": (64, 128, 256),
 }
 """Operators whose own kernels are Triton's; softmax and norms of rows of this length are generated."""
-BY_CLUSTERS = ["layer_norm", "add_layer_norm", "softmax", "cross_entropy"]
-"""Operators that have CUDA C++ beside, for GPUs with clusters."""
+BY_CLUSTERS = ["layer_norm", "softmax", "cross_entropy"]
+"""Operators that have CUDA C++ beside, for GPUs with clusters; a norm with an addition asks where the norm does."""
+WITHOUT_SHORT_BF16 = ("gelu", "weighted_sum", "softmax", "layer_norm")
 ON_HOPPER = [
-    *((name, "tilewright", SIZES[name], "bfloat16") for name in SIZES),
+    *((name, "tilewright", SIZES[name], "bfloat16") for name in SIZES if name not in WITHOUT_SHORT_BF16),
     *((name, "tilewright", SIZES[name], "float32") for name in ("gelu", "dropout_add", "weighted_sum", "layer_norm")),
     ("cross_entropy", "tilewright-triton", (4096, 256), "bfloat16"),
     ("softmax", "tilewright", (64, 8192), "bfloat16"),
     ("cross_entropy", "tilewright-triton", (64, 50256), "bfloat16"),
 ]
+"""Each generated operator has one case at least; those of one kind share the dtypes and the lengths of rows."""
 ELSEWHERE = [
     *zip(SIZES, itertools.cycle(OTHERS), strict=False),
     *(("linear_cross_entropy", capability) for capability in OTHERS if capability != "10.0"),
