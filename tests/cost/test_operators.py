@@ -348,7 +348,9 @@ UNCOUNTED = {
     *("linalg_lstsq", "linalg_matrix_exp", "linalg_pinv", "lu_unpack", "_trilinear", "gcd", "lcm"),
     *("_embedding_bag_forward_only", "_embedding_bag_backward", "segment_reduce", "_segment_reduce_backward"),
     *(f"_upsample_{kind}2d_aa{end}" for kind in ("bilinear", "bicubic") for end in ("", "_backward")),
-    *("fractional_max_pool2d", "fractional_max_pool3d"),
+    *("fractional_max_pool2d", "fractional_max_pool3d", "ormqr", "linalg_ldl_solve"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "histogram"),
+    *("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_embedding_bag_per_sample_weights_backward"),
 }
 
 

@@ -49,7 +49,7 @@ factorizations(
     discontinuous=True,
 )
 factorizations("linalg_inv_ex.default(A, check_errors)\ncholesky_inverse.default(self, upper)", arithmetic=_cubic(2, 1))
-factorizations("linalg_qr.default(A, mode)", arithmetic=Arithmetic(_householder, nothing))
+factorizations("linalg_qr.default(A, mode)\ngeqrf.default(self)", arithmetic=Arithmetic(_householder, nothing))
 factorizations("linalg_solve_triangular.default(self, B, upper, left, unitriangular)", arithmetic=_solution(1))
 factorizations("triangular_solve.default(self, A, upper, transpose, unitriangular)", arithmetic=_solution(1))
 factorizations(
@@ -71,7 +71,6 @@ factorizations(
     linalg_matrix_exp.default(self)
     linalg_pinv.atol_rtol_tensor(self, atol, rtol, hermitian)
     lu_unpack.default(LU_data, LU_pivots, unpack_data, unpack_pivots)
-    geqrf.default(self)
     ormqr.default(self, input2, input3, left, ...)
     linalg_ldl_solve.default(LD, pivots, B, hermitian)
     """,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilewright.operators.arithmetic import NOTHING, Arithmetic, each, elements, nothing, of_argument, per_result
+from tilewright.operators.arithmetic import (
+    NOTHING,
+    Arithmetic,
+    each,
+    elements,
+    nothing,
+    of_argument,
+    per_operand,
+    per_result,
+)
 from tilewright.operators.row import ALL, Traffic, calls
 from tilewright.operators.shapes import like, same
 
@@ -57,6 +66,9 @@ rare(
     arithmetic=per_result(2),
 )
 
+rare("soft_margin_loss.default(self, target, reduction)", arithmetic=per_operand(2, 2))
+rare("soft_margin_loss_backward.default(grad_output, self, target, reduction)", arithmetic=per_result(4, 1))
+
 # What they move depends on values, or has no formula.
 rare(
     """
@@ -78,8 +90,6 @@ rare(
         include_last_offset, padding_idx)
     _embedding_bag_backward.default(grad, ...)
     _embedding_bag_per_sample_weights_backward.default(grad, weight, indices, offsets, ...)
-    soft_margin_loss.default(self, target, reduction)
-    soft_margin_loss_backward.default(grad_output, self, target, reduction)
     """
 )
 # The gradient of a maximum compares it with the elements; so do sets and counts.
