@@ -278,18 +278,18 @@ def test_what_stays() -> None:
     others: dict[str, Callable[..., Tensor]] = {
         "not for torch.float64": lambda y, i: rows(y.double(), i),
         "not for torch.int64": lambda y, i: rows(y.long(), i),
-        "few values to many that are not zeros": lambda y, i: y.new_ones(50, 4).index_put((i,), y, accumulate=True),
-        "not neighbours": lambda y, i: put(y.new_zeros(5, 2, 5), [i, None, i], y[:, :2], True),
+        "few values to a large tensor": lambda y, i: y.new_ones(50, 4).index_put((i,), y, accumulate=True),
+        "not next to each other": lambda y, i: put(y.new_zeros(5, 2, 5), [i, None, i], y[:, :2], True),
         "a mask": lambda y, i: y.new_zeros(7, 4).index_put((i >= -9,), y, accumulate=True),
         "are scaled": lambda y, i: y.new_zeros(5, 4).index_add(0, i % 5, y, alpha=2),
         "does not cover all rows": lambda y, i: y.new_zeros(5, 6).scatter_add(0, i.view(7, 1).expand(7, 4) % 5, y),
-        "without an addition": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
+        "must keep their old value": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
             0, i.view(7, 1).expand(7, 4) % 5, y, "sum", include_self=False
         ),
         "costs more than PyTorch's atomics": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
             0, (i % 5).view(7, 1).expand(7, 4), y, "amax"
         ),
-        "other than whole rows": lambda y, i: y.new_zeros(7, 9).scatter_reduce(1, i[:4].expand(7, 4) % 5, y, "amax"),
+        "of whole rows only": lambda y, i: y.new_zeros(7, 9).scatter_reduce(1, i[:4].expand(7, 4) % 5, y, "amax"),
         "is empty": lambda y, i: y.new_zeros(5, 0).index_put((i,), y[:, :0], accumulate=True),
     }
     for reason, function in others.items():

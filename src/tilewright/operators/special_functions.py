@@ -119,7 +119,6 @@ jumps(
     """
     fmod.Tensor(self, other)
     fmod.Scalar(self, other)
-    heaviside.default(self, values)
     remainder.Tensor(self, other)
     remainder.Scalar_Tensor(self, other)
     round.decimals(self, decimals)
