@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilewright.operators.arithmetic import (
-    NOTHING,
-    Arithmetic,
-    each,
-    elements,
-    nothing,
-    of_argument,
-    per_operand,
-    per_result,
-)
+from tilewright.operators.arithmetic import NOTHING, Arithmetic, each, elements, nothing, of_argument, per_result
 from tilewright.operators.row import ALL, Traffic, calls
 from tilewright.operators.shapes import like, same
 
@@ -66,7 +57,7 @@ rare(
     arithmetic=per_result(2),
 )
 
-rare("soft_margin_loss.default(self, target, reduction)", arithmetic=per_operand(2, 2))
+rare("soft_margin_loss.default(self, target, reduction)", arithmetic=each(of_argument("self"), 2, 2))
 rare("soft_margin_loss_backward.default(grad_output, self, target, reduction)", arithmetic=per_result(4, 1))
 
 # What they move depends on values, or has no formula.
