@@ -120,9 +120,10 @@ def calls_of(op: OpInfo, dtype: torch.dtype, device: str) -> Iterator[Call]:
     yield call("first", op.op, first)
     if (middle := samples[len(samples) // 2]) is not first:
         yield call("middle", op.op, middle)
-    if op.supports_autograd or not op.inplace_variant:
+    written = op.inplace_variant
+    if op.supports_autograd or written is None:
         yield call("gaps", op.op, first.noncontiguous())
-    if (written := op.inplace_variant) is not None:
+    if written is not None:
         yield call("in place", lambda x, *args, **kwargs: written(x.clone(), *args, **kwargs), first)
         yield call("gaps: argument in place", written, first.noncontiguous())
     if op.supports_out:
