@@ -17,8 +17,9 @@ from tests.report.test_timeline import slices_of
 from tilewright.records.measurement import Measurement
 from tilewright.report.bench_plot import chart, draw
 from tilewright.report.bench_table import show_race
-from tilewright.report.rows import show_rows
-from tilewright.report.views import TRACE
+from tilewright.report.queries import Answer
+from tilewright.report.rows import show_rows, show_view
+from tilewright.report.views import TRACE, View
 from tilewright.store import query
 
 
@@ -177,6 +178,18 @@ def test_a_narrow_terminal_keeps_every_row_on_one_line() -> None:
     for width, kept in ((200, "host"), (120, "p20–p80"), (100, "of limit")):
         lines = printed(show_race("softmax", rows, [], "GB/s"), width).splitlines()
         assert len(lines) == 7 and kept in lines[1] and all(len(line) <= width for line in lines)
+
+
+def test_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure() -> None:
+    name = "aten::" + "long" * 30
+    row = {"name": name, "kind": "operator", "calls": 7, "host_total_ns": 98_765_432, "device_self_ns": 12_345_678}
+    view = View("some", "", "Some", "", "", left_out=("kind", "host_total_ns"))
+    answer = Answer("", tuple(row), [tuple(row.values())], 1)
+    for width, kept in ((100, "kind host total"), (60, "host total"), (50, "")):
+        title, header, cells = printed(show_view(view, answer), width).splitlines()[1:]
+        assert header.split() == ["name", *kept.split()[:-2], "calls", *kept.split()[-2:], "device", "self"]
+        assert cells.startswith("aten::longlong") and "…  " in cells and cells.count("…") == 1
+        assert "12.3 ms" in cells and ("98.8 ms" in cells) == bool(kept) and title.strip() == "Some"
 
 
 def test_a_plot_has_a_point_for_each_row_in_its_own_panel() -> None:

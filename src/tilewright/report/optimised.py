@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tilewright.records.measurement import Measurement, Verified
-from tilewright.records.program import Program
 from tilewright.report.launch_rows import plain
 from tilewright.report.optimised_findings import findings, outcome
-from tilewright.report.quantity import nbytes
 from tilewright.report.queries import ask_view
 from tilewright.report.rows import show_view
-from tilewright.report.tables import open_table
-from tilewright.report.terminal import fallbacks
+from tilewright.report.terminal import fallbacks, peak
 from tilewright.report.views import LOST, MEASUREMENTS, VERIFIED
 from tilewright.store import read_program, read_rows
 
@@ -41,19 +37,5 @@ def show_optimize(run: Path, top: int) -> RenderableType:
             held = sum(tensor.ok for tensor in verified)
             summary = f"{held} of {len(verified)} tensors within the numbers contract"
             parts.append(Text(summary, "green" if held == len(verified) else "bold red"))
-    if program.memory:
-        parts += [Text("\npeak of live memory", style="bold"), _peaks(program)]
+    parts += [peak(program, graph, f", {graph}") for graph in dict.fromkeys(point.graph for point in program.memory)]
     return Group(*parts, *fallbacks(program))
-
-
-def _peaks(program: Program) -> Table:
-    table = open_table("graph", "before>", "after>", "saved>")
-    for graph in dict.fromkeys(point.graph for point in program.memory):
-        before, after = (program.peak_bytes(graph, stage) for stage in ("before", "after"))
-        table.add_row(
-            graph,
-            nbytes(before) if before is not None else "-",
-            nbytes(after) if after is not None else "-",
-            f"{1 - after / before:.0%}" if before and after is not None else "-",
-        )
-    return table

@@ -14,12 +14,12 @@ from rich.text import Text
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import Answer
-from tilewright.report.tables import open_table
+from tilewright.report.tables import FittedTable, open_table
 from tilewright.report.views import View
 
 _NARROWEST = 16
 """Characters to which a column of text may be folded."""
-_WIDEST = 60
+_WIDTHS = (60, 40, 28)
 _CUT = ("name", "operator")
 """Columns of names, which a template of C++ makes very long: JSON and SQL have all of them."""
 
@@ -74,16 +74,17 @@ def _cell(value: Any) -> Text:
 
 
 def show_view(view: View, answer: Answer, most: int = 10) -> RenderableType:
-    """The first `most` rows under the view's title, without columns that are empty; those `marked` in red."""
+    """The first `most` rows under the view's title, without columns that are empty; those `marked` in red.
+
+    A narrow terminal shows them without the first of the columns that the view can do without, or the first two, and
+    so on: figures are never cut.
+    """
     records = answer.records()
     kept = [name for name in answer.columns if name != "marked" and any(row[name] is not None for row in records)]
     numeric = [all(isinstance(row[name], int | float | None) for row in records) for name in kept]
-    table = open_table(*(label_of(name) + ">" * right for name, right in zip(kept, numeric, strict=True)))
-    for name, column in zip(kept, table.columns, strict=True):
-        if name in _CUT:
-            column.max_width, column.no_wrap = _WIDEST, True
-        elif not column.no_wrap:
-            column.max_width, column.overflow = _WIDEST, "fold"
+    columns = [label_of(name) + (">" if right else "…") for name, right in zip(kept, numeric, strict=True)]
+    left_out = [label_of(name) for name in view.left_out if name in kept]
+    table = FittedTable(columns, left_out, widths=_WIDTHS, cut=_CUT)
     for row in records[:most]:
         style = "bold red" if row.get("marked") else ""
         table.add_row(*(Text(figure(name, row[name])) for name in kept), style=style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -12,12 +13,17 @@ _WIDTHS = (None, 48, 32, 24)
 """Widths to try for columns whose name ends with `…`: their text wraps before other columns are left out."""
 
 
+@dataclass
 class FittedTable:
     """A table that a narrow terminal shows without the first of `left_out`, or the first two, and so on."""
 
-    def __init__(self, columns: Sequence[str], left_out: Sequence[str] = (), title: str | None = None) -> None:
-        self.columns, self.left_out, self.title = columns, left_out, title
-        self._rows: list[tuple[Sequence[RenderableType], str]] = []
+    columns: Sequence[str]
+    left_out: Sequence[str] = ()
+    title: str | None = None
+    widths: Sequence[int | None] = _WIDTHS
+    cut: Sequence[str] = ()
+    """Columns whose text ends in `…` where that of others wraps."""
+    _rows: list[tuple[Sequence[RenderableType], str]] = field(default_factory=list)
 
     def add_row(self, *cells: RenderableType, style: str = "") -> None:
         """A cell for each column."""
@@ -29,7 +35,8 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         without = [self.left_out[:number] for number in range(len(self.left_out) + 1)]
-        for width, left_out in [*((width, ()) for width in _WIDTHS), *((_WIDTHS[-1], some) for some in without[1:])]:
+        fits = [*((width, ()) for width in self.widths), *((self.widths[-1], some) for some in without[1:])]
+        for width, left_out in fits:
             table = self._table(width, left_out)
             if console.measure(table, options=options.update(max_width=10_000)).maximum <= options.max_width:
                 break
@@ -41,7 +48,8 @@ class FittedTable:
         table.title, table.title_justify, table.title_style = self.title, "left", "bold"
         for name, column in zip(compress(self.columns, kept), table.columns, strict=True):
             if name.endswith("…"):
-                column.max_width, column.overflow = width, "fold"
+                column.max_width, column.no_wrap = width, column.header in self.cut
+                column.overflow = "ellipsis" if column.no_wrap else "fold"
         for cells, style in self._rows:
             table.add_row(*compress(cells, kept), style=style)
         return table

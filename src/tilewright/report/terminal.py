@@ -50,7 +50,7 @@ def show_explain(
             _totals("before fusion", before, names),
             _totals("after fusion", after, names),
             _saved(before, after, names),
-            _peak(program, graph),
+            peak(program, graph),
         ]
         regions = [region for region in program.regions if region.graph == graph]
         if regions:
@@ -153,12 +153,13 @@ def _saved(before: Sequence[Operator], after: Sequence[Operator], names: Sequenc
     return Text.assemble(("\nsaved by fusion: ", "bold"), f"{nbytes(saved)}", f"\n  reads {reads}  writes {writes}")
 
 
-def _peak(program: Program, graph: GraphName) -> Text:
-    """The peak of live bytes, without the caller's own tensors."""
+def peak(program: Program, graph: GraphName, of: str = "") -> Text:
+    """The peak of live bytes, without the caller's own tensors; `of` follows what it is."""
     before, after = program.peak_bytes(graph, "before"), program.peak_bytes(graph, "after")
     if before is None or after is None:
         return Text()
-    return Text.assemble(("\npeak of live memory: ", "bold"), f"{nbytes(before)} before fusion, {nbytes(after)} after")
+    words = f"{nbytes(before)} before fusion, {nbytes(after)} after"
+    return Text.assemble((f"\npeak of live memory{of}: ", "bold"), words)
 
 
 def _sum(

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 
 class View(NamedTuple):
-    """One table. The end of a column's name is its unit; `marked` is no column, but tells the rows that stand out."""
+    """One table. The end of a column's name is its unit; `marked` is no column, but tells the rows that stand out.
+
+    A narrow terminal leaves out the columns of `left_out`, the first of them first.
+    """
 
     id: str
     short: str
@@ -14,6 +17,7 @@ class View(NamedTuple):
     lead: str
     sql: str
     in_terminal: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 LOST = View(
@@ -32,6 +36,7 @@ SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS lau
            'its time was not predicted') AS why, graph, source,
        coalesce(off > 2, false) OR (share > 0.01 AND why IS NULL) AS marked
 FROM lost_time WHERE lost_us > 0""",
+    left_out=("graph", "source", "predicted_us", "floor_us", "shape"),
 )
 VERIFIED = View(
     "verified",
@@ -43,6 +48,7 @@ VERIFIED = View(
 SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok, NOT ok AS marked
 FROM verified
 ORDER BY ok, error / nullif(bound, 0) DESC""",
+    left_out=("dtype", "eager_max_error", "eager_error"),
 )
 MEASUREMENTS = View(
     "measurements",
@@ -53,6 +59,7 @@ MEASUREMENTS = View(
 SELECT suite, "case", direction, impl, median_us, p20_us, p80_us, times_eager, times_inductor, peak_bytes,
    100 * of_ceiling AS of_ceiling_percent, repeats
 FROM speedup""",
+    left_out=("suite", "repeats", "p20_us", "p80_us", "of_ceiling_percent"),
 )
 PROGRAM = (
     LOST,
@@ -106,6 +113,7 @@ LOADED = View(
 SELECT parse_filename(path) AS file, format, rank, events, slices, paired AS pairs, flow_points AS flow_events,
        counters, metadata, rejects AS rejected, note
 FROM trace_file""",
+    left_out=("pairs", "flow_events", "counters", "metadata"),
 )
 SHARES = View(
     "shares",
@@ -120,6 +128,14 @@ SELECT name, kind, calls, cpu_self AS host_self_ns, 100 * of_cpu AS of_host_perc
        nullif(device_total, 0) AS device_total_ns, nullif(device_average, 0) AS device_average_ns,
        CASE WHEN one_off THEN 'once' ELSE 'every step' END AS happens, source
 FROM operator_share""",
+    left_out=(
+        "kind",
+        "device_average_ns",
+        "host_average_ns",
+        "of_host_percent",
+        "device_total_ns",
+        "of_device_percent",
+    ),
 )
 TRACE = (
     View(
@@ -169,6 +185,7 @@ SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source
 FROM what_you_would_win LEFT JOIN file_rank USING (file_id) WHERE ms_per_step >= 1e-3
 ORDER BY time_ms DESC, how, operator, source""",
         in_terminal=True,
+        left_out=("calls",),
     ),
     View(
         "whatif",

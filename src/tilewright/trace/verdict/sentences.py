@@ -216,7 +216,7 @@ def _single(cause: Candidate, step: Step) -> Advice:
         if name == "TF32"
         else 'torch.autocast("cuda", dtype=torch.bfloat16) around the forward'
     )
-    why = f"{cause.what} and others compute in fp32 beside the tensor cores, which are {times:.0f} × as fast in {name}."
+    why = f"{cause.what} and others compute in fp32, without the tensor cores. {name} is {times:.0f} × as fast on them."
     win = cause.ms * (1 - 1 / times) if times > 1.5 else 0.0
     return Advice("Multiplying matrices in fp32", why, action, win)
 

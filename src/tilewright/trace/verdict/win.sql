@@ -23,7 +23,7 @@ WHERE class = 'launch-bound'
 GROUP BY step_account.file_id HAVING sum(ms_per_step) - any_value(late.ms) > 1e-6
 UNION ALL
 SELECT file_id, 'no synchronisation', what, source, calls, least(lost_ms_per_step, bare_ms),
-       'the host fell behind while it waited'
+       'the device ran out of work while the host waited'
 FROM synchronisation JOIN bare_step USING (file_id) WHERE lost_ms_per_step > 0
 UNION ALL
 SELECT file_id, action, what, source, calls, win_ms_per_step, why FROM cause
