@@ -73,6 +73,16 @@ def test_backward_reads_weights_and_images_as_the_caller_holds_them() -> None:
     assert layouts[2, 3, 32, 32] and layouts[CHANNELS, 3, 4, 4]
 
 
+def test_the_gradient_of_an_image_with_gaps_lies_as_in_eager() -> None:
+    wide = torch.randn(2, 2 * CHANNELS, 8, 8)
+    images = [wide[:, ::2], wide[:, :CHANNELS].permute(2, 1, 0, 3), wide.to(memory_format=torch.channels_last)[:, ::2]]
+    for image in images:
+        model, leaf = Separable(3), image.detach().requires_grad_()
+        expected, found = (torch.autograd.grad(one(leaf).sum(), leaf)[0] for one in (model, compiled(model)))
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_dense_convolutions_and_those_of_one_channel_keep_their_layout() -> None:
     x = torch.randn(2, 1, 8, 8)
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))

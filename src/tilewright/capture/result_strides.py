@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from tilewright.pytorch.layouts import suggested_format
+
 Restride = Callable[[Sequence[Any], torch.Tensor], torch.Tensor]
 """Gives a contiguous result the layout that follows from the call's arguments."""
 RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
@@ -24,7 +26,7 @@ def _format_of(place: int) -> Restride:
     """Channels last if the argument at `place` is, else contiguous; results per channel have no other layout."""
 
     def restride(arguments: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
-        layout = torch._prims_common.suggest_memory_format(arguments[place])
+        layout = suggested_format(arguments[place])
         return result.contiguous(memory_format=layout) if RANKS.get(layout) == result.dim() else result
 
     return restride

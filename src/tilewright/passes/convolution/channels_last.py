@@ -38,6 +38,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.norm.group import group_norm
 from tilewright.passes.rule import call, cpu, gpu, rule
+from tilewright.pytorch.layouts import suggested_format
 
 CONVOLUTIONS = {
     **{f"conv{places}d": ("stride", "padding", "dilation", "groups") for places in (2, 3)},
@@ -190,6 +191,13 @@ def _layout(node: Any) -> torch.memory_format | None:
     return torch.channels_last if is_channels_last(node) else None
 
 
+def _suggested(node: Any) -> torch.memory_format:
+    """The format that PyTorch gives the gradient of a convolution's operand with gaps or with its axes permuted."""
+    value = example(node)
+    suggested = value is not None and suggested_format(value) in FORMATS.values()
+    return torch.channels_last if suggested else torch.contiguous_format
+
+
 def is_channels_last(node: Any) -> bool:
     value = example(node)
     return value is not None and value.dim() in FORMATS and lies_channels_last(value)
@@ -227,7 +235,8 @@ def _convert(node: fx.Node, changed: set[fx.Node]) -> None:
         operand = argument(node, place, name)
         if operand not in changed and is_channels_last(operand):
             continue
-        converted = _with_layout(node, operand, torch.channels_last, None if operand in changed else _layout(operand))
+        back = None if operand in changed else _layout(operand) or _suggested(operand)
+        converted = _with_layout(node, operand, torch.channels_last, back)
         if len(node.args) > place:
             node.update_arg(place, converted)
         else:
