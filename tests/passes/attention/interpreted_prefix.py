@@ -77,8 +77,8 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "last"),
     [
-        *((at_most, [last]) for last in (0, 47, 79)),
-        *((fn, [31, 30, 33]) for fn in (at_most, mirrored, below, cut_from_a_longer_one, added, repeated)),
+        *((at_most, [last]) for last in (0, 79)),
+        *((fn, [31, 30, 33]) for fn in (mirrored, below, cut_from_a_longer_one, added, repeated)),
     ],
     ids=str,
 )
@@ -120,10 +120,10 @@ def test_who_sees_no_key_gets_zeros() -> None:
 @pytest.mark.parametrize(
     ("fill", "last", "dtype"),
     [
-        *((-65504.0, last, torch.bfloat16) for last in ([40], [-1], [-1, 5])),
-        *((-1e9, last, torch.float16) for last in ([40], [-1, 5])),
+        (-65504.0, [-1], torch.bfloat16),
+        (-65504.0, [-1, 5], torch.bfloat16),
+        (-1e9, [-1, 5], torch.float16),
         (-1e9, [-1], torch.bfloat16),
-        (-65504.0, [-1], torch.float16),
     ],
     ids=str,
 )

@@ -32,11 +32,6 @@ def unmasked(x: Tensor) -> Tensor:
     return merged((q * D**-0.5 @ k.mT).softmax(-1) @ v)
 
 
-def biased(x: Tensor, bias: Tensor) -> Tensor:
-    q, k, v = split(x)
-    return merged(((q * D**-0.5) @ k.transpose(-2, -1) + bias.unsqueeze(0)).softmax(-1) @ v)
-
-
 def shifted(x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     q, k, v = split(x)
     scores = q @ k.transpose(-2, -1) * D**-0.5 + bias
@@ -69,7 +64,6 @@ def bands() -> Tensor:
 
 CALLS: list[tuple[Function, int]] = [
     (unmasked, 0),
-    (biased, 1),
     (shifted, 2),
     (mask_of_all_windows, 2),
     (heads_in_the_batch, 1),
