@@ -68,6 +68,17 @@ def products(first: list[list[int]], second: list[list[int]], between: str = "at
     return [operator("aten::mm", 100, 850, dims=first), *last]
 
 
+def enlarged(weight: list[int], *between: Happening, **args: Any) -> list[Happening]:
+    """An interpolation to 16 times the places, and a convolution."""
+    sizes = {"dims": [[4, 32, 32, 32], weight]}
+    return [
+        operator("aten::upsample_bilinear2d", 100, 500, dims=[[4, 32, 8, 8], []]),
+        *between,
+        operator("aten::conv2d", 501, 900, **sizes, **args),
+        operator("aten::mkldnn_convolution", 502, 899, **sizes),
+    ]
+
+
 def unread(number: int) -> list[Happening]:
     """Operators with their nodes' numbers, of which 2 and 3 are the line's; backward comes to 1, 4 and `number`."""
     forward = [(1, 99, 1), (100, 500, 2), (500, 900, 3), (901, 930, 4), (930, 950, 5)]
@@ -145,6 +156,12 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                  "deepcopy()", "", "_foreach_copy_"),
     "another process": ([frame("subprocess.py(506): run"), frame("<built-in method poll of select.poll>", 102, 899)],
                         "Waiting in run()", "", "subprocess.Popen"),
+    "an event loop": (
+        [frame("asyncio/runners.py(160): run"), frame("<built-in method poll of select.epoll>", 102, 899)],
+        "Waiting in asyncio.run()", "coroutines", "asyncio.gather"),
+    "a function of the user's that is called run": (
+        [frame("train.py(7): run"), method("acquire", "_thread.lock object", 102, 899)],
+        "Waiting in", "a lock, a queue", ""),
     "a copy that waits": (waits_in("to"), "Waiting for the device", "to returns only when", "pin_memory=True"),
     "a mask that waits": (waits_in("nonzero"), "Waiting for the device", "nonzero returns only when", "torch.where"),
     "a number that waits": (waits_in("item"), "Waiting for the device", "item returns only when", "every 100th step"),
@@ -178,6 +195,8 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "ones that are scattered": ([method("zeros", end=894), operator("aten::fill_", 101, 893),
                                  method("scatter_", "Tensor object", 895, 899), operator("aten::scatter_", 896, 898)],
                                 "Making a one-hot tensor", "a row of all classes", "functional.embedding"),
+    "an interpolation before a convolution of one place": (
+        enlarged([5, 32, 1, 1]), "Interpolating before a 1 × 1 convolution", "16 × the places", "Swap them"),
     "a graph that breaks": ([part for at in range(100, 900, 100) for part in
                              (frame("train.py(5): torch_dynamo_resume_in_forward_at_5", at, at + 100),
                               operator("CompiledFunction", at, at + 100))],
@@ -219,6 +238,8 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                             "Going through a model's modules", "", "where the mode changes"),
     "values that are checked": (aside("aten::isnan", "aten::any"), "Checking values", "No gradient", "every 100th"),
     "noise of all": (aside("aten::normal_", "aten::add"), "Drawing random numbers", "aten::normal_", "for the rows"),
+    "an average of two": (aside("aten::mul", "aten::mul", "aten::add"),
+                          "Updating tensors beside the training", "", "average.lerp_"),
     "a table made anew": (aside("aten::sin", "aten::cos"), "Computing beside the training", "", "register_buffer"),
     "an average of parameters": ([method("lerp_", "Tensor object"), *aside("aten::mul", "aten::copy_")],
                                  "Updating tensors beside the training", "", "_foreach_lerp_"),
@@ -263,6 +284,11 @@ NO_CAUSE: dict[str, Sequence[Happening]] = {
     "a line that makes a node": aside("aten::sin", "aten::cos", made=1),
     "a line of which backward comes to one operator": unread(3),
     "a number": product([[64, 512], []]),
+    "an interpolation before a convolution of nine places": enlarged([5, 32, 3, 3]),
+    "an interpolation before a convolution that strides": enlarged(
+        [5, 32, 1, 1], **{"Concrete Inputs": ["", "", "", "[2, 2]", "[0, 0]"]}
+    ),
+    "an interpolation with an operator after it": enlarged([5, 32, 1, 1], operator("aten::add", 500.2, 500.8)),
     "a teacher": calls("Teacher_0"),
     "a policy that plays": [
         frame("nn.Module: Net_0", 1, 40),

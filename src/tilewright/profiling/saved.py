@@ -122,6 +122,7 @@ def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], k
                     it.recorded_queued_us,
                 ),
                 *((of.thread_us, of.other_us, of.other) if (of := it.processors) else (None, None, None)),
+                it.beside,
                 *((of.workers, of.workers_us, of.workers_queued_us) if of else (0, None, None)),
                 *(detail.shapes, detail.stacks, detail.memory),
             )

@@ -126,6 +126,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     thread_us   DOUBLE,                     -- and its processor time in a bare step
     other_us    DOUBLE,                     -- and of the other threads of Python's,
     other       VARCHAR,                    -- of which this one takes most, at this line
+    beside      VARCHAR,                    -- another thread, and the line at which it is most often
     workers     BIGINT NOT NULL,            -- processes that the program started, as DataLoader does
     workers_us  DOUBLE,                     -- their processor time in a bare step
     workers_queued_us DOUBLE,               -- and how long they could have run, and had no processor

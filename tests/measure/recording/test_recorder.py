@@ -21,8 +21,8 @@ from tests.waiting import HANG_S
 from tilewright.measure.recording import recorder as recorder_module
 from tilewright.measure.recording import windows
 from tilewright.measure.recording.host_ranges import HostRanges
-from tilewright.measure.recording.plan import Detail, Recording, RecordingPlan
-from tilewright.measure.recording.recorder import DESCRIBED_BY, DESCRIPTION, Recorder
+from tilewright.measure.recording.plan import DESCRIBED_BY, DESCRIPTION, Detail, Recording, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
 from tilewright.records.errors import UsageError
 
 LEAN = Detail(shapes=False, stacks=False, memory=False)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from tilewright.measure.recording.processor_time import threads_beside
 
 _POLL_SECONDS = 0.01
 _POLLS_KEPT = 10
@@ -41,8 +43,14 @@ class RecordingGuard:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._main = threading.get_ident()
+        self._beside: Counter[str] = Counter()
         # Python keeps no reference to a pending call.
         self._pending = _PENDING_CALL(self._call)
+
+    @property
+    def beside(self) -> str:
+        """The other thread, and the line of the user's, that was met most often while something was watched."""
+        return next((thread for thread, _ in self._beside.most_common(1)), "")
 
     def learn(self) -> None:
         """Until the next `watch`, record how much memory the program usually holds."""
@@ -98,6 +106,8 @@ class RecordingGuard:
         while not self._ended.wait(_POLL_SECONDS):
             if self._excused:
                 continue
+            with suppress(RuntimeError):  # A thread has just ended.
+                self._beside.update(threads_beside(self._main))
             if self._learning or self._bytes < float("inf"):
                 self._held.append(held_bytes())
             kept = min(self._held) if len(self._held) == _POLLS_KEPT else 0

@@ -112,6 +112,11 @@ def _queued_seconds(pid: int) -> float:
     return sum(int(thread.read_text("utf-8").split()[1]) for thread in threads) / 1e9
 
 
+def threads_beside(ident: int) -> list[str]:
+    """The other threads that are at a line of the user's, with that line."""
+    return [named for other in sys._current_frames() if other != ident and " at " in (named := _name(other))]
+
+
 def _name(ident: int) -> str:
     """The thread's name, and the line of the user's that it is at."""
     name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), "a thread")

@@ -12,12 +12,12 @@ from statistics import fmean
 from typing import Concatenate, ParamSpec
 from uuid import uuid4
 
-from tilewright.measure.recording.bare_steps import bare_steps, enough_to_compare
+from tilewright.measure.recording.bare_steps import Rush, bare_steps, enough_to_compare
 from tilewright.measure.recording.compilation import COMPILING, Replacements, marked_reasons, noticed_compilations
 from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, refuse_second
-from tilewright.measure.recording.plan import Recording, RecordingPlan
+from tilewright.measure.recording.plan import BYTES_AN_EVENT, DESCRIBED_BY, DESCRIPTION, Recording, RecordingPlan
 from tilewright.measure.recording.processor_time import ProcessorClock, ThreadClock
 from tilewright.measure.recording.ranges import STEP, Ranges
 from tilewright.measure.recording.synchronisations import marked_synchronisations
@@ -31,14 +31,6 @@ from tilewright.measure.recording.windows import (
     has_gpu,
 )
 from tilewright.records.errors import UsageError, warn_once
-
-# Kineto holds about 350 bytes per event while it records (640 with shapes and without stacks), and up to
-# 5.6 kB while it writes the trace: at most 1.1 GB for 200,000 events.
-_BYTES_AN_EVENT = 350
-
-DESCRIPTION, DESCRIBED_BY = "tilewright description", "tilewright described by"
-"""Keys with the same value in the headers of two traces: the detailed step, and the light steps it describes."""
-
 
 _started: list[Recorder] = []
 """Between their start and stop; only the last one may record."""
@@ -75,8 +67,7 @@ class Recorder:
         self._plan = plan
         self._path = folder / f"{name}.json"
         self._described = folder / f"{name}.described.json"
-        self._label = uuid4().hex
-        self._kept = kept
+        self._label, self._kept = uuid4().hex, kept
         self._by_optimizer = by_optimizer
         self._schedule = self._follow_plan()
         self._keeps = False
@@ -84,7 +75,7 @@ class Recorder:
         self.done = False
         """Whether the recording is complete."""
         # Nsight Systems holds its events in another process.
-        self._most_bytes = float("inf") if plan.nvtx else plan.events * _BYTES_AN_EVENT
+        self._most_bytes = float("inf") if plan.nvtx else plan.events * BYTES_AN_EVENT
         self._replacements = Replacements()
         self.ranges = Ranges(self._replacements, layers=plan.layers, after_step=self._after_optimizer)
         self._marked = ExitStack()
@@ -96,7 +87,7 @@ class Recorder:
         self._ends_in_step = False
         self._whole_seconds = self._steps_begin = 0.0
         """From the begin of the first step that is kept to the end of the last whole one."""
-        self._paused = False
+        self._paused, self._bare_us = False, list[float]()
         self._began = self._warm_paused = self._step_seconds = self._compiled_seconds = 0.0
 
     def start(self) -> None:
@@ -138,10 +129,15 @@ class Recorder:
 
         One remains as it is. Several are no steps of the recording.
         """
-        if self._keeps and self.recording.steps_kept > 1 and self._window is not None:
+        if self._keeps and self.recording.steps_kept > 1:
+            self._forget_steps(time.perf_counter())
+
+    def _forget_steps(self, began: float) -> None:
+        """Those that have ended; the one that began then stays."""
+        if self._window is not None:
             self._window.drop(STEP)
-            self.recording.steps_kept = 0
-            self._steps_begin, self._ends_in_step = time.perf_counter(), True
+        self.recording.steps_kept, self.recording.recorded_thread_us, self.recording.recorded_queued_us = 0, [], []
+        self._steps_begin, self._ends_in_step = began, True
 
     def stop(self) -> Recording:
         """End the recording if it has not ended, and remove all hooks. Call it once."""
@@ -237,7 +233,7 @@ class Recorder:
         self._guard.learn()
         yield
         self._guard.rest()  # Its polling would be timed too.
-        timed, clock = list[float](), ProcessorClock()
+        timed, clock = self._bare_us, ProcessorClock()
         yield from bare_steps(timed, lambda steps, _: steps == self._plan.wait - 1, lambda: self._compiled_seconds)
         if timed:
             self.recording.bare_us, self.recording.processors = fmean(timed), clock.taken(len(timed))
@@ -283,13 +279,16 @@ class Recorder:
         elif each > most:
             self._guard.watch(seconds=self._step_seconds * most / each)
         self._begin_step_range()
-        self._steps_begin, clock = time.perf_counter(), ThreadClock()
+        self._steps_begin, clock, rush = time.perf_counter(), ThreadClock(), Rush(self._bare_us)
+        rushed = max(wanted, min(Rush.MOST, most // each)) if each else wanted
         while True:
             yield
+            if rush.is_over():
+                self._forget_steps(rush.began)
             self.recording.steps_kept += 1
             self._whole_seconds = time.perf_counter() - self._steps_begin
             clock.lap(self.recording.recorded_thread_us, self.recording.recorded_queued_us)
-            if not self._plan.whole and self.recording.steps_kept >= wanted:
+            if not self._plan.whole and self.recording.steps_kept >= (rushed if rush.lasts else wanted):
                 break
             self._next_step_range()
         self._close_kept()
@@ -387,6 +386,7 @@ class Recorder:
             for path in (self._path, self._described):
                 path.unlink(missing_ok=True)
         self.done = True
+        self.recording.beside = self._guard.beside
         self.recording.seconds = time.perf_counter() - self._began
         self._kept(self.recording)
 

@@ -1,7 +1,9 @@
 -- The time of the host by class: the spans that host_time.py has found, with names; then the mean step.
 
 CREATE OR REPLACE TEMP MACRO plain_name(name) AS
-regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
+regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
+    -- Of modules whose functions have names that others' have too.
+    '^(asyncio|subprocess)(?:/\w+)?\.py\(\d+\): ', '\1.'),
     '^<built-in (?:function|method) (\S+?)(?: of type object.*| of module.*| of .* object.*)?>$', '\1'),
     '^(?:.*(?:\.py|>)|In \[\d+\])\((?:\d+|\?)\): |^(nn\.Module: .*)_\d+$', '\1'), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 

@@ -43,6 +43,8 @@ class Step:
     tf32_times: float = 1.0
     """How many times as fast as fp32 its device multiplies matrices in TF32."""
     bf16_times: float = 1.0
+    beside: str = ""
+    """Another thread, and the line at which it is most often."""
     restarts: bool = False
     """Whether most of the time for data is in steps in which a DataLoader starts."""
 

@@ -51,7 +51,8 @@ FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
 -- With what backward calls for them, if that is small too.
-SELECT file_id, source, direct AS calls, direct_ms + CASE WHEN is_small THEN coalesce(backward_ms, 0) ELSE 0 END AS ms, direct_what AS what, direct_names AS names, runs, operators
+SELECT file_id, source, direct AS calls, direct_ms + CASE WHEN is_small THEN coalesce(backward_ms, 0) ELSE 0 END AS ms, direct_what AS what,
+       direct_names || CASE WHEN regexp_matches(names, 'Backward\d( |$)') THEN ' Backward' ELSE '' END AS names, runs, operators
 FROM calling_line WHERE is_busy AND NOT (is_looped AND 2 * direct_ms < ms - coalesce(backward_ms, 0))
 UNION ALL
 SELECT file_id, source, operators, ms, what, names, runs, operators FROM calling_line
@@ -417,10 +418,11 @@ asides AS (
         FROM line JOIN named_place ON named_place.number = sourced JOIN host_cause USING (file_id)
         WHERE host_cause.source = place AND class = 'operators' AND what LIKE 'aten::%' AND NOT coalesce(called LIKE 'nn.Module: %', false) GROUP BY ALL
     )
-    SELECT file_id, arg_max(source, ms) AS source, arg_max(what, ms) AS what, sum(ms) AS ms, max(calls) AS calls, file, min(line) AS first, max(line) AS last,
+    SELECT file_id, arg_max(source, ms) AS source, arg_max(what, (ms, what)) AS what, sum(ms) AS ms, max(calls) AS calls, file, min(line) AS first, max(line) AS last,
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$')) >= 0.5 * sum(ms), false) AS is_drawn,
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check,
-           bool_or(is_update) AS is_update
+           -- In place, or as a · x + b · y.
+           bool_or(is_update) OR bool_and(what IN ('aten::mul', 'aten::add', 'aten::detach')) AND coalesce(sum(calls) FILTER (WHERE what = 'aten::mul') = 2 * sum(calls) FILTER (WHERE what = 'aten::add'), false) AS is_update
     FROM (SELECT *, line - dense_rank() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM spent)
     GROUP BY file_id, file, block
 ),
@@ -461,6 +463,43 @@ chains AS (
         WHERE class = 'operators' AND what = 'aten::mm' GROUP BY file_id, source
     ) AS line ON line.file_id = ordered.file_id AND line.source = ordered.source
     WHERE times >= 3 GROUP BY ordered.file_id, ordered.source
+),
+-- Convolutions that read one place for each result, right after an interpolation: done before it they read fewer places, and the
+-- interpolation makes as many channels as they have results.
+enlarged AS (
+    WITH called AS (
+        SELECT host_event.file_id, host_event.id, host_event.ts, sourced, plain.name,
+               lag(CASE WHEN plain.name LIKE 'aten::upsample\_%' ESCAPE '\' THEN host_event.id END) OVER one AS before_id, lag(sourced) OVER one AS before_sourced
+        FROM host_event JOIN plain ON plain.number = named
+        WHERE plain.name LIKE 'aten::%' AND NOT regexp_matches(plain.name, '^aten::(empty\w*|resize_|contiguous|clone|copy_|to|_to_copy|as_strided|detach|view|set_)$')
+        WINDOW one AS (PARTITION BY host_event.file_id ORDER BY host_event.ts, host_event.id)
+    ),
+    sized AS (
+        SELECT slice.id, TRY_CAST(args->'$."Input Dims"' AS BIGINT[][]) AS dims, args->>'$."Concrete Inputs"[3]' AS stride, args->>'$."Concrete Inputs"[4]' AS padding
+        FROM slice JOIN arg_set USING (arg_set_id)
+        WHERE slice.id IN (SELECT id FROM called WHERE before_id IS NOT NULL UNION SELECT before_id FROM called)
+    ),
+    pair AS (
+        SELECT DISTINCT called.file_id, called.name, place.place AS source, before_place.place AS before_source,
+               small.dims[1] AS given, large.dims[1] AS made, large.dims[2] AS weight
+        FROM called JOIN sized AS small ON small.id = before_id JOIN sized AS large ON large.id = called.id
+        JOIN named_place AS place ON place.number = called.sourced JOIN named_place AS before_place ON before_place.number = before_sourced
+        WHERE regexp_matches(name, '^aten::conv[123]d$') AND len(made) > 2 AND made[:2] = given[:2]
+          AND coalesce(regexp_full_match(large.stride, '\[1(, 1)*\]'), true) AND coalesce(regexp_full_match(large.padding, '\[0(, 0)*\]'), true)
+          AND list_product(weight[3:]) = 1 AND weight[2] = made[2] AND list_product(made) > list_product(given)
+    ),
+    spent AS (
+        SELECT pair.*, list_product(made) / list_product(given) AS times,
+               sum(ms) FILTER (WHERE contains(lower(operator), 'upsample')) AS enlarging_ms, sum(ms) FILTER (WHERE contains(lower(operator), 'conv')) AS convolving_ms
+        FROM pair JOIN host_distance ON host_distance.file_id = pair.file_id AND (
+            host_distance.source = before_source AND contains(lower(operator), 'upsample')
+            OR host_distance.source = pair.source AND contains(lower(operator), 'conv') AND contains(shapes, replace(made::VARCHAR, ' ', '')))
+        GROUP BY ALL
+    )
+    SELECT file_id, arg_max(before_source, enlarging_ms + convolving_ms) AS source, 'aten::upsample' AS what,
+           sum(enlarging_ms + convolving_ms) AS ms, count(*) AS calls, arg_max(times, enlarging_ms) AS times,
+           sum(greatest(1 - weight[1] / weight[2], 0) * enlarging_ms + (1 - 1 / times) * convolving_ms) AS win
+    FROM spent GROUP BY file_id
 ),
 -- Where PyTorch looks for anomalies, each operator formats the stack that called it, and backward tests its gradients.
 anomalies AS (
@@ -549,6 +588,7 @@ FROM anomalies
 UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
 UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
+UNION ALL SELECT file_id, 'enlarged', source, times::VARCHAR, ms, calls, NULL, NULL, win FROM enlarged
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts
 UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NULL, NULL FROM breaks
 UNION ALL SELECT attention.file_id, 'attention', source, dims, ms, calls / steps, NULL, NULL, NULL FROM attention JOIN host_step_time USING (file_id)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 from tilewright.trace.verdict import waits
 from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
+from tilewright.trace.verdict.replaced import advise_replaceable
 
 _ON_DEVICE = ("single", "attention")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
 _LAYS_OUT = ("einsum", "reshape", "flatten", "matmul", "bmm", "tensordot")
 """Functions that copy an operand where it lies in another order than they take."""
 _NORMS = ("aten::norm", "aten::linalg_vector_norm")
+_SQUARES = {"aten::pow", *_NORMS}
 _IN_A_LIST = (
     *("add_", "sub_", "mul_", "div_", "zero_", "copy_", "lerp_", "addcmul_", "addcdiv_", "clamp_min_", "clamp_max_"),
     *("sqrt_", "neg_", "abs_", "norm", "mul", "add", "abs", "max"),
@@ -47,7 +49,8 @@ def _loop(cause: Candidate, step: Step) -> Advice:
     many = f"{cause.calls:,.0f} calls a step of {each} each"
     why = f"It makes {many}, as {cause.what}: the work is to call, not to compute."
     names = {cause.what, *(cause.inner_what or "").split()}
-    reads = any(part in name for name in names for part in ("item", "_local_scalar", "tolist"))
+    derived = any("Backward" in name for name in names)
+    reads = not derived and any(part in name for name in names for part in ("item", "_local_scalar", "tolist"))
     action = (
         "No operator is in it: do it once before the loop, in a DataLoader's workers, or every 100th step"
         if cause.inner_what == "Python"
@@ -58,7 +61,12 @@ def _loop(cause: Candidate, step: Step) -> Advice:
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
     name = cause.what.removeprefix("aten::")
-    if any(norm in (cause.inner_what or "").split() for norm in _NORMS):
+    if derived and names & _SQUARES:
+        action = (
+            "Do it in one operation on a whole tensor or batch; of parameters weight_decay= of the optimizer is an L2 "
+            "penalty without any call, and torch._foreach_norm takes a list of tensors"
+        )
+    elif names.intersection(_NORMS):
         action = (
             "torch.nn.utils.clip_grad_norm_, or torch._foreach_norm, takes a list of tensors, and reads no norm alone"
         )
@@ -165,6 +173,15 @@ def _chain(cause: Candidate, step: Step) -> Advice:
     return Advice("Multiplying matrices in a costly order", why, action, cause.ms * (1 - 1 / times))
 
 
+def _enlarged(cause: Candidate, step: Step) -> Advice:
+    why = f"The 1 × 1 convolution after it reads {float(cause.what):,.0f} × the places that there were before."
+    action = (
+        "Swap them, the convolution first and then interpolate: the result is the same, since each of its elements "
+        "reads one place and the weights of an interpolation add up to one"
+    )
+    return Advice("Interpolating before a 1 × 1 convolution", why, action, cause.inner_ms or 0.0)
+
+
 def _attention(cause: Candidate, step: Step) -> Advice:
     why = f"A softmax and others, {cause.calls:,.0f} calls a step, read and write all scores {cause.what} in turn."
     action = (
@@ -267,98 +284,6 @@ def _logits(cause: Candidate, step: Step) -> Advice:
     return Advice("The loss over the logits", why, action, cause.inner_ms or 0.0)
 
 
-_REPLACED: dict[str, tuple[str, str, str]] = {
-    "EmbeddingBackward0": (
-        "The gradient of an embedding",
-        "It is as large as the table of the embedding, and most of it is zero.",
-        "nn.Embedding(..., sparse=True) has a gradient of the rows that were read; SGD and SparseAdam take it",
-    ),
-    "aten::one_hot": (
-        "one_hot()",
-        "It writes a row of all classes for each index, of which one element is not zero.",
-        "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row",
-    ),
-    **dict.fromkeys(
-        ("aten::sort", "aten::argsort"),
-        (
-            "Sorting",
-            "It orders all elements, whatever is read of them.",
-            "torch.topk, kthvalue or median find the few that are needed; what does not change is sorted once",
-        ),
-    ),
-    "format": (
-        "Formatting a tensor",
-        "Its elements are copied to the host and turned to text one by one, also where nothing prints the text.",
-        "Format a number (loss.item()), every 100th step",
-    ),
-    "sampler": (
-        "Choosing the next batch (the DataLoader's sampler)",
-        "The sampler runs in the process of the training, whatever num_workers is.",
-        "Make the order once an epoch (one sort, torch.randperm), and let the sampler only read it",
-    ),
-    "zero_grad": (
-        "zero_grad(set_to_none=False)",
-        "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
-        "optimizer.zero_grad() sets gradients to None",
-    ),
-    "trace": (
-        "Tracing a model",
-        "torch.jit, torch.fx and torch.export run or read the whole model in Python, to make a program of it.",
-        "Do it once before the loop, and call what it returns",
-    ),
-    "modules": (
-        "Going through a model's modules",
-        "eval(), train(), state_dict(), parameters() and their like visit each module in Python.",
-        "Keep list(model.parameters()) from before the loop, and call eval() and train() where the mode changes",
-    ),
-    "new optimizer": (
-        "Making an optimizer",
-        "Each step makes one, and its state of every parameter anew; what the last one had averaged is lost.",
-        "Make the optimizer once before the loop",
-    ),
-    "aten::randperm": (
-        "Drawing a random order",
-        "torch.randperm(n) orders all n numbers, whatever is read of them.",
-        "torch.randint(n, (k,)) draws k of them, some perhaps twice; an order is drawn once an epoch and read in parts",
-    ),
-    "aten::_unique2": (
-        "Finding the elements that differ",
-        "torch.unique() sorts all elements, and looks for the repeated ones.",
-        "torch.bincount or a mask (seen[ids] = True) finds those of a known range; what does not change is found once",
-    ),
-    **dict.fromkeys(
-        ("aten::nonzero", "aten::masked_select"),
-        (
-            "Selecting by a mask",
-            "It lists the positions first, and the size of the result is known only then.",
-            "torch.where(mask, x, 0), or a product by the mask, keeps the size instead of x[mask]",
-        ),
-    ),
-    "aten::linalg_inv_ex": (
-        "Inverting a matrix",
-        "An inverse takes three times the operations of a solution, and rounds more.",
-        "torch.linalg.solve(A, B) instead of torch.inverse(A) @ B; torch.linalg.lu_factor once if A stays",
-    ),
-    "aten::linalg_svd": (
-        "Decomposing a matrix (svd)",
-        "It computes all singular vectors, whatever is read of them.",
-        "torch.linalg.svdvals for the values alone, matrix_norm(A, 2) or some steps of power iteration for the largest",
-    ),
-    "recompute": (
-        "Computing forward again in backward (checkpoint)",
-        "torch.utils.checkpoint keeps no activations, and backward computes them once more.",
-        "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
-    ),
-}
-_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5}
-"""How much of the time the cheaper way saves, where it is not almost all."""
-
-
-def _replaceable(cause: Candidate, step: Step) -> Advice:
-    slow, why, action = _REPLACED[cause.what]
-    return Advice(slow, why, action, _PARTLY.get(cause.what, 0.99) * cause.ms)
-
-
 def _anomalies(cause: Candidate, step: Step) -> Advice:
     why = "Each operator formats the stack that called it, and backward looks for NaN in each gradient."
     action = "torch.autograd.set_detect_anomaly(False), once the NaN is found"
@@ -387,10 +312,11 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "logits": _logits,
     "small": _small,
     "interpreter": waits.advise_interpreter,
-    "replaceable": _replaceable,
+    "replaceable": advise_replaceable,
     "anomalies": _anomalies,
     "broadcast": _broadcast,
     "chain": _chain,
+    "enlarged": _enlarged,
     "evaluation": _evaluation,
     "attention": _attention,
     "breaks": _breaks,

@@ -54,7 +54,7 @@ SELECT host_step_time.file_id, bare_ms, coalesce(busy.ms, 0),
        (SELECT max(TRY_CAST(str_value AS BIGINT)) FROM metadata
         WHERE name = 'tilewright threads' AND metadata.file_id = host_step_time.file_id),
        coalesce(recording.workers, 0), coalesce(recording.workers_us, 0) / 1e3,
-       coalesce(recording.workers_queued_us, 0) / 1e3,
+       coalesce(recording.workers_queued_us, 0) / 1e3, coalesce(recording.beside, ''),
        coalesce((SELECT sum(dur) FILTER (WHERE EXISTS (
             FROM host_event JOIN plain ON number = named WHERE host_event.file_id = waited.file_id
              AND host_event.ts >= step_ts AND host_event.ts < step_ts + step_ns
@@ -78,11 +78,10 @@ def add_verdict(connection: DuckDBPyConnection) -> None:
     rates = tensor_core_times(connection, "tf32"), tensor_core_times(connection, "bfloat16")
     found: list[_Found] = []
     for file_id, *row in connection.execute(_STEPS).fetchall():
-        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms, queued_ms, restarts = row
+        bare_ms, busy_ms, has_workers, reason, threads, workers, workers_ms, queued_ms, beside, restarts = row
         reason = reason.partition(": ")[2]
-        step = Step(
-            bare_ms, busy_ms, has_workers, cores, reason, threads or 0, workers, workers_ms, queued_ms, *rates, restarts
-        )
+        of_workers = workers, workers_ms, queued_ms
+        step = Step(bare_ms, busy_ms, has_workers, cores, reason, threads or 0, *of_workers, *rates, beside, restarts)
         rows = connection.execute("FROM host_candidate WHERE file_id = ? AND ms > 0", [file_id]).fetchall()
         # Medians of parts may add up to more than the mean step.
         candidates = [replace(cause, ms=min(cause.ms, bare_ms)) for cause in (Candidate(*row) for row in rows)]

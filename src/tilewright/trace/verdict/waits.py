@@ -93,16 +93,24 @@ def advise_sleep(cause: Candidate, step: Step) -> Advice:
         why = "The block is entered only when another thread lets go of the lock, or its context is made by itself."
         action = "Hold the lock for less time, or let each thread have its own object"
         return Advice("Entering a with block", why, action, cause.ms)
-    if cause.what in ("run", "check_output", "check_call", "call", "communicate", "system", "popen"):
+    if cause.what.startswith("asyncio."):
+        why = "The step runs an event loop, which waits for its coroutines, and then does nothing else."
+        action = "asyncio.gather(...) awaits several at once; or begin them a step earlier, in a thread of their own"
+        return Advice(f"Waiting in {cause.what}()", why, action, cause.ms)
+    program = cause.what.removeprefix("subprocess.")
+    if program in ("system", "popen") or program != cause.what:
         why = "The step starts another program and waits until that has ended."
         action = (
             "Run it once before the loop, every 100th step, or start it (subprocess.Popen) and read it a step later"
         )
-        return Advice(f"Waiting in {cause.what}()", why, action, cause.ms)
+        return Advice(f"Waiting in {program}()", why, action, cause.ms)
     why = "The thread waits for a lock, a queue or another process that something else holds up."
-    return Advice(
-        f"Waiting in {cause.what}", why, "Make what it waits for ready earlier, or do it in this thread", cause.ms
-    )
+    action = "Make what it waits for ready earlier, or do it in this thread"
+    if step.beside:
+        thread, _, place = step.beside.partition(" at ")
+        why = f"{why[:-1]}; {thread} is mostly at {place} meanwhile."
+        action = f"Make what {thread} does faster, let several threads do it, or begin it steps earlier"
+    return Advice(f"Waiting in {cause.what}", why, action, cause.ms)
 
 
 def _called(cause: Candidate) -> str:

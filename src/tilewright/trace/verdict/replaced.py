@@ -1,0 +1,96 @@
+"""Sentences on calls for which PyTorch itself has a cheaper way."""
+
+from __future__ import annotations
+
+from tilewright.trace.verdict.candidate import Advice, Candidate, Step
+
+_REPLACED: dict[str, tuple[str, str, str]] = {
+    "EmbeddingBackward0": (
+        "The gradient of an embedding",
+        "It is as large as the table of the embedding, and most of it is zero.",
+        "nn.Embedding(..., sparse=True) has a gradient of the rows that were read; SGD and SparseAdam take it",
+    ),
+    "aten::one_hot": (
+        "one_hot()",
+        "It writes a row of all classes for each index, of which one element is not zero.",
+        "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row",
+    ),
+    **dict.fromkeys(
+        ("aten::sort", "aten::argsort"),
+        (
+            "Sorting",
+            "It orders all elements, whatever is read of them.",
+            "torch.topk, kthvalue or median find the few that are needed; what does not change is sorted once",
+        ),
+    ),
+    "format": (
+        "Formatting a tensor",
+        "Its elements are copied to the host and turned to text one by one, also where nothing prints the text.",
+        "Format a number (loss.item()), every 100th step",
+    ),
+    "sampler": (
+        "Choosing the next batch (the DataLoader's sampler)",
+        "The sampler runs in the process of the training, whatever num_workers is.",
+        "Make the order once an epoch (one sort, torch.randperm), and let the sampler only read it",
+    ),
+    "zero_grad": (
+        "zero_grad(set_to_none=False)",
+        "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
+        "optimizer.zero_grad() sets gradients to None",
+    ),
+    "trace": (
+        "Tracing a model",
+        "torch.jit, torch.fx and torch.export run or read the whole model in Python, to make a program of it.",
+        "Do it once before the loop, and call what it returns",
+    ),
+    "modules": (
+        "Going through a model's modules",
+        "eval(), train(), state_dict(), parameters() and their like visit each module in Python.",
+        "Keep list(model.parameters()) from before the loop, and call eval() and train() where the mode changes",
+    ),
+    "new optimizer": (
+        "Making an optimizer",
+        "Each step makes one, and its state of every parameter anew; what the last one had averaged is lost.",
+        "Make the optimizer once before the loop",
+    ),
+    "aten::randperm": (
+        "Drawing a random order",
+        "torch.randperm(n) orders all n numbers, whatever is read of them.",
+        "torch.randint(n, (k,)) draws k of them, some perhaps twice; an order is drawn once an epoch and read in parts",
+    ),
+    "aten::_unique2": (
+        "Finding the elements that differ",
+        "torch.unique() sorts all elements, and looks for the repeated ones.",
+        "torch.bincount or a mask (seen[ids] = True) finds those of a known range; what does not change is found once",
+    ),
+    **dict.fromkeys(
+        ("aten::nonzero", "aten::masked_select"),
+        (
+            "Selecting by a mask",
+            "It lists the positions first, and the size of the result is known only then.",
+            "torch.where(mask, x, 0), or a product by the mask, keeps the size instead of x[mask]",
+        ),
+    ),
+    "aten::linalg_inv_ex": (
+        "Inverting a matrix",
+        "An inverse takes three times the operations of a solution, and rounds more.",
+        "torch.linalg.solve(A, B) instead of torch.inverse(A) @ B; torch.linalg.lu_factor once if A stays",
+    ),
+    "aten::linalg_svd": (
+        "Decomposing a matrix (svd)",
+        "It computes all singular vectors, whatever is read of them.",
+        "torch.linalg.svdvals for the values alone, matrix_norm(A, 2) or some steps of power iteration for the largest",
+    ),
+    "recompute": (
+        "Computing forward again in backward (checkpoint)",
+        "torch.utils.checkpoint keeps no activations, and backward computes them once more.",
+        "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
+    ),
+}
+_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5}
+"""How much of the time the cheaper way saves, where it is not almost all."""
+
+
+def advise_replaceable(cause: Candidate, step: Step) -> Advice:
+    slow, why, action = _REPLACED[cause.what]
+    return Advice(slow, why, action, _PARTLY.get(cause.what, 0.99) * cause.ms)
