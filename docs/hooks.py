@@ -1,5 +1,6 @@
 """mkdocs: README and CONTRIBUTING are pages of the site; a link to a file beside docs/ becomes the file's path.
 
+A page in Chinese has the theme's words in Chinese: the label of the search, the buttons, the language for the browser.
 mkdocstrings: examples in docstrings, which begin with `>>>`, are blocks of code.
 """
 
@@ -31,6 +32,13 @@ def on_files(files: Files, config) -> Files:
 def on_page_markdown(markdown: str, page, config, files) -> str:
     folder = (ROOT / "docs" / page.file.src_uri).parent
     return linked(markdown, folder, folder)
+
+
+def on_page_context(context, page, config, nav):
+    """The language of what the theme writes: pages are rendered one after the other."""
+    chinese = re.match(r"(learn/)?zh/|index\.zh-CN", page.file.src_uri)
+    config.theme["language"] = "zh" if chinese else "en"
+    return context
 
 
 def linked(text: str, folder: Path, base: Path) -> str:
