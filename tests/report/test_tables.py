@@ -160,9 +160,10 @@ def test_the_fastest_stands_first_beside_its_peers() -> None:
     ]
 
 
-def test_products_are_shown_by_their_flops_and_gaps_as_dashes() -> None:
+def test_products_are_shown_by_their_flops_and_gaps_as_dashes_or_not_at_all() -> None:
     assert shown(OURS, unit="TFLOP/s")[0][4] == "700"
-    assert shown(BARE)[0][1:] == ["0.500 µs", "0.0%", "-", "-", "-", "-", "-", "-", "1.00×"]
+    assert shown(BARE)[0][1:] == ["0.500 µs", "0.0%", "1.00×"]
+    assert shown(BARE, OURS)[0][1:] == ["0.500 µs", "0.0%", "-", "-", "-", "-", "-", "-", "1.00×"]
 
 
 def test_a_ratio_that_the_spread_leaves_open_is_no_figure() -> None:

@@ -83,8 +83,7 @@ def show_view(view: View, answer: Answer, most: int = 10) -> RenderableType:
     kept = [name for name in answer.columns if name != "marked" and any(row[name] is not None for row in records)]
     numeric = [all(isinstance(row[name], int | float | None) for row in records) for name in kept]
     columns = [label_of(name) + (">" if right else "…") for name, right in zip(kept, numeric, strict=True)]
-    left_out = [label_of(name) for name in view.left_out if name in kept]
-    table = FittedTable(columns, left_out, widths=_WIDTHS, cut=_CUT)
+    table = FittedTable(columns, [*map(label_of, view.left_out)], widths=_WIDTHS, cut=_CUT)
     for row in records[:most]:
         style = "bold red" if row.get("marked") else ""
         table.add_row(*(Text(figure(name, row[name])) for name in kept), style=style)

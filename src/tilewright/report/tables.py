@@ -15,7 +15,10 @@ _WIDTHS = (None, 48, 32, 24)
 
 @dataclass
 class FittedTable:
-    """A table that a narrow terminal shows without the first of `left_out`, or the first two, and so on."""
+    """A table that a narrow terminal shows without the first of `left_out`, or the first two, and so on.
+
+    A column in which every cell is empty or `-` is left out too.
+    """
 
     columns: Sequence[str]
     left_out: Sequence[str] = ()
@@ -43,7 +46,10 @@ class FittedTable:
         yield table
 
     def _table(self, width: int | None, left_out: Sequence[str]) -> Table:
-        kept = [name.rstrip(">…") not in left_out for name in self.columns]
+        kept = [
+            name.rstrip(">…") not in left_out and bool(not cells or {*map(str, cells)} - {"", "-"})
+            for name, *cells in zip(self.columns, *(cells for cells, _ in self._rows), strict=True)
+        ]
         table = open_table(*compress(self.columns, kept))
         table.title, table.title_justify, table.title_style = self.title, "left", "bold"
         for name, column in zip(compress(self.columns, kept), table.columns, strict=True):

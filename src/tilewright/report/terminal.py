@@ -132,8 +132,9 @@ def _totals(title: str, launches: Sequence[Operator], names: Sequence[str]) -> T
     )
     wasteful = [launch for launch in known if launch.cost.unused]
     if wasteful:
-        labels = ", ".join(dict.fromkeys(map(unused_label, wasteful)))
-        text.append(f"\n  unused {_sum([launch.cost for launch in wasteful], 'unused', names)} ({labels})")
+        first, *others = dict.fromkeys(map(unused_label, wasteful))
+        unused = _sum([launch.cost for launch in wasteful], "unused", names)
+        text.append(f"\n  unused {unused} ({first}{f' and of {len(others)} more' if others else ''})")
     text.append(f"\n  FLOPs {_sum(costs, 'flops', names)}")
     products = [launch.cost for launch in known if launch.operator_class == "compute"]
     if products:
@@ -150,7 +151,8 @@ def _saved(before: Sequence[Operator], after: Sequence[Operator], names: Sequenc
     if saved <= 0 or any(cost.provenance == "unknown" for cost in old + new):
         return Text()
     reads, writes = (_sum(old, what, names, without=new) for what in ("reads", "writes"))
-    return Text.assemble(("\nsaved by fusion: ", "bold"), f"{nbytes(saved)}", f"\n  reads {reads}  writes {writes}")
+    counts = f"\n  reads {reads}  writes {writes}" if reads + writes != "00" else ", as elements are smaller"
+    return Text.assemble(("\nsaved by fusion: ", "bold"), nbytes(saved), counts)
 
 
 def peak(program: Program, graph: GraphName, of: str = "") -> Text:
@@ -158,8 +160,8 @@ def peak(program: Program, graph: GraphName, of: str = "") -> Text:
     before, after = program.peak_bytes(graph, "before"), program.peak_bytes(graph, "after")
     if before is None or after is None:
         return Text()
-    words = f"{nbytes(before)} before fusion, {nbytes(after)} after"
-    return Text.assemble((f"\npeak of live memory{of}: ", "bold"), words)
+    title = (f"\npeak of live memory{of}: ", "bold")
+    return Text.assemble(title, f"{nbytes(before)} before fusion, {nbytes(after)} after")
 
 
 def _sum(
