@@ -25,7 +25,6 @@ from benchmarks.kernelbench import problems
 from benchmarks.model_zoo import DECODERS, MODELS, Build, Missing
 from benchmarks.rewrites import case_of
 from benchmarks.wider_zoo import WIDER
-from tilewright.choose.fused_regions import operands_of
 from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
 from tilewright.compile.planner import Planner
@@ -38,6 +37,7 @@ from tilewright.passes.fusion import Region
 from tilewright.records.case import Case
 from tilewright.records.errors import TilewrightError
 from tilewright.runtime.executable import layout_of
+from tilewright.runtime.stopwatch import random_like
 from tilewright.schedule.schedule import Schedule
 
 
@@ -77,8 +77,8 @@ alone: AbstractContextManager[object] = nullcontext()
 def race(region: Region, kind: str, predicted: float, device: torch.device) -> Raced:
     """Of a kernel's schedule and its neighbours on random operands; those that do not compile are left out."""
     kernel = kernel_of(region.lowered.nest, source_of(region.lowered))
-    operands = operands_of(region)
-    inputs = [operands[node] for node in region.lowered.inputs]
+    high, generators = min((2, *region.lowered.nest.checks)), dict[torch.device, torch.Generator]()
+    inputs = [random_like(node.meta["val"], generators, high) for node in region.lowered.inputs]
     launches = kernel.neighbours(device).items()
     calls = {text: partial(_launch, region, kernel, inputs, one, device) for text, one in launches}
     right = {text: call for text, call in calls.items() if _runs(call)}

@@ -123,7 +123,7 @@ def test_a_rewrite_that_fails_halfway(
     assert where, line
 
 
-@pytest.mark.parametrize("name", ["values_to_save", "compute_in_each_reader", "settle"])
+@pytest.mark.parametrize("name", ["values_to_save", "compute_in_each_reader"])
 def test_an_optional_step_of_planning_that_fails(
     name: str, lenient: None, monkeypatch: pytest.MonkeyPatch, told: Callable[[], list[str]]
 ) -> None:

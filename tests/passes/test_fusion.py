@@ -19,7 +19,7 @@ from tilewright.compile.planner import Planner
 from tilewright.hardware.target import target_named, target_of
 from tilewright.passes import units
 from tilewright.passes.dropout import split_dropout
-from tilewright.passes.fusion import Fusion, fuse, split_region
+from tilewright.passes.fusion import Fusion, fuse
 from tilewright.passes.norm.split import split_norms
 from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
 from tilewright.passes.simplify import simplify
@@ -362,14 +362,6 @@ def test_empty_and_complex_tensors_stay_with_pytorch() -> None:
     assert_complete(graph, fusion)
     assert decision(fusion, "exp", "sin").reason == "a tensor is empty"
     assert decision(fusion, "mul", "abs_1").reason == "complex64 is a dtype for which no kernel is generated"
-
-
-def test_apart_gives_each_operator_a_kernel_that_reads_what_the_others_write() -> None:
-    _, fusion = fused(naive_softmax, X)
-    parts = split_region(fusion.regions[0])
-    assert parts is not None
-    assert [[n.name for n in part.members] for part in parts] == [["max_1"], ["sub"], ["exp"], ["sum_1"], ["div"]]
-    assert len({part.name for part in parts}) == 5
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from tests.copied_sources import change_a_line, copied_sources
-from tilewright.choose import attention_race, fused_regions
+from tilewright.choose import attention_race
 from tilewright.kernels import linear
 from tilewright.launch.race import race_key
 from tilewright.records import outcomes, sources
 from tilewright.records.outcomes import Outcome
 
-RACES = {"linear": linear.MADE_FROM, "attention": attention_race.MADE_FROM, "regions": fused_regions.MADE_FROM}
+RACES = {"linear": linear.MADE_FROM, "attention": attention_race.MADE_FROM}
 
 
 @pytest.fixture
@@ -31,8 +31,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("kernels/wgmma.cuh", {"attention", "linear"}),
         ("kernels/dropout_add/philox.py", {"attention", "linear"}),
         ("kernels/softmax/cuda.py", set()),
-        ("emit/cpp_printer.py", {"regions"}),
-        ("loops/lower.py", {"regions"}),
+        ("loops/lower.py", set()),
     ],
 )
 def test_races_are_forgotten_when_a_line_of_their_candidates_changes(

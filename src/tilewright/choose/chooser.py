@@ -2,8 +2,8 @@
 
     offers for one place → possible? → raced, or predicted with its neighbours → the fastest is written, a decision
 
-What every choice compares is here: kernels that a person wrote, products of libraries on other operands, layouts of
-convolutions, and (`fused_regions.py`) one generated kernel against several.
+What every choice compares is here: kernels that a person wrote, products of libraries on other operands, and layouts of
+convolutions.
 """
 
 from __future__ import annotations

@@ -183,10 +183,7 @@ def works(plan: GraphPlan) -> Iterator[tuple[Unit, Work | None]]:
 def with_predictions(
     decisions: Iterable[Decision], proposed: Iterable[Region], profile: DeviceProfile
 ) -> Iterator[Decision]:
-    """The decisions with the predicted time of the kernel that each pair was proposed to be part of.
-
-    If a race refuted the proposal, the decision has the measured time too.
-    """
+    """The decisions with the predicted time of the kernel that each pair was proposed to be part of."""
     priced = [
         ({n.name for n in r.members}, predicted_us(region_work(r.lowered), profile))
         for r in proposed

@@ -25,8 +25,6 @@ class GraphPlan:
     graph: fx.Graph
     fusion: Fusion
     """The regions that become kernels, those that were proposed and refused, and a decision for each pair."""
-    proposed: list[Region]
-    """Regions as fusion proposed them, before a race took some of them apart."""
     units: list[Unit]
     """Kernels, library calls and the views between them, in the order in which they run."""
     sources: dict[str, str]
@@ -36,7 +34,7 @@ class GraphPlan:
 
     def bare(self) -> GraphPlan:
         """The plan without what only a recording reads."""
-        return replace(self, proposed=[], fusion=replace(self.fusion, decisions=[], refused=[]))
+        return replace(self, fusion=replace(self.fusion, decisions=[], refused=[]))
 
     def without(self, kernel: str, why: str) -> GraphPlan:
         """The plan with the operators of one region as calls, since its kernel does not compile; a decision says so."""

@@ -2,7 +2,7 @@
 
 torch-level graph, joint graph → rewrites (`stages.py`)
 cut               → which forward values are saved, which are computed again
-each graph        → rewrites → fusion → choice by what was measured → schedule → sources
+each graph        → rewrites → fusion → schedule → sources
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import replace
 from torch import fx
 
 from tilewright.capture.aot import Rewriter
-from tilewright.choose.fused_regions import settle
 from tilewright.compile import stages
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
@@ -79,40 +78,34 @@ class Planner(Rewriter):
         stages.EACH_GRAPH.run(graph, self.target, name=other.name, hand_written=self.hand_written)
         fusion = Fusion(_fuse_like(graph, other))
         sources = {region.name: "" for region in fusion.regions}
-        return GraphPlan(other.name, graph, fusion, [], schedule(graph, fusion.regions), sources, other.copied)
+        return GraphPlan(other.name, graph, fusion, schedule(graph, fusion.regions), sources, other.copied)
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels, lowerings: Lowerings) -> GraphPlan:
         written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
-        proposed, copied, failed = self._proposed(name, graph, lowerings)
-        try:
-            fusion = settle(proposed, self.target)
-        # Whatever a race raises, the kernels can be those that were proposed.
-        except Exception as error:
-            fusion = proposed
-            failed.append(left_out("settle", error, Snapshot(graph)))
+        fusion, copied, failed = self._fused(name, graph, lowerings)
         fusion.decisions[:0] = written + [replace(decision, graph=name) for decision in failed]
         for region in fusion.regions:
             if region.device.type not in ("cpu", "cuda"):
                 raise CaptureError(f"no kernel is generated for the device {region.device}")
         sources = {region.name: kernels.source(region) for region in fusion.regions}
-        return GraphPlan(name, graph, fusion, proposed.regions, schedule(graph, fusion.regions), sources, copied)
+        return GraphPlan(name, graph, fusion, schedule(graph, fusion.regions), sources, copied)
 
-    def _proposed(
+    def _fused(
         self, name: GraphName, graph: fx.Graph, lowerings: Lowerings
     ) -> tuple[Fusion, list[Copied], list[Decision]]:
         """The regions, after copies of chains into those that read them, and decisions about what failed."""
-        proposed, copied = fuse(graph, name, self.target, lowerings=lowerings), list[Copied]()
+        fusion, copied = fuse(graph, name, self.target, lowerings=lowerings), list[Copied]()
 
         def copy_into_readers(graph: fx.Graph, target: Target) -> None:
-            copied.extend(compute_in_each_reader(graph, proposed.regions, target.profile))
+            copied.extend(compute_in_each_reader(graph, fusion.regions, target.profile))
 
         failed: list[Decision] = []
         if "compute_in_each_reader" not in skipped():
             failed += attempt(Pass("compute_in_each_reader", copy_into_readers), graph, self.target)
         # A pass that is taken back leaves other nodes, too.
         if copied or failed:
-            proposed = fuse(graph, name, self.target, lowerings=lowerings)
-        return proposed, copied, failed
+            fusion = fuse(graph, name, self.target, lowerings=lowerings)
+        return fusion, copied, failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
         self.decisions += decisions

@@ -32,8 +32,7 @@ class PricedCase:
 def price_case(case: Case, target: Target) -> PricedCase:
     """Operators as eager runs them, the launches of the plan for `target`, its decisions and memory.
 
-    Nothing is computed, unless the target measures: then each region is raced against its operators one by one on this
-    machine, and on a GPU each attention.
+    Nothing is computed, unless the target measures: then offers are raced on this machine.
     """
     return _priced(case, target)
 
@@ -78,7 +77,7 @@ def _add_plan(program: Program, plan: Plan, shapes: dict[GraphName, SymbolicShap
     for graph in plan.graphs:
         named = shapes[graph.name]
         fusion = graph.fusion
-        program.decisions += with_predictions(fusion.decisions, [*graph.proposed, *fusion.refused], profile)
+        program.decisions += with_predictions(fusion.decisions, [*fusion.regions, *fusion.refused], profile)
         launches, regions = operators_after(graph.name, graph.units, named, profile)
         program.operators += launches
         program.regions += regions

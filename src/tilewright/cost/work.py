@@ -33,8 +33,6 @@ COMBINED_PER_US = 200
 """Words that threads of one SM exchange in a microsecond, by shuffles and shared memory."""
 STRIPS = 2
 """Programs per SM in a kernel that sums columns; each walks a strip of rows."""
-CLEAR_FACTOR = 1.5
-"""If predicted times of kernels whose kinds were timed differ by more than this factor, no race is needed."""
 HELD, MISSED = 0.4, 0.8
 """Shares of the last-level cache: a tensor is still there if the program touched fewer bytes than the first since its
 last use, and gone after more than the second. Each half of an H200's cache keeps a copy of what its own SMs read."""
@@ -148,17 +146,6 @@ def predicted_us(work: Work, profile: DeviceProfile, *, with_start: bool = True)
         # That of a GPU's kernels is known; a CPU's calls start as its small operators were measured to.
         coefficients = (profile.launch_us, *coefficients[1:])
     return serial_us + sum(c * term for c, term in zip(coefficients[first:], terms(work, profile)[first:], strict=True))
-
-
-def is_fitted(work: Work, profile: DeviceProfile) -> bool:
-    """Whether kernels of the work's kind were timed on such a device."""
-    return _coefficients(work, profile) is not None
-
-
-def is_close(ours: Sequence[Work], theirs: Sequence[Work], profile: DeviceProfile) -> bool:
-    """Whether prediction cannot tell which is faster."""
-    times = [sum(predicted_us(work, profile) for work in works) for works in (ours, theirs)]
-    return not all(is_fitted(work, profile) for work in (*ours, *theirs)) or max(times) < CLEAR_FACTOR * min(times)
 
 
 def _coefficients(work: Work, profile: DeviceProfile) -> Coefficients | None:

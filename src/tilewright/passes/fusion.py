@@ -26,7 +26,7 @@ from tilewright.graph.undefined import is_tangent
 from tilewright.hardware.floor import cache_us, dram_us
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Language, Target
-from tilewright.loops.lower import Lowered, lower
+from tilewright.loops.lower import Lowered
 from tilewright.loops.nest import Nest
 from tilewright.loops.reuse import Lowerings
 from tilewright.operators.axes import Unfusable
@@ -127,20 +127,6 @@ def fuse(graph: fx.Graph, graph_name: GraphName, target: Target, *, lowerings: L
     except Unfusable:
         # A group of elementwise operators did not fit one nest after all.
         return _Fuser(graph, graph_name, target, lowerings, lower_each=True).run()
-
-
-def split_region(region: Region) -> list[Region] | None:
-    """A region for each operator; None if an operator cannot be a kernel alone."""
-    order = {node: i for i, node in enumerate(region.members[0].graph.nodes)}
-    parts: list[Region] = []
-    for number, node in enumerate(region.members):
-        try:
-            name = f"{region.name}_part{number}"
-            lowered = lower(with_results([node], order), live_out([node]), name, region.language)
-        except Unfusable:
-            return None
-        parts.append(Region([node], lowered))
-    return parts
 
 
 class _Fuser:
