@@ -227,8 +227,8 @@ def test_a_healthy_step_has_no_verdict_but_how_much_operators_could_win() -> Non
     trace.frame("train.py(1): main", 0, 1000)
     trace.operator("aten::mm", 10, 990, dims=[[64, 64], [64, 64]])
     assert verdict(trace) == [
-        "Nothing stands out: operators take 98 % of the host's step, aten::mm at train.py:1 98 % (no floor is known of "
-        "it)."
+        "Nothing stands out: operators take 98 % of the host's step, aten::mm at train.py:1 alone 98 % (its floor is "
+        "unknown)."
     ]
 
 

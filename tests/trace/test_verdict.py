@@ -166,7 +166,7 @@ def test_random_numbers_have_no_verdict_but_their_part_of_what_operators_could_w
     rates = ", ".join(f"('A CPU', '{kind}', '', 1000, 'GB/s', 'measured')" for kind in ("copy", "read", "write"))
     connection = trace.analysed(f"INSERT INTO ceiling VALUES {rates}")
     ((said,),) = rows(connection, "SELECT sentence FROM verdict ORDER BY place")
-    assert said.startswith("Nothing stands out") and "of the step, aten::bernoulli_ at train.py:5 9" in said
+    assert said.startswith("Nothing stands out") and "of the step, aten::bernoulli_ at train.py:5 alone 9" in said
 
 
 def test_a_part_of_a_step_has_no_verdict() -> None:

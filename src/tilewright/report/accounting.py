@@ -64,7 +64,7 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
         ahead = f"kernels began {duration(lag_us)} after their launch (median)"
         yield f"{device}: {ahead}; {mean:.1f} launches queued on average, {most} at most"
     for (bare,) in connection.execute(_BARE).fetchall():
-        yield f"what you would win is part of a step of {duration(bare)} without the profiler"
+        yield f"what you would win is of a step without the profiler, which takes {duration(bare)}"
     for took, least in connection.execute(_BELOW).fetchall():
         yield (
             f"operators with a floor took {duration(took)}, less than their floors of {duration(least)}: their data "

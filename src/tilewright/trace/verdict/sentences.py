@@ -116,11 +116,11 @@ def _python(cause: Candidate, step: Step) -> Advice:
         why = (
             "PyTorch works there outside of its operators, and the step waits for it."
             if cause.inner_what == "PyTorch"
-            else "It is no operator of PyTorch's, and the step waits for it."
+            else "It is not a PyTorch operator, and the step waits for it."
         )
         action = "Do it once before the loop, every 100th step, or with operations on tensors"
         return Advice(f"{cause.what}()", why, action, 0.99 * cause.ms)
-    why = "Python runs there outside of every operator, or a function in C that shows no call, as NumPy's."
+    why = "Python code runs there between operators, or a C function that no profiler sees, such as NumPy's."
     return Advice("Python", why, "Do it with operations on whole tensors, or outside of the step", 0.99 * cause.ms)
 
 
@@ -130,7 +130,7 @@ def _copy(cause: Candidate, step: Step) -> Advice:
         "contiguous": "Keep the tensor contiguous from the start: copy it once before the loop",
         **dict.fromkeys(("tensor", "as_tensor"), "torch.from_numpy(array) shares the array's memory"),
         **dict.fromkeys(
-            _LAYS_OUT, "Let its operands lie in the order in which it takes them, permuted once before the loop"
+            _LAYS_OUT, "Keep its operands in the order in which it reads them: permute them once before the loop"
         ),
         **dict.fromkeys(_JOINS, "Make one tensor before the loop and write each part into it (all[i] = part)"),
     }.get(cause.what, "Convert the tensor once before the loop, or create it with that type and layout")
@@ -240,7 +240,7 @@ def _single(cause: Candidate, step: Step) -> Advice:
 
 def _optimizer(cause: Candidate, step: Step) -> Advice:
     kinds = max(cause.inner_ms or 1, 1)
-    why = f"It makes {cause.calls:,.0f} calls of {kinds:.0f} operators, one by one for each parameter."
+    why = f"It calls {kinds:.0f} operators for each parameter, {cause.calls:,.0f} calls in all."
     action = f"torch.optim.{cause.what}(..., fused=True) updates all parameters in one call"
     # Large tensors are read and written once by the one call, and by several of the operators.
     part = 1 - 1 / kinds if cause.ms < _LARGE_MS * cause.calls else min(1 - 1 / kinds, 0.75)
@@ -252,10 +252,10 @@ def _aside(cause: Candidate, step: Step) -> Advice:
     match cause.inner_what:
         case "drawn":
             slow, least = "Drawing random numbers", 0.3
-            action = "Draw for the rows alone that the step reads, or in a DataLoader's workers"
+            action = "Draw only for the rows that the step reads, or in a DataLoader's workers"
         case "check":
             slow, least = "Checking values", 0.1
-            action = "Check every 100th step, or the loss alone: what is not finite reaches it"
+            action = "Check every 100th step, or only the loss: NaN and Inf reach it"
         case "update":
             slow, least = "Updating tensors beside the training", 0.2
             action = (

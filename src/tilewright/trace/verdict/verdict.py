@@ -172,17 +172,17 @@ def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
     of_host = "" if on_host is None else f": operators take {on_host:.0f} % of the host's step"
     if of_host:
         of_host += _longest(connection, bare)
-    most = "" if not win else f" At their floors all operators would save {share(min(win, bare), bare)} of the step"
+    most = "" if not win else f" At their floors, all together would save {share(min(win, bare), bare)} of the step"
     if win and win >= STANDS_OUT * bare:
         operator, source, part = connection.execute(
             "SELECT operator, source, sum(win) AS won FROM host_distance GROUP BY ALL ORDER BY won DESC LIMIT 1"
         ).fetchall()[0]
-        most += f", {operator}{at(source)} {share(min(part, bare), bare)}"
+        most += f", {operator}{at(source)} alone {share(min(part, bare), bare)}"
     said = [f"Nothing stands out{of_host}." + (f"{most}." if most else "")]
     if stopped and stopped >= _STOPPED:
         said += [
-            f"For {share(stopped, 1)} of the step its thread did not run, for no reason within the program.",
-            "Other programs probably used the processors: measure again while they rest.",
+            f"For {share(stopped, 1)} of the step its thread did not run, though nothing in the program made it wait.",
+            "Other programs probably used the processors: measure again when the machine is idle.",
         ]
     return said
 
@@ -196,7 +196,7 @@ def _longest(connection: DuckDBPyConnection, bare: float) -> str:
     if found is None or found[2] < STANDS_OUT * bare:
         return ""
     operator, source, ms, priced = found
-    return f", {operator}{at(source)} {share(min(ms, bare), bare)}{'' if priced else ' (no floor is known of it)'}"
+    return f", {operator}{at(source)} alone {share(min(ms, bare), bare)}{'' if priced else ' (its floor is unknown)'}"
 
 
 def _operator_sentences(connection: DuckDBPyConnection) -> list[str]:
