@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from tilewright.capture import program_cache
 from tilewright.capture.aot import Boxed, CallableGraph, Compiler, through_aot
 from tilewright.capture.errors import graph_break, watch
+from tilewright.capture.second_derivative import SecondDerivative
 from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
 from tilewright.compile.planner import Planner
@@ -154,6 +155,21 @@ class _Compiler(Compiler):
 
     def wrap_entry(self, called: Called) -> Callable[..., Any]:
         return compiled_call(called)
+
+    def second_derivative(self, obstacle: str) -> SecondDerivative:
+        device = self.planner.target.profile.device
+        autocast = device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+        def run(*args: Any) -> Any:
+            with torch.autocast(*autocast):
+                return self.eager()(*args)
+
+        @cache
+        def report() -> None:
+            place, why = _place(self.eager().graph), "AOTAutograd differentiates a compiled graph once"
+            self.leave_to_pytorch(Fallback("a second derivative of the graph", place, why))
+
+        return SecondDerivative(run, report, obstacle)
 
     def guard_written(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
         error = CaptureError("arguments of a call share memory that it writes")

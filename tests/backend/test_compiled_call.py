@@ -112,15 +112,6 @@ def test_saved_tensors_are_free_after_backward() -> None:
     assert all(ref() is None for ref in packed)
 
 
-def test_double_backward_is_pytorch_s_error() -> None:
-    x = with_grad(4, 20)
-    result = called(chain, x)(x)
-    assert is_native(result)
-    (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradient.sum().backward()
-
-
 def test_a_gradient_that_is_passed_on_stays_the_callers() -> None:
     x, incoming = with_grad(4, 20), torch.ones(4, 20)
     result = called(lambda x: x + 1, x)(x)

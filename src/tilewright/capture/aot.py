@@ -25,6 +25,7 @@ from tilewright.records.program import GraphName
 if TYPE_CHECKING:
     from tilewright.capture.plain_call import Called
     from tilewright.capture.program_cache import KeptProgram
+    from tilewright.capture.second_derivative import SecondDerivative
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Kind = Literal["forward", "backward", "inference"]
@@ -81,6 +82,10 @@ class Compiler:
     def wrap_entry(self, called: Called) -> Callable[..., Any]:
         """The function to call instead of AOTAutograd's callable."""
         return called.otherwise
+
+    def second_derivative(self, obstacle: str) -> SecondDerivative | None:
+        """What gives gradients of compiled backwards a history, unless an obstacle forbids to run the graph again."""
+        return None
 
     def guard_written(self, called: Callable[..., Any], written: Sequence[bool]) -> Callable[..., Any]:
         """The function to call instead of `called`, which changes the `written` ones of its arguments."""

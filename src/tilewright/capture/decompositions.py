@@ -12,6 +12,10 @@ PyTorch's fake tensors take this power of booleans for integers; its kernels giv
 
 PyTorch 2.11's fake tensors keep a dimension of one element that is counted from the end.
 
+    y = _efficientzerotensor([2, 3])   →   y = zeros([2, 3])
+
+Forward-mode differentiation makes tangents of zeros without memory, which no kernel can read.
+
     y = _foreach_add([a, b], [c, d])   →   y = [add(a, c), add(b, d)]
 
 Each then has its row in the operator table and is fused with its neighbours: an optimizer's update becomes one kernel
@@ -37,7 +41,11 @@ def decompositions(*, on_cpu: bool = True) -> dict[Any, Callable[..., Any]]:
 
     distances = dict(get_decompositions([torch.ops.aten._euclidean_dist]))
     laid_out = dict(laid_out_as_eager()) if on_cpu else {}
-    own = {torch.ops.aten.pow.Tensor_Scalar: _power, torch.ops.aten.linalg_vector_norm.default: _norm}
+    own = {
+        torch.ops.aten.pow.Tensor_Scalar: _power,
+        torch.ops.aten.linalg_vector_norm.default: _norm,
+        torch.ops.aten._efficientzerotensor.default: torch.zeros,
+    }
     return by_tensor() | distances | laid_out | own
 
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from tilewright.capture.aot import Boxed, CallableGraph, Compiler, Kind
 from tilewright.capture.input_names import rename_inputs
-from tilewright.capture.partition import cut
+from tilewright.capture.partition import cut, draws
 from tilewright.graph.undefined import (
     BackwardByGradients,
     copied,
@@ -57,6 +57,8 @@ class GraphPair:
     static: Sequence[int] = ()
     plain: PlainCall | None = None
     """How a call runs the compiled graphs if it does not need AOTAutograd's wrappers."""
+    draws: bool = False
+    """Whether the forward graph draws random numbers."""
     written: Sequence[bool] = ()
     """For each input of the program, whether a call changes its elements."""
     runs: dict[Kind, Boxed] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class GraphPair:
         self._note_written()
         self.static = _static_inputs()
         _keep_saved_tensors()
+        self.draws = any(map(draws, gm.graph.nodes))
         self._note_plain(gm.graph, self.whole_backward().graph)
         if self.packed is not None:
             self.whole = None
@@ -176,10 +179,12 @@ class GraphPair:
     def _callable_of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         from tilewright.capture.plain_call import Called, marks
 
+        has_backward, second = "forward" in self.runs, None
         otherwise = _with_undefined_gradients(compiled) if self.tangents else compiled
+        if has_backward and (second := self.compiler.second_derivative(self._obstacle())) is not None:
+            otherwise = second.watched(otherwise)
         if self.plain is None:
             return otherwise
-        has_backward = self.plain.autograd is not None
         forward: Any = self.runs["forward" if has_backward else "inference"]
         return self.compiler.wrap_entry(
             Called(
@@ -190,9 +195,15 @@ class GraphPair:
                 otherwise=otherwise,
                 stand_in=partial(forward.resumed, otherwise),
                 mark=marks(self.plain),
+                second=second,
                 disables_autocast=autocasts(),
             )
         )
+
+    def _obstacle(self) -> str:
+        if self.draws:
+            return "the call drew random numbers"
+        return "" if self.plain is not None else "the call wrote to an input, or returned a view"
 
     def program(self, compiled: Any, looked_up: Mapping[str, Outcome | None]) -> KeptProgram | None:
         """The compiled program as data; None if the compiler or AOTAutograd cannot describe it. Raises CaptureError."""
@@ -206,13 +217,22 @@ class GraphPair:
         entry, guards = made
         if len(graphs) > 1 and self.packed is None:
             raise CaptureError("its backward cannot be packed")
-        state = plan, list(graphs), list(self.static), list(self.undefined), self.tangents, self.plain, self.written
+        state = (
+            plan,
+            list(graphs),
+            list(self.static),
+            list(self.undefined),
+            self.tangents,
+            self.plain,
+            self.written,
+            self.draws,
+        )
         content = packed.pack(state, graphs, symbolic=self.is_symbolic)
         return KeptProgram(entry, content, self.packed, dict(looked_up), guards if self.is_symbolic else None)
 
     def restored(self, state: Any) -> dict[Kind, Boxed]:
         """The functions of a program, from what `program` packed."""
-        plan, graphs, self.static, self.undefined, self.tangents, self.plain, self.written = state
+        plan, graphs, self.static, self.undefined, self.tangents, self.plain, self.written, self.draws = state
         runs = self.compiler.compile_planned(plan)
         first: Kind = "inference" if len(graphs) == 1 else "forward"
         graph = CallableGraph(graphs[0].owning_module, first, self.static)

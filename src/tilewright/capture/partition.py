@@ -69,10 +69,14 @@ def cut(joint: fx.GraphModule, num_fwd_outputs: int, saver: Saver) -> tuple[fx.G
 
 def _acts(node: fx.Node) -> bool:
     """Whether a call that nothing reads has an effect: it checks its operand, or draws from the generator."""
+    return node.target is torch.ops.aten._assert_async.msg or draws(node)
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether a call draws from a generator."""
     if isinstance(node.target, FunctionType):
         return node.is_impure()
-    draws = isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-    return node.target is torch.ops.aten._assert_async.msg or draws
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)

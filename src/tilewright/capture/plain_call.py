@@ -19,6 +19,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta, OutputType,
 
 if TYPE_CHECKING:
     from tilewright.capture.aot import Boxed
+    from tilewright.capture.second_derivative import SecondDerivative
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Called:
     """Makes a tensor whose `grad_fn` is AOTAutograd's node from the inputs and forward's results."""
     mark: Callable[[Sequence[torch.Tensor]], None] | None
     """Tells Dynamo which sizes of the results change."""
+    second: SecondDerivative | None
+    """Gives gradients their history; None for inference."""
     disables_autocast: bool
     """Whether casts of `torch.autocast` are part of the graphs."""
 

@@ -38,7 +38,7 @@ def compiled_call(called: Called) -> Callable[..., Any]:
 def _as_data(called: Called) -> tuple[Any, ...]:
     """`called` in the form that native/executor.cpp reads."""
     plain, autograd = called.plain, called.plain.autograd
-    functions = called.forward, called.backward, called.otherwise, called.stand_in, called.mark
+    functions = called.forward, called.backward, called.otherwise, called.stand_in, called.mark, called.second
     if autograd is None:
         return *functions, plain.are_tensors, (), (), (), 0, 0, called.disables_autocast, False
     first = autograd.numbers + autograd.checked + autograd.unchecked

@@ -31,6 +31,7 @@ struct CompiledCall {
     py::object otherwise;          // AOTAutograd's callable, for tensors and modes that this one does not know
     py::object stand_in;           // makes a result with AOTAutograd's own node from inputs and forward's values
     py::object mark;               // tells Dynamo which sizes of the results change, or null
+    py::object second;             // gives gradients a history, from inputs and incoming gradients; null for inference
     std::vector<bool> are_tensors;  // the inputs; others are numbers
     std::vector<bool> is_differentiable;  // for each result
     std::vector<int> detached;            // inputs whose gradients are None
@@ -88,6 +89,27 @@ inline Tensor not_a_view(const Tensor& x) {
     return made;
 }
 
+// An input as it was at a call, which does not keep it.
+struct Remembered {
+    explicit Remembered(const Tensor& x) : tensor(x.getIntrusivePtr()), version(version_of(x)) {}
+    explicit Remembered(IValue number) : tensor(Tensor().getIntrusivePtr()), version(0), number(std::move(number)) {}
+
+    // None if it was freed or has changed.
+    py::object recalled() const {
+        if (!number.isNone()) return to_python(number);
+        auto held = tensor.lock();
+        if (!held) return py::none();
+        Tensor x(std::move(held));
+        return version_of(x) == version ? to_python(x) : py::none();
+    }
+
+    static uint32_t version_of(const Tensor& x) { return x.is_inference() ? 0 : x._version(); }
+
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+    uint32_t version;
+    IValue number;
+};
+
 class CompiledNode : public torch::autograd::Node {
   public:
     explicit CompiledNode(CompiledCallPointer call) : call_(std::move(call)) {}
@@ -100,6 +122,12 @@ class CompiledNode : public torch::autograd::Node {
         for (SavedVariable& saved : saved_) saved.reset_data();
         unchecked_.clear();
         is_released_ = true;
+    }
+
+    void remember(PyObject* const* inputs, size_t count) {
+        for (size_t i = 0; i < count; ++i)
+            if (call_->are_tensors[i]) inputs_.emplace_back(THPVariable_Unpack(inputs[i]));
+            else inputs_.emplace_back(from_python(inputs[i]));
     }
 
     // Saves `values`, which forward returned after its results; `results` already have this node as their history.
@@ -132,14 +160,13 @@ class CompiledNode : public torch::autograd::Node {
         for (const Tensor& x : gradients) is_any = is_any || x.defined();
         if (!is_any) return variable_list(call_->are_tensors.size());
         variable_list taken = saved();
+        bool creates_graph = at::GradMode::is_enabled();
+        variable_list incoming = creates_graph ? gradients : variable_list();
         for (const Tangent& tangent : call_->tangents) taken.push_back(gradient_of(tangent, gradients));
         gradients.clear();
-        bool creates_graph = at::GradMode::is_enabled();
-        auto edges = creates_graph ? torch::autograd::collect_next_edges(taken) : torch::autograd::edge_list();
         if (!torch::autograd::get_current_graph_task_keep_graph()) release_variables();
         variable_list given = computed(std::move(taken));
-        if (creates_graph) refuse_double_backward(given, std::move(edges));
-        return given;
+        return creates_graph ? with_history(given, incoming) : given;
     }
 
     // Compiled autograd traces AOTAutograd's own node of the same values.
@@ -217,16 +244,38 @@ class CompiledNode : public torch::autograd::Node {
                  "Expected a plain Tensor, got: " + name);
     }
 
-    static void refuse_double_backward(variable_list& gradients, torch::autograd::edge_list&& edges) {
-        auto error = shared<torch::autograd::Error>(
-            std::string("torch.compile with aot_autograd does not currently support double backward"));
-        error->set_next_edges(std::move(edges));
-        for (Tensor& x : gradients) {
-            if (!x.defined()) continue;
-            // A gradient may be the incoming one itself, as that of a sum; the history of that one must not change.
-            x = x.detach();
-            torch::autograd::set_history(x, error);
+    variable_list with_history(const variable_list& gradients, const variable_list& incoming) const {
+        py::gil_scoped_acquire held;
+        py::list inputs(inputs_.size());
+        bool is_lost = false;
+        for (size_t i = 0; i < inputs_.size(); ++i) {
+            inputs[i] = inputs_[i].recalled();
+            is_lost = is_lost || inputs[i].is_none();
         }
+        if (is_lost) return refused(gradients);
+        PyObject* made = PyObject_CallFunctionObjArgs(call_->second.ptr(), list_of({}, gradients).ptr(), inputs.ptr(),
+                                                      list_of({}, incoming).ptr(), nullptr);
+        if (!made) throw_python_error();
+        py::list results = py::reinterpret_steal<py::list>(made);
+        variable_list given(results.size());
+        for (size_t i = 0; i < given.size(); ++i)
+            if (!results[i].is_none()) given[i] = THPVariable_Unpack(results[i].ptr());
+        return given;
+    }
+
+    // An input was freed or has changed since the call: who differentiates these gradients gets an error.
+    variable_list refused(const variable_list& gradients) const {
+        auto error = shared<torch::autograd::Error>(
+            std::string("torch.compile with aot_autograd does not currently support double backward: an input of the "
+                        "call was freed or changed before"));
+        error->set_next_edges(torch::autograd::edge_list(next_edges()));
+        variable_list given;
+        for (const Tensor& x : gradients) {
+            // A gradient may be the incoming one itself, as that of a sum; the history of that one must not change.
+            given.push_back(x.defined() ? x.detach() : x);
+            if (x.defined()) torch::autograd::set_history(given.back(), error);
+        }
+        return given;
     }
 
     Tensor like_input(size_t i) const {
@@ -259,6 +308,7 @@ class CompiledNode : public torch::autograd::Node {
     std::vector<SavedVariable> saved_;
     variable_list unchecked_;
     std::vector<IValue> numbers_;
+    std::vector<Remembered> inputs_;
     bool is_released_ = false;
     mutable Tensor stand_in_;
 };
@@ -274,9 +324,10 @@ inline bool is_ordinary(const CompiledCall& call, PyObject* const* arguments, si
 }
 
 // Records a new node as the history of the results; its next nodes are the history of `inputs`.
-inline void record(const CompiledCallPointer& call, const variable_list& inputs, PyObject* const* given, size_t count,
-                   PyObject* results) {
+inline void record(const CompiledCallPointer& call, PyObject* const* arguments, const variable_list& inputs,
+                   PyObject* const* given, size_t count, PyObject* results) {
     auto node = shared<CompiledNode>(call);
+    node->remember(arguments, inputs.size());
     auto edges = torch::autograd::collect_next_edges(inputs);
     for (int i : call->detached) edges[i] = torch::autograd::Edge();
     node->set_next_edges(std::move(edges));
@@ -335,7 +386,7 @@ inline PyObject* call_compiled(const CompiledCallPointer& call, PyObject* const*
                                         : values.release());
     if (!results) return nullptr;
     if (needs_gradients)
-        record(call, inputs, PySequence_Fast_ITEMS(values.get()), PyList_GET_SIZE(values.get()), results.get());
+        record(call, arguments, inputs, PySequence_Fast_ITEMS(values.get()), PyList_GET_SIZE(values.get()), results.get());
     if (call->mark) {
         PyObject* marked = PyObject_CallOneArg(call->mark.ptr(), results.get());
         if (!marked) return nullptr;

@@ -258,18 +258,18 @@ PyObject* written_may_meet(PyObject*, PyObject* const* given, Py_ssize_t) {
 
 constexpr const char* COMPILED_NAME = "tilewright.compiled";
 
-// compiled((forward, backward or None, otherwise, stand_in, mark or None, are_tensors, differentiable, detached, tangents,
+// compiled((forward, backward or None, otherwise, stand_in, mark or None, second or None, are_tensors, differentiable, detached, tangents,
 // checked, unchecked, disables_autocast, refuses_determinism)) -> compiled; a tangent is (result, strides or memory
 // format, may_be_undefined)
 PyObject* make_compiled(PyObject*, PyObject* data) {
     HANDLE_TH_ERRORS
     py::tuple told = py::reinterpret_borrow<py::tuple>(data);
     auto function = [](py::handle x) { return x.is_none() ? py::object() : py::reinterpret_borrow<py::object>(x); };
-    CompiledCall call{told[0], function(told[1]), told[2], told[3], function(told[4]),
-                      told[5].cast<std::vector<bool>>(), told[6].cast<std::vector<bool>>(),
-                      told[7].cast<std::vector<int>>(), {}, told[9].cast<size_t>(), told[10].cast<size_t>(),
-                      told[11].cast<bool>(), told[12].cast<bool>()};
-    for (py::handle x : told[8]) {
+    CompiledCall call{told[0], function(told[1]), told[2], told[3], function(told[4]), function(told[5]),
+                      told[6].cast<std::vector<bool>>(), told[7].cast<std::vector<bool>>(),
+                      told[8].cast<std::vector<int>>(), {}, told[10].cast<size_t>(), told[11].cast<size_t>(),
+                      told[12].cast<bool>(), told[13].cast<bool>()};
+    for (py::handle x : told[9]) {
         py::tuple tangent = py::reinterpret_borrow<py::tuple>(x);
         py::object lies = tangent[1];
         Tangent made{tangent[0].cast<int>(), {}, at::MemoryFormat::Contiguous, tangent[2].cast<bool>()};
