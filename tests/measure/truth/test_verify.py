@@ -407,6 +407,30 @@ def test_a_recurrent_layer_of_onednn_is_compared_with_float64(training: bool) ->
     assert torch.backends.mkldnn.enabled == enabled
 
 
+@pytest.mark.parametrize(("a", "b"), [((48, 32), (3, 32, 16)), ((16, 48), (48, 32)), ((3, 16, 32), (32, 48))])
+def test_products_of_groups_and_their_gradients_are_compared_with_float64(
+    a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
+    ends, bounds = torch.tensor([16, 16, 48], dtype=torch.int32), ((0, 16), (16, 16), (16, 48))
+
+    def grouped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch._grouped_mm(x, y, ends)
+
+    def looped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x.dim() == y.dim():
+            return torch.stack([x[:, s:e] @ y[s:e] for s, e in bounds])
+        return torch.cat(
+            [x[s:e] @ y[g] if x.dim() == 2 else x[g] @ y[:, s:e] for g, (s, e) in enumerate(bounds)],
+            -2 if x.dim() == 2 else -1,
+        )
+
+    operands = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for shape in (a, b)]
+    rows = verify(grouped, grouped, operands)
+    assert all(row.ok and row.error == row.eager_error < 0.01 for row in rows)
+    assert not all(row.ok for row in verify(grouped, lambda x, y: looped(x * 1.1, y), operands))
+    assert {row.tensor for row in rows} == {"output", "input 0", "input 1"}
+
+
 def test_functions_that_an_operator_traces_itself() -> None:
     """FlexAttention's gradient, which PyTorch has no other way to call on a CPU."""
     blocks: Any = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")

@@ -7,6 +7,7 @@ So both take the same branches and dropout masks, and their difference is eager'
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,8 @@ def _run_float64(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dic
         v, g, *dim = args
         norms = torch.norm_except_dim(v, 2, *dim)
         return v * (g / norms), norms
+    if target is torch.ops.aten._grouped_mm.default:
+        return _grouped_product(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("offs"))
     # What has no dtype of its own takes the default one: constants, and quotients of integers.
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -175,6 +178,26 @@ def _run_float64(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: dic
         return target(*args, **kwargs)
     finally:
         torch.set_default_dtype(default)
+
+
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
+    """`_grouped_mm`, which has no float64: products of groups of rows, columns or inner indices that end at `ends`.
+
+    Rows and columns behind the last end, which the operator leaves as they are, become zeros.
+    """
+    import torch
+
+    if ends is None:
+        return a @ b
+    bounds = [0, *ends.tolist()]
+    groups = [slice(*pair) for pair in itertools.pairwise(bounds)]
+    if a.dim() == b.dim():
+        return torch.stack([a[:, group] @ b[group] for group in groups])
+    by_row = a.dim() == 2
+    parts = [a[group] @ b[i] if by_row else a[i] @ b[:, group] for i, group in enumerate(groups)]
+    missing = (len(a) if by_row else b.shape[1]) - bounds[-1]
+    whole = torch.cat(parts, 0 if by_row else 1)
+    return torch.nn.functional.pad(whole, (0, 0, 0, missing) if by_row else (0, missing))
 
 
 def _wide_dtype(value: Any) -> Any:
