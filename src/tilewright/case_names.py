@@ -207,7 +207,9 @@ def _with_inputs(
     positional, keywords = _parsed(inputs, target)
     if not accepts(call, positional, keywords):
         count = len(positional) + len(keywords)
-        raise InputError(f"{target} takes {name}{signature_of(call)}, not the {count} inputs {inputs!r}")
+        raise InputError(
+            f"{target} takes {name}{signature_of(call)}, not the {count} input{'s' * (count > 1)} {inputs!r}"
+        )
     return Case(name, build, positional, training=False, keywords=keywords)
 
 

@@ -50,7 +50,7 @@ def bench(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Implementations side by side, verified."""
+    """Time every implementation of an operator or a model side by side, and verify their results."""
     from tilewright.bench import suite_named
     from tilewright.measure.racing.results import check_results
     from tilewright.records.cxx import require_compiler

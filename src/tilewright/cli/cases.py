@@ -40,7 +40,7 @@ def explain(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Graph, costs, floors and planned fusions; runs nothing, needs no GPU."""
+    """Show graph, costs, floors (least times) and planned fusions; runs nothing, needs no GPU."""
     from tilewright.case_names import load_case
     from tilewright.verbs import explain_case, tree_of_case
     from tilewright.verbs.explanation import rewrite_lines, rewrites_of_case
@@ -80,7 +80,7 @@ def optimize(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Capture, explain, fuse, verify, measure; writes a run and a page."""
+    """Capture, explain, fuse, verify and measure a model; writes a run and a page."""
     from tilewright.case_names import load_case
     from tilewright.report.terminal import as_json as program_json
     from tilewright.verbs import optimize_case

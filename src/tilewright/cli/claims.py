@@ -65,7 +65,7 @@ def check(
         ),
     ] = "en",
 ) -> None:
-    """Grade predictions or an operator of a lesson, in words."""
+    """Grade your predictions or your operator in a lesson, in words."""
     from tilewright.bench.peers import example_module
 
     for line in example_module("lessons/check.py").check(lesson, file, language):

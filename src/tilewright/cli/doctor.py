@@ -23,7 +23,7 @@ def doctor(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """The machine, its ceilings measured and from the datasheet."""
+    """Show the machine and its ceilings: the highest rates that it reaches, measured and from the datasheet."""
     from tilewright.hardware.profiles import local_ceilings
     from tilewright.hardware.summary import machine_record, machine_report
     from tilewright.records.atomic_file import ensure_writable, write_document

@@ -43,7 +43,10 @@ def message_of(error: BaseException) -> tuple[str, int]:
         said = error.format_message().rstrip(".")
         if verb == "bench" and re.search(r"extra argument.*\(\d+(x\d+)+\)", said):
             said = f"{said}: give sizes as --shapes"
-        return f"{said}; `{where}` has an example" if said else "", UsageError.exit_code
+        return (
+            f"{said}{' ' if said.endswith('?') else '; '}`{where}` has an example" if said else "",
+            UsageError.exit_code,
+        )
     first = str(error).strip().partition("\n")[0]
     if isinstance(error, MemoryError) or _NO_MEMORY.search(first):
         found = re.search(r"(?<=allocate )[\d.]+ \w+", first)

@@ -52,7 +52,7 @@ def kernel(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Which program owns what, waves, other tile sizes, registers, PTX and SASS of a kernel."""
+    """Show which program of a kernel computes which tile, waves, other tile sizes, registers, PTX and SASS."""
     from tilewright.anatomy.kernel_views import Request, kernel_views
     from tilewright.hardware.geometry import view_record
 

@@ -59,5 +59,5 @@ def device_here(device: str | None) -> str:
         return "cuda" if gpus else "cpu"
     kind, _, number = device.partition(":")
     if device != "cpu" and not (kind == "cuda" and (number or "0").isdecimal() and int(number or 0) < gpus):
-        raise UsageError(f"no device {device!r} here, only cpu and {gpus} CUDA devices")
+        raise UsageError(f"no device {device!r} here, only cpu and {gpus or 'no'} CUDA devices")
     return device

@@ -23,7 +23,7 @@ def write(path: Annotated[Path, typer.Argument(help="The file to write.")]) -> N
 
 @plan.command("import")
 def read(path: Annotated[Path, typer.Argument(help="A file that `tilewright plan export` wrote.")]) -> None:
-    """Follow them here without measuring; what this machine measured itself stays."""
+    """Use them here instead of measuring; what this machine measured itself stays."""
     from tilewright.verbs.measured_plan import import_plan
 
     moved = import_plan(path)

@@ -113,7 +113,7 @@ def device_name(machine: Machine, device: str) -> str:
     if kind == "cpu":
         return machine.cpu.model or "CPU"
     if kind != "cuda" or int(number or 0) >= len(machine.gpus):
-        raise UsageError(f"no device {device!r} here, only cpu and {len(machine.gpus)} CUDA devices")
+        raise UsageError(f"no device {device!r} here, only cpu and {len(machine.gpus) or 'no'} CUDA devices")
     return machine.gpus[int(number or 0)].name
 
 

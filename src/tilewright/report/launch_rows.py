@@ -194,7 +194,7 @@ def _pair(formula: str | None, number: int, names: Sequence[str]) -> Text:
 
 
 def _two_lines(formula: str | None, number: str) -> Text:
-    return Text(number) if formula is None else Text.assemble(plain(formula), "\n", (number, "dim"))
+    return Text(number) if formula in (None, number) else Text.assemble(plain(formula), "\n", (number, "dim"))
 
 
 def unused_label(launch: Operator) -> str:
