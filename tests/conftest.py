@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TILEWRIGHT_KEEP_PROGRAMS"] = "0"
     # Idle threads of OpenMP sleep: two workers with two threads each otherwise wait for each other's turn on two cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # After each compilation Dynamo looks for garbage that collections find anyway, and seldom.
+    os.environ["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"
     # PyTorch's profiler reads this once a process; without it every later recording prints two lines.
     os.environ["KINETO_LOG_LEVEL"] = "6"
 
@@ -56,11 +58,21 @@ def afresh() -> None:
     """Before a test nothing is compiled, and the generators are in the same state at every run."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
-        # For a line of its log Dynamo times the guards of each compilation, with the processor's caches flushed.
-        sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+        leave_out_logs()
     if "torch" in sys.modules:
         seed_only_what_is_there()
         sys.modules["torch"].manual_seed(0)
+
+
+@functools.cache
+def leave_out_logs() -> None:
+    """For lines of its log Dynamo times the guards of each compilation, with the processor's caches flushed, and writes
+    out all settings.
+    """
+    guards, utils = sys.modules["torch._dynamo.guards"], sys.modules["torch._dynamo.utils"]
+    guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
+    for name in ("_get_dynamo_config_for_logging", "_scrubbed_inductor_config_for_logging"):
+        setattr(utils, name, lambda: None)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.backend.compiling import agrees, assert_same, chain, compiled, differentiate, twin, with_grad
 from tilewright.backend import Recording, recording
-from tilewright.runtime.by_size import AT_ONCE, MOST_SIZES
+from tilewright.runtime.by_size import AT_ONCE
 
 
 def run_at(function: Callable[..., Any], shapes: list[tuple[int, ...]], **options: Any) -> Recording:
@@ -109,9 +109,14 @@ def by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.backend.size_symbols", lambda graph: None)
 
 
-def test_past_sixteen_sizes_one_line_and_pytorch(
+MOST_SIZES = AT_ONCE + 2
+
+
+def test_past_the_most_sizes_one_line_and_pytorch(
     lenient: None, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, by_size: None
 ) -> None:
+    for module in ("tilewright.backend", "tilewright.runtime.by_size"):
+        monkeypatch.setattr(f"{module}.MOST_SIZES", MOST_SIZES)
     run = compiled(lambda x: F.gelu(x) * 2, dynamic=True)
     with torch.no_grad(), recording() as record:
         for rows in 3 * [*range(2, MOST_SIZES + 5)]:
@@ -126,7 +131,7 @@ def test_past_sixteen_sizes_one_line_and_pytorch(
         for rows in [*range(2, MOST_SIZES + 3), *range(2, MOST_SIZES + 2)]:
             run(torch.randn(rows, 20))
         for _ in range(2):
-            with pytest.raises(Exception, match="compiled for 16 different sizes"):
+            with pytest.raises(Exception, match=f"compiled for {MOST_SIZES} different sizes"):
                 run(torch.randn(MOST_SIZES + 2, 20))
 
 

@@ -100,8 +100,7 @@ def attends(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("backward", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("function", [chain, drops, shows])
+@pytest.mark.parametrize(("function", "backward"), [(chain, False), (chain, True), (drops, True), (shows, False)])
 def test_a_program_is_found_again(function: Callable[..., Any], backward: bool) -> None:
     x = with_grad(40, 200) if backward else torch.randn(40, 200)
     is_found(function, x, backward=backward)
@@ -240,12 +239,12 @@ OTHERS: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_program_is_not_found(other: str) -> None:
+def test_another_program_is_not_found() -> None:
     run(chain, torch.randn(40, 200))
-    again()
-    OTHERS[other]()
-    assert program_cache.counts["compiled"] == 1 and not program_cache.counts["loaded"], program_cache.counts
+    for name, other in OTHERS.items():
+        again()
+        other()
+        assert program_cache.counts["compiled"] == 1 and not program_cache.counts["loaded"], name
 
 
 def test_other_modes_and_settings_are_other_programs() -> None:
@@ -297,14 +296,14 @@ def test_another_outcome_of_a_race_plans_anew(kept_programs: Path) -> None:
     assert program_cache.counts == {"loaded": 1}
 
 
-@pytest.mark.parametrize("damage", ["cut off", "changed", "empty"])
+@pytest.mark.parametrize("damage", ["cut off", "changed"])
 def test_a_damaged_entry_is_made_again(kept_programs: Path, damage: str) -> None:
     x = torch.randn(40, 200)
     first = run(chain, x)
     (path,) = programs(kept_programs)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    path.write_bytes({"cut off": content[: len(content) // 2], "changed": content, "empty": b""}[damage])
+    path.write_bytes(content[: len(content) // 2] if damage == "cut off" else content)
     for expected in ({"compiled": 1, "kept": 1}, {"loaded": 1}):
         again()
         torch.testing.assert_close(run(chain, x), first, rtol=0, atol=0)
@@ -457,7 +456,7 @@ def test_training_finds_the_program_and_the_plans_of_its_sizes(function: Callabl
     torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function", [mixes, shows_product, writes_shifted])
+@pytest.mark.parametrize("function", [mixes, writes_shifted])
 def test_inference_finds_the_program_and_its_plan_for_new_sizes_too(function: Callable[..., Any]) -> None:
     w = torch.randn(12, 12)
     run_sizes(function, [5, 8], w)

@@ -1,11 +1,13 @@
 """A race of attention kernels is run once, kept on disk, and followed; what it compares is one formula."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.gpu.kernels.launching import in_turn
 from tilewright.choose import attention_race
 from tilewright.choose.attention_race import Bias, Raced
 from tilewright.kernels.attention import reference
@@ -55,14 +57,19 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
     assert outcome(raced) is None
 
 
-@pytest.mark.parametrize(("left", "right"), [(None, None), (None, 0), (3, 0), (1, 2)])
-@pytest.mark.parametrize("mask", ["none", "boolean", "additive"])
-@pytest.mark.parametrize("lies", [((7, 7), (7, 1)), ((2, 3, 7, 7), (0, 0, 16, 1)), ((2, 1, 7, 7), (49, 0, 1, 7))])
+LIES = [((7, 7), (7, 1)), ((2, 3, 7, 7), (0, 0, 16, 1)), ((2, 1, 7, 7), (49, 0, 1, 7))]
+
+
+@pytest.mark.parametrize(
+    ("mask", "lies", "window"),
+    in_turn(itertools.product(["none", "boolean", "additive"], LIES), [((None, None), (None, 0)), ((3, 0), (1, 2))]),
+)
 def test_all_alternatives_of_a_race_compute_one_formula(
-    mask: Mask, left: int | None, right: int | None, lies: tuple[tuple[int, ...], tuple[int, ...]]
+    mask: Mask, lies: tuple[tuple[int, ...], tuple[int, ...]], window: tuple[int | None, int | None]
 ) -> None:
     """The operands lie as the request says; PyTorch's kernel gets the window and the mask in one bias."""
-    request = REQUEST._replace(device=torch.device("cpu"), mask=mask, left=left, right=right, dtype=torch.float32)
+    (left, right), cpu = window, torch.device("cpu")
+    request = REQUEST._replace(device=cpu, mask=mask, left=left, right=right, dtype=torch.float32)
     q, k, v = attention_race._operands(request)
     assert q.stride() == k.stride() == v.stride() == STRIDES
     given = attention_race._mask(request)

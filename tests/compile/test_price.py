@@ -262,22 +262,21 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
         assert {region.language for region in found.program.regions} == {language}
 
 
+NOT_TIMED = "; its other kernels were not timed"
+
+
 @pytest.mark.parametrize(
-    ("dtype", "device", "reason"),
+    ("dtype", "device", "training", "reason"),
     [
-        ("bf16", "h200", " for Hopper) in place of cuDNN"),
-        ("fp32", "h200", "torch.float32: the matrix instructions take 16-bit floats; its other kernels were not timed"),
-        (
-            "bf16",
-            "a100",
-            "needs a GPU with wgmma instructions, which compute capability 8.0 lacks; its other kernels were not timed",
-        ),
-        ("bf16", "cpu", "does not replace PyTorch's attention for CPUs: its kernels run on GPUs only"),
+        ("bf16", "h200", False, " for Hopper) in place of cuDNN"),
+        ("bf16", "h200", True, " for Hopper) in place of cuDNN"),
+        ("fp32", "h200", True, f"torch.float32: the matrix instructions take 16-bit floats{NOT_TIMED}"),
+        ("bf16", "a100", True, f"wgmma instructions, which compute capability 8.0 lacks{NOT_TIMED}"),
+        ("bf16", "cpu", False, "does not replace PyTorch's attention for CPUs: its kernels run on GPUs only"),
     ],
 )
-@pytest.mark.parametrize("training", [False, True])
 def test_whose_attention_runs_is_planned_for_the_device_asked(
-    dtype: str, device: str, reason: str, training: bool
+    dtype: str, device: str, training: bool, reason: str
 ) -> None:
     pytest.importorskip("triton")
     asked = replace(attention.case(B=2, N=64 * (1 + training), d=64, dtype=dtype), training=training)

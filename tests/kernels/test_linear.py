@@ -169,8 +169,7 @@ def test_nothing_is_raced_while_a_graph_is_captured(on_a_device: None, monkeypat
     [
         ("none", True, torch.bfloat16),
         ("gelu", True, torch.float16),
-        ("gelu_tanh", True, torch.bfloat16),
-        ("gelu", False, torch.bfloat16),
+        ("gelu_tanh", False, torch.bfloat16),
     ],
 )
 def test_the_hopper_kernel_does_not_spill(epilogue: cuda.Epilogue, bias: bool, dtype: torch.dtype) -> None:
@@ -213,15 +212,17 @@ def code(rows: int, columns: int, outputs: Sequence[int], gated: bool = False, n
 
 @pytest.mark.parametrize(
     ("columns", "outputs", "gated"),
-    [(2048, [2048, 512, 512], False), (2048, [512, 512], False), (8192, [2048], False), (2048, [8192], True)],
+    [(2048, [2048, 512, 512], False), (8192, [2048], False), (2048, [8192], True)],
 )
 def test_one_row_reads_vectors(columns: int, outputs: list[int], gated: bool) -> None:
     ptx = code(1, columns, outputs, gated, norm=True)
     assert ptx.count("ld.global.v4") >= 8 and "mma" not in ptx
 
 
-@pytest.mark.parametrize("rows", [2, 32, 64])
-@pytest.mark.parametrize(("columns", "outputs", "gated"), [(2048, [512, 512], False), (2048, [8192], True)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "outputs", "gated"),
+    [(2, 2048, [512, 512], False), (32, 2048, [8192], True), (64, 2048, [512, 512], False)],
+)
 def test_several_rows_copy_ahead_to_tensor_cores(rows: int, columns: int, outputs: list[int], gated: bool) -> None:
     ptx = code(rows, columns, outputs, gated)
     assert "cp.async.cg.shared.global" in ptx and ("mma.sync" in ptx or "wgmma" in ptx)

@@ -42,7 +42,7 @@ CHECKED: list[Arguments] = [
     ("softmax", (drawn(2, 3, 5), True)),
     ("softmax", (drawn(2, 3, 5, grad=False).transpose(0, 2), False)),
     ("softmax_backward", (PLAIN.softmax(-1), PLAIN, False)),
-    *(argument for given in ((True, 2), (True, 0), (False, 1)) for argument in normed(*given)),
+    *(argument for given in ((True, 2), (False, 1)) for argument in normed(*given)),
     *(
         ("cross_entropy", (drawn(6, 9), torch.tensor([0, 8, -100, 3, 2, 1]), -100, 0.1, 1e-3, how, False, "auto"))
         for how in ("mean", "none")
@@ -51,10 +51,7 @@ CHECKED: list[Arguments] = [
     *(("dropout_add", (drawn(), drawn(), p, kind, 16)) for p, kind in ((0.0, "gelu"), (1.0, "none"))),
     ("dropout_add_backward", (PLAIN, PLAIN, PLAIN > 0, 0.5, "gelu", 16)),
     ("dropout_add_backward", (PLAIN, None, PLAIN > 0, 0.5, "none", 16)),
-    *(
-        ("weighted_sum", (drawn(5, 8, grad=x), drawn(8, grad=w)))
-        for x, w in ((True, True), (True, False), (False, True))
-    ),
+    *(("weighted_sum", (drawn(5, 8, grad=x), drawn(8, grad=w))) for x, w in ((True, True), (False, True))),
     ("weighted_sum_backward", (drawn(3, grad=False), PLAIN, drawn(5, grad=False), True, False)),
     ("linear_gelu", (drawn(5, 16), drawn(8, 16), drawn(8), "tanh", True)),
     ("linear_gelu", (drawn(5, 16, grad=False), drawn(8, 16, grad=False), None, "none", False)),

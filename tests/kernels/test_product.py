@@ -61,8 +61,10 @@ def test_elsewhere_it_is_pytorchs_product_with_its_gradients() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("left_along", "right_along"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(
+    ("left_along", "right_along", "bias"),
+    [(True, True, True), (True, False, False), (False, True, True), (False, False, True)],
+)
 def test_the_hopper_kernel_does_not_spill(left_along: bool, right_along: bool, bias: bool) -> None:
     found = build(cuda.SOURCE, cuda.definitions(left_along, right_along, bias))
     assert not any(found.spilled.values()) and not found.serialized

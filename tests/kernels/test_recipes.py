@@ -174,7 +174,7 @@ CALLS = [(name, arguments) for calls in (IN_TRITON, IN_CUDA) for name in calls f
 
 @pytest.mark.parametrize("number", range(len(CALLS)), ids=lambda number: f"{CALLS[number][0]} {number}")
 def test_results_lie_as_a_graph_is_told(number: int) -> None:
-    """Else a compiled graph would not take the recipe."""
+    """Else a compiled graph would not take the recipe; Triton's own launcher is given the same."""
     name, arguments = CALLS[number]
     recipe = recipe_of(name, *arguments)
     assert recipe is not None and any(isinstance(action, Launch) for action in recipe.actions)
@@ -184,24 +184,23 @@ def test_results_lie_as_a_graph_is_told(number: int) -> None:
     results = [told] if isinstance(told, torch.Tensor) else [*(told or ())]
     layouts = [recipe.buffers[number] for number in recipe.results]
     assert [(x.shape, x.strides, x.dtype) for x in layouts] == [(x.shape, x.stride(), x.dtype) for x in results]
+    if arguments in IN_TRITON.get(name, ()):
+        assert_given_alike(recipe, recipe_of(name, *arguments, compiled=False))
 
 
-@pytest.mark.parametrize("name", IN_TRITON)
-def test_triton_is_given_the_same_by_its_own_launcher(name: str) -> None:
+def assert_given_alike(one: Recipe, other: Recipe | None) -> None:
     """Beside constants and what is absent, which a compiled kernel lacks, and its two areas."""
-    for arguments in IN_TRITON[name]:
-        one, other = (recipe_of(name, *arguments, compiled=compiled) for compiled in (True, False))
-        assert one is not None and other is not None
-        assert (one.results, one.buffers, one.advance) == (other.results, other.buffers, other.advance)
-        pairs = [pair for pair in zip(one.actions, other.actions, strict=True) if isinstance(pair[0], Launch)]
-        assert pairs
-        for mine, theirs in pairs:
-            assert isinstance(mine, Launch) and isinstance(theirs, Launch) and mine.grid == theirs.grid
-            names = theirs.kernel.kernel.arg_names
-            assert set(names[len(theirs.arguments) :]) <= set(theirs.kernel.options)
-            parameters = zip(theirs.arguments, theirs.kernel.kernel.params, strict=False)
-            given = [_value(a) for a, p in parameters if not p.is_constexpr and a != Number("P", 0)]
-            assert [_value(a) for a in mine.arguments[:-2]] == given
+    assert other is not None
+    assert (one.results, one.buffers, one.advance) == (other.results, other.buffers, other.advance)
+    pairs = [pair for pair in zip(one.actions, other.actions, strict=True) if isinstance(pair[0], Launch)]
+    assert pairs
+    for mine, theirs in pairs:
+        assert isinstance(mine, Launch) and isinstance(theirs, Launch) and mine.grid == theirs.grid
+        names = theirs.kernel.kernel.arg_names
+        assert set(names[len(theirs.arguments) :]) <= set(theirs.kernel.options)
+        parameters = zip(theirs.arguments, theirs.kernel.kernel.params, strict=False)
+        given = [_value(a) for a, p in parameters if not p.is_constexpr and a != Number("P", 0)]
+        assert [_value(a) for a in mine.arguments[:-2]] == given
 
 
 def _value(argument: Any) -> Any:

@@ -88,12 +88,10 @@ def drawn(name: str) -> list[torch.Tensor]:
 
 
 ALIKE = (
-    "gelu by tanh",
-    "dropout_add gelu_tanh",
-    "dropout_add silu",
+    *("gelu by tanh", "dropout_add none", "dropout_add gelu_tanh", "dropout_add silu", "silu", "log_softmax"),
     *(f"cross_entropy {name}" for name in [*OPTIONS][:-1]),
 )
-"""Which differ from another case in a number alone."""
+"""Which differ from another case in a number or a name alone."""
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ALIKE])

@@ -1,5 +1,6 @@
 """Cross entropy on a CPU from two numbers a row: the numbers, what is kept, what stays a call."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tests.backend.compiling import compiled
 from tests.contract import keeps_contract, launched
+from tests.gpu.kernels.launching import in_turn
 from tests.passes.graphs import aten, calls, planned, run, written
 from tests.passes.losses import CLASSES, LOSSES, Head, inputs
 from tilewright.backend import recording
@@ -51,9 +53,14 @@ def test_no_row_of_classes_is_kept_for_backward_beside_the_logits() -> None:
     assert sum(value.numel() >= 2 * 9 * CLASSES for value in kept) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("places", [(3, 5), (15,), (3, 1, 5)], ids=["image", "signal", "volume"])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    ("reduction", "places", "dtype"),
+    in_turn(
+        itertools.product(["mean", "sum", "none"], [(3, 5), (15,), (3, 1, 5)]),
+        [(torch.float32, torch.bfloat16, torch.float64)],
+    ),
+    ids=str,
+)
 def test_classes_of_places_for_a_gpu(reduction: str, places: tuple[int, ...], dtype: torch.dtype) -> None:
     def program(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
@@ -83,9 +90,10 @@ def lies_last(x: Tensor) -> Tensor:
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
-@pytest.mark.parametrize("laid", [lies_last, lambda x: x[..., 1:]], ids=["channels last", "a part"])
-@pytest.mark.parametrize("places", [(3, 5), (15,), (3, 2, 5)], ids=["image", "signal", "volume"])
-@pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize(
+    ("laid", "places", "trains"),
+    in_turn(itertools.product([lies_last, lambda x: x[..., 1:]], [(3, 5), (15,), (3, 2, 5)]), [(True, False)]),
+)
 def test_logits_with_strides_of_their_own_for_a_gpu(
     trains: bool, places: tuple[int, ...], laid: Callable[[Tensor], Tensor]
 ) -> None:

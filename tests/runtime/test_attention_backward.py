@@ -48,15 +48,15 @@ def ours(given: Sequence[Tensor], causal: bool = False, mask: Tensor | None = No
 
 
 @pytest.mark.parametrize(
-    ("shape", "masked", "spread", "dtype"),
+    ("shape", "masked", "kind"),
     in_turn(
-        itertools.product(SHAPES.values(), ["no mask", "causal", "added", "of keys"], [1.0, 2.0]),
-        [(torch.float32, torch.bfloat16, torch.float16)],
+        itertools.product(SHAPES.values(), ["no mask", "causal", "added", "of keys"]),
+        [[(dtype, spread) for spread in (2.0, 1.0) for dtype in (torch.float32, torch.bfloat16, torch.float16)]],
     ),
     ids=str,
 )
-def test_gradients_keep_the_contract(shape: Sequence[int], masked: str, spread: float, dtype: torch.dtype) -> None:
-    queries, keys = shape[2:4]
+def test_gradients_keep_the_contract(shape: Sequence[int], masked: str, kind: tuple[torch.dtype, float]) -> None:
+    (queries, keys), (dtype, spread) = shape[2:4], kind
     if masked == "causal" and queries != keys:
         queries = keys
         shape = (*shape[:2], queries, keys, shape[4])

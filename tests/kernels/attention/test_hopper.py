@@ -167,7 +167,7 @@ def test_the_forward_does_not_spill_or_wait() -> None:
     pytest.importorskip("triton")
     printed, _ = processes.run(["-m", "tests.kernels.attention.hopper_code"], env={"TRITON_INTERPRET": "0"})
     reports = [json.loads(line) for line in printed.splitlines()]
-    assert len(reports) == 7
+    assert len(reports) == 6
     for report in reports:
         assert not report["serialized"] and report["spilled"] <= 64, report
         assert report["shared"] <= H200.shared_bytes_per_block, report
@@ -182,9 +182,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
         (backward.SHAPES[64], False, BF16, True, False),
         (backward.SHAPES[64], True, FP16, False, False),
         (backward.SHAPES[128], True, FP16, True, False),
-        (backward.SHAPES[128], False, BF16, False, False),
-        (backward.SHAPES[128], True, BF16, False, True),
-        (backward.SHAPES[256], False, FP16, False, False),
+        (backward.SHAPES[128], False, BF16, False, True),
         (backward.SHAPES[256], True, BF16, False, False),
         (backward.SHORT, True, BF16, False, False),
     ],
