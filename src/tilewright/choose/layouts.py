@@ -49,6 +49,8 @@ IN_TF32 = " in TF32"
 """Ends the name of an alternative whose fp32 products round their operands to TF32."""
 BELOW_TF32 = 1 + 2.0**-12
 """TF32 has 10 bits after the point: it takes this number for 1."""
+EPS_OF_TF32 = 2.0**-10
+"""The library may round operands so in one layout and not in the other, in forward or in a gradient alone."""
 SECONDS = 0.02
 """Time of one race, beside the first calls. A model has tens of convolutions, and few are close."""
 
@@ -60,7 +62,8 @@ def layout_race(convolution: Convolution) -> Race | None:
     cudnn = torch.backends.cudnn
     settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
     work = "layout", repr(replace(convolution, device=torch.device("meta"))), str(settings)
-    return Race(work, convolution.device, MADE_FROM, partial(_alternatives, convolution), SECONDS)
+    eps = EPS_OF_TF32 if cudnn.allow_tf32 and convolution.dtype == torch.float32 else 0.0
+    return Race(work, convolution.device, MADE_FROM, partial(_alternatives, convolution), SECONDS, eps)
 
 
 def rounded(outcome: Outcome, name: str) -> bool:

@@ -36,6 +36,8 @@ class Race:
     """Makes random operands, so that it is called only if there is no outcome."""
     seconds: float = SECONDS
     """Time of the race, beside the first calls."""
+    operand_eps: float = 0.0
+    """ε of the numbers that an alternative may round its operands to, where that is more than their dtype's: TF32."""
 
     @property
     def key(self) -> str:
@@ -48,7 +50,7 @@ class Race:
         if found is not None or not measure or is_captured(self.device):
             return found
         try:
-            found = run(self.alternatives, self.device, self.seconds)
+            found = run(self.alternatives, self.device, self.seconds, self.operand_eps)
         except torch.OutOfMemoryError:
             warn_once(f"no memory to race {' '.join(self.work)}")
             return None
@@ -61,11 +63,16 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def run(alternatives: Callable[[], Alternatives], device: torch.device, seconds: float = SECONDS) -> Outcome:
+def run(
+    alternatives: Callable[[], Alternatives],
+    device: torch.device,
+    seconds: float = SECONDS,
+    operand_eps: float = 0.0,
+) -> Outcome:
     """Race on `device` whatever modes PyTorch is in: in real tensors, without gradients and autocast."""
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with in_real_tensors(), on_device, torch.no_grad(), torch.autocast(device.type, enabled=False):
-        return contest(alternatives(), device, seconds=seconds)
+        return contest(alternatives(), device, seconds=seconds, operand_eps=operand_eps)
 
 
 def random_operand(

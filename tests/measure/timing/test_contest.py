@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tilewright.measure.timing import contest as contest_module
+from tilewright.choose.layouts import EPS_OF_TF32
 from tilewright.measure.timing.contest import agree, contest, only_race
 from tilewright.measure.timing.stopwatch import Lap
 
@@ -39,6 +40,15 @@ def test_wrong_results_take_no_part(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = contest({"right": X.exp, "wrong": lambda: X.exp() * 1.01, "also right": X.exp}, CPU)
     assert set(outcome.times_us) == {"right", "also right"}
     assert "wrong was not raced: its results differ from those of right" in capsys.readouterr().err
+
+
+def test_operands_rounded_to_tf32_are_no_wrong_results(capsys: pytest.CaptureFixture[str]) -> None:
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    calls = {"fp32": lambda: X @ X.T, "tf32": lambda: rounded(X) @ rounded(X.T), "wrong": lambda: X @ X.T * 1.05}
+    assert set(contest(calls, CPU).times_us) == {"fp32"}
+    assert set(contest(calls, CPU, operand_eps=EPS_OF_TF32).times_us) == {"fp32", "tf32"}
 
 
 def test_all_draw_the_same_numbers_and_the_generator_stays() -> None:

@@ -35,7 +35,11 @@ LEAD = 1.5
 
 
 def contest(
-    alternatives: Mapping[str, Callable[[], object]], device: torch.device, *, seconds: float = SECONDS
+    alternatives: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    *,
+    seconds: float = SECONDS,
+    operand_eps: float = 0.0,
 ) -> Outcome:
     """Microseconds of each alternative's shortest call on `device`; the results of the first alternative are trusted.
 
@@ -44,8 +48,8 @@ def contest(
     A call longer than a time slice of the GPU is never alone there, so that races of different processes wait for one
     another, and calls are repeated until the shortest time is seen twice.
 
-    An alternative whose results differ from the first's by more than rounding is left out with a message. The state of
-    the device's generator is as before.
+    An alternative whose results differ from the first's by more than rounding (of results, and of operands to numbers
+    with `operand_eps`) is left out with a message. The state of the device's generator is as before.
     """
     watch = stopwatch_for(str(device))
     times: dict[str, list[float]] = {}
@@ -57,7 +61,7 @@ def contest(
         return lap
 
     with only_race(_gpu(device)), _same_draws(device) as restore:
-        right = _agreeing(alternatives, restore)
+        right = _agreeing(alternatives, restore, operand_eps)
         calls = {name: partial(timed, name, function, _host_us(watch, function)) for name, function in right.items()}
         deadline = watch.now() + MOST_ROUNDS * seconds
         interleaved(calls, watch.now, min_repeats=LEAST_REPEATS, max_seconds=seconds)
@@ -118,7 +122,7 @@ def _same_draws(device: torch.device) -> Iterator[Callable[[], object]]:
 
 
 def _agreeing(
-    alternatives: Mapping[str, Callable[[], object]], restore: Callable[[], object]
+    alternatives: Mapping[str, Callable[[], object]], restore: Callable[[], object], operand_eps: float
 ) -> dict[str, Callable[[], object]]:
     """The alternatives whose results agree with the first one's, from the same random numbers."""
     found: dict[str, Callable[[], object]] = {}
@@ -128,7 +132,7 @@ def _agreeing(
         results = _floats(function())
         if not found:
             expected = results
-        elif not agree(results, expected):
+        elif not agree(results, expected, operand_eps):
             first = next(iter(found))
             warn_once(f"{name} was not raced: its results differ from those of {first} by more than rounding")
             continue
@@ -144,10 +148,10 @@ def _floats(result: Any) -> list[torch.Tensor]:
     return [one for part in result for one in _floats(part)] if isinstance(result, (tuple, list)) else []
 
 
-def agree(results: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+def agree(results: list[torch.Tensor], expected: list[torch.Tensor], operand_eps: float = 0.0) -> bool:
     """Whether shapes and non-finite places are equal, and the norm of the difference is at most √ε of the norm.
 
-    A result that is zero but for the rounding of sums in fp32, as the gradient of a softmax over one element, agrees
+    ε is that of the results' dtype, or that of what operands may be rounded to if it is larger. A result that is zero but for the rounding of sums in fp32, as the gradient of a softmax over one element, agrees
     with any other such: it is at most 64 ε of fp32 of the norm of all results.
     """
     import torch
@@ -161,6 +165,7 @@ def agree(results: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
         if not torch.equal(torch.isfinite(one), finite):
             return False
         a, b = (torch.where(finite, x, 0.0).double() for x in (one, other))
-        if (a - b).norm() > math.sqrt(torch.finfo(other.dtype).eps) * b.norm() + rounding:
+        eps = max(torch.finfo(other.dtype).eps, operand_eps)
+        if (a - b).norm() > math.sqrt(eps) * b.norm() + rounding:
             return False
     return True
