@@ -5,13 +5,23 @@
 
     db = _embedding_bag_backward(dy, indices, …)    →   dw = embedding_dense_backward(dy[offset2bag], indices, …)
 
+    dw[t] = embedding_dense_backward(dy[t], indices[t], n[t], …)      for several tables t
+    →
+    keys, order = sort(stack(indices) + begin); dw = embedding_sums(stack(dy), keys, order, …)
+    dw[t] = slice(dw, 0, begin[t], begin[t] + n[t])
+
 PyTorch sorts too, but its sums reach only 0.08 of a copy's bandwidth (H200, bf16, 65536 positions in 50257 × 4096;
 tilewright's 0.75, with the sort). A bag's gradient takes PyTorch some 27 launches: 11 ms of the host for 26 tables.
+Tables that look up as many rows of one width are one sum, since the sort of each takes 17 launches, and a longer one
+hardly more. Keys of padding come last and are not summed; each gradient has the bits of a sum of its own. Gradients
+that another operator reads stay: they may be added to a product in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,10 +31,10 @@ from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.insert import replace as replace_node
+from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
 from tilewright.kernels.offer import Offer
-from tilewright.passes.index.embeddings import Group, groups_of
 from tilewright.passes.index.sorted_rows import narrowest, sort_keys
 
 aten = torch.ops.aten
@@ -40,6 +50,8 @@ UNSORTED_US = 0.04
 """Time of PyTorch's sums without a sort, per position."""
 CLEAR = 0.8
 """One sum pays if it is predicted to take less than this share of the time of all."""
+ROWS = 64
+"""A table begins at a multiple of this many rows of the sum, and so at a multiple of 128 bytes."""
 
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
@@ -49,20 +61,70 @@ def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
     for bags in graph.find_nodes(op="call_function", target=aten._embedding_bag_backward.default):
         _take_bags_apart(bags)
     found = graph.find_nodes(op="call_function", target=GRADIENT)
-    for group in groups_of([node for node in found if not _refusal(node)]):
+    for group in _groups([node for node in found if not _refusal(node)]):
         yield [_of_tables(group)]
     for node in graph.find_nodes(op="call_function", target=GRADIENT):
         yield [_of_one(node)]
 
 
-def _of_tables(group: Group) -> Offer:
-    count, positions, moved = len(group.gradients), group.positions, group.stacked_bytes
-    copies = (Work("pointwise", moved, moved),) if moved else ()
+def _groups(gradients: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
+    """Those of these gradients that can be one sum."""
+    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in gradients:
+        given, places = calls.tensor(node.args[0]), calls.tensor(node.args[1])
+        known = isinstance(node.args[2], int) and not has_symbols(given) and not has_symbols(places)
+        if known and places.dim() and all(user.op == "output" for user in node.users):
+            groups.setdefault((given.dtype, given.shape, places.dtype, node.args[3]), []).append(node)
+    yield from (group for group in groups.values() if len(group) > 1 and _begins(group)[-1] < 2**31)
+
+
+def _begins(group: Sequence[fx.Node]) -> list[int]:
+    """The row of the sum at which each table begins, and their end."""
+    return [*accumulate((-(-calls.number(node.args[2]) // ROWS) * ROWS for node in group), initial=0)]
+
+
+def _of_tables(group: Sequence[fx.Node]) -> Offer:
+    count, positions = len(group), calls.tensor(group[0].args[1]).numel()
+    moved = count * calls.nbytes(group[0].all_input_nodes[0])
     return Offer(
-        f"one sum of {positions} positions each", f"the gradients of {count} tables", group.gradients[0], group.apply,
-        work=(SORTED_US + count * positions / PER_US, *copies),
+        f"one sum of {positions} positions each", f"the gradients of {count} tables", group[0],
+        lambda: _apply_together(group),
+        work=(SORTED_US + count * positions / PER_US, Work("pointwise", moved, moved)),
         instead=(count * min(UNSORTED_US * positions, SORTED_US),), clear=CLEAR,
     )  # fmt: skip
+
+
+def _apply_together(group: Sequence[fx.Node]) -> fx.Node:
+    """Insert the sum in front of the last of the group; the part of the first."""
+    last, padding = group[-1], calls.number(group[0].args[3])
+    entries = [calls.number(node.args[2]) for node in group]
+    *begins, total = _begins(group)
+
+    def formula(*given: Tensor) -> tuple[Tensor, Tensor]:
+        rows, places = torch.stack(given[: len(group)]), torch.stack(given[len(group) :])
+        table = torch.arange(len(group), device=places.device).view(-1, *[1] * (places.dim() - 1))
+        # An index out of bounds stays out of bounds.
+        keys = torch.where((places >= 0) & (places < _of_table(table, entries)), places + _of_table(table, begins), -1)
+        if padding >= 0:
+            keys = torch.where(places == padding, total, keys)
+        return rows.flatten(0, -2), keys.to(narrowest(total + 1)).flatten()
+
+    rows, keys = insert_formula(last, formula, *(node.args[place] for place in (0, 1) for node in group))
+    ranked = sort_keys(last, keys, total + 1)
+    found = insert_call(last, torch.ops.tilewright.embedding_sums.default, rows, *ranked, total + 1, total)
+    ends = zip(group, begins, entries, strict=True)
+    parts = [insert_call(last, aten.slice.Tensor, found, 0, begin, begin + n) for _, begin, n in ends]
+    for node, part in zip(group, parts, strict=True):
+        replace_node(node, part)
+    return parts[0]
+
+
+def _of_table(table: Tensor, values: Sequence[int]) -> Tensor | int:
+    """values[table], computed: a constant, a progression, or steps."""
+    steps = [b - a for a, b in pairwise(values)]
+    if len(set(steps)) == 1:
+        return values[0] + table * steps[0] if steps[0] else values[0]
+    return sum(((table > k) * step for k, step in enumerate(steps)), start=torch.full_like(table, values[0]))
 
 
 def _of_one(node: fx.Node) -> Offer:
