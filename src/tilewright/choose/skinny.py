@@ -39,7 +39,14 @@ aten: Any = torch.ops.aten
 MOST_WEIGHTS = 3
 NORM = call(aten._fused_rms_norm.default, "source", Value("shape"), "gain", Value("eps"), alone=True)
 NORMED = call(operator.getitem, NORM, 0)
-GATED = call(aten.mul.Tensor, call(aten.silu.default, "gate", alone=True), "up")
+GATED = call(aten.mul.Tensor, call(aten.silu.default, "product", alone=True), "up")
+AFTER = {
+    "gelu": call(aten.gelu.default, "product"),
+    "gelu_tanh": call(aten.gelu.default, "product", approximate=lambda kind: kind == "tanh"),
+    "silu": call(aten.silu.default, "product"),
+    "none": call(aten.add.Tensor, "product", "residual"),
+}
+"""By activation, what one product's launch computes behind it."""
 VIEWS = {aten.view.default, aten._unsafe_view.default}
 TRANSPOSED = call((aten.t.default, aten.transpose.int, aten.permute.default), "weight", ...)
 PRODUCT = call(aten.mm.default, "x", TRANSPOSED), call(aten.addmm.default, "bias", "x", TRANSPOSED)
@@ -98,7 +105,7 @@ def _matches(graph: fx.Graph) -> Iterator[_Match]:
     products = {node: found for node in roots(PRODUCT, graph) if (found := _product(node)) is not None}
     taken: set[fx.Node] = set()
     for node in roots(GATED, graph):
-        if (match := _gated(node, products)) is not None and not taken & set(match.nodes):
+        if (match := _match(node, {"swiglu": GATED}, products)) is not None and not taken & set(match.nodes):
             taken.update(match.nodes)
             yield match
     by_x: dict[fx.Node, list[_Product]] = {}
@@ -108,8 +115,7 @@ def _matches(graph: fx.Graph) -> Iterator[_Match]:
     # A product that shares x saves more in one launch with the others of x than with the operator after it.
     alone = {group[0].node: group[0] for group in by_x.values() if len(group) == 1}
     for node in list(graph.nodes):
-        match = _activated(node, alone) or _added(node, alone)
-        if match is not None and not taken & set(match.nodes):
+        if (match := _match(node, AFTER, alone)) is not None and not taken & set(match.nodes):
             taken.update(match.nodes)
             yield match
     order = {node: number for number, node in enumerate(graph.nodes)}
@@ -151,36 +157,21 @@ def _product_of(node: object, products: dict[fx.Node, _Product]) -> _Product | N
     return products.get(product) if len(product.users) == 1 else None
 
 
-def _gated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
-    for found in matches(GATED, node):
-        first, second = _product_of(found["gate"], products), _product_of(found["up"], products)
-        if first is None or second is None or first.x is not second.x:
-            continue
-        if first.weight.meta["val"].shape == second.weight.meta["val"].shape and _is_whole(node, first):
-            return _Match((first, second), node, "swiglu")
+def _match(node: fx.Node, patterns: Mapping[str, Any], products: dict[fx.Node, _Product]) -> _Match | None:
+    """The products whose launch can compute `node` too, by the pattern of an activation that fits."""
+    for kind, pattern in patterns.items():
+        for found in matches(pattern, node):
+            terms = [_product_of(found[name], products) for name in ("product", "up") if name in found]
+            known, residual = tuple(one for one in terms if one is not None), found.get("residual")
+            alike = len(known) == len(terms) and len({(one.x, one.weight.meta["val"].shape) for one in known}) == 1
+            if alike and _is_whole(node, known[0]) and (residual is None or _is_like(residual, node)):
+                return _Match(known, node, kind, residual)
     return None
 
 
-def _activated(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
-    if node.target not in (aten.gelu.default, aten.silu.default):
-        return None
-    tanh = calls.arguments(node).get("approximate") == "tanh"
-    kind = "silu" if node.target is aten.silu.default else "gelu_tanh" if tanh else "gelu"
-    product = _product_of(node.args[0], products)
-    return _Match((product,), node, kind) if product is not None and _is_whole(node, product) else None
-
-
-def _added(node: fx.Node, products: dict[fx.Node, _Product]) -> _Match | None:
-    for found in matches(call(aten.add.Tensor, "term", "residual"), node):
-        product, value, whole = (
-            _product_of(found["term"], products),
-            calls.tensor(found["residual"]),
-            calls.tensor(node),
-        )
-        alike = value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous()
-        if product is not None and alike and _is_whole(node, product):
-            return _Match((product,), node, residual=found["residual"])
-    return None
+def _is_like(residual: fx.Node, node: fx.Node) -> bool:
+    value, whole = calls.tensor(residual), calls.tensor(node)
+    return value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous()
 
 
 def _is_whole(node: fx.Node, product: _Product) -> bool:
