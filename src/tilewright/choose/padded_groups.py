@@ -9,8 +9,7 @@ Neighbouring kernels write and read the padded tensors, if nothing else needs th
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +19,13 @@ from torch import Tensor, fx
 
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
-from tilewright.graph.insert import contiguous, insert_call, insert_formula, replace, replace_results
+from tilewright.graph.insert import contiguous, insert_formula, replace, replace_results
 from tilewright.graph.layouts import FORMATS, lies_channels_last
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import Offer
+from tilewright.passes.simplify import simplify
 
 aten: Any = torch.ops.aten
 FORWARD, BACKWARD = aten.convolution.default, aten.convolution_backward.default
@@ -39,14 +39,16 @@ def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:
     """An offer for each convolution of a joint or inference graph of ATen operators whose groups are converted."""
     if not target.runs_cuda:
         return
-    padder, profile = _Padder(), target.profile
+    profile, size = target.profile, len(graph.nodes)
     unraced = None if profile.is_timed else f"they were timed on compute capability {profile.timed_on} alone"
     for node in list(graph.nodes):
         if node.target in (FORWARD, BACKWARD) and (found := _groups(node)) is not None:
-            write = padder.forward if node.target is FORWARD else padder.backward
             what = f"channels-last groups of {min(found.made, found.read)} channels, which cuDNN converts"
             kernel = f"groups padded to {found.width} channels"
-            yield [Offer(kernel, what, node, partial(write, node, found), unraced=unraced)]
+            yield [Offer(kernel, what, node, partial(_write, node, found), unraced=unraced)]
+    if len(graph.nodes) != size:
+        # Forward and backward share the padded image and weight.
+        simplify(graph, target)
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,11 @@ class _Groups:
     made: int
 
     @property
-    def width(self) -> int | None:
-        """Channels to which both sides are padded; None if neither needs it or one would grow by more than its half."""
-        both = {
-            next((width for width in WIDTHS[1:] if WIDTHS[0] < size <= width), None) for size in (self.read, self.made)
-        }
-        (width,) = both if len(both) == 1 else (None,)
-        return None if self.read == self.made == width else width
+    def width(self) -> int:
+        """Channels to which both sides are padded; 0 if neither needs it or one would grow by more than its half."""
+        sides = self.read, self.made
+        first, second = (next((wide for wide in WIDTHS[1:] if WIDTHS[0] < size <= wide), 0) for size in sides)
+        return 0 if first != second or sides == (first, first) else first
 
 
 def _groups(node: fx.Node) -> _Groups | None:
@@ -82,53 +82,36 @@ def _groups(node: fx.Node) -> _Groups | None:
     return found if found.width and laid and x.numel() * x.itemsize >= LEAST_BYTES else None
 
 
-class _Padder:
-    def __init__(self) -> None:
-        self.padded: dict[tuple[fx.Node, int], fx.Node] = {}
-        """Padded images and weights, by tensor and number of groups; forward and backward share them."""
+def _write(node: fx.Node, groups: _Groups) -> fx.Node:
+    if node.target is FORWARD:
+        new: fx.Node = _laid_like(node, insert_formula(node, partial(_forward, groups), *node.args))
+        replace(node, new)
+        return new
+    results = insert_formula(node, partial(_backward, groups), *node.args)
+    read = {user.args[1]: user for user in node.users if calls.output(user) is not None}
+    laid = [_laid_like(read[place], x) if place in read else None for place, x in enumerate(results)]
+    replace_results(node, laid)
+    return next(x for x in laid if x is not None)
 
-    def forward(self, node: fx.Node, groups: _Groups) -> fx.Node:
-        args: tuple[Any, ...] = node.args
-        x, weight, bias, *rest = args
-        operands = self._image(x, groups.read, groups), self._weight(weight, groups)
-        given = bias if bias is None else insert_formula(node, _pad_vector, bias, groups.count, groups.width)
-        made = insert_call(node, FORWARD, *operands, given, *rest)
-        replace(node, _laid_like(node, insert_formula(node, _unpad_image, made, groups.count, groups.made)))
-        return made
 
-    def backward(self, node: fx.Node, groups: _Groups) -> fx.Node:
-        args: tuple[Any, ...] = node.args
-        g, x, weight, sizes, *rest = args
-        gradient, image = self._image(g, groups.made, groups), self._image(x, groups.read, groups)
-        padded = sizes if sizes is None else [groups.count * (groups.width or 0)]
-        made = insert_call(node, BACKWARD, gradient, image, self._weight(weight, groups), padded, *rest)
-        results: list[fx.Node | None] = [None] * 3
-        for user in node.users:
-            place: Any = user.args[1]
-            if calls.output(user) is None:
-                continue
-            result = insert_call(node, operator.getitem, made, place)
-            if place == 0:
-                result = insert_formula(node, _unpad_image, result, groups.count, groups.read)
-            elif place == 1:
-                result = insert_formula(node, _unpad_weight, result, groups.count, groups.made, groups.read)
-            else:
-                result = insert_formula(node, _unpad_vector, result, groups.count, groups.made)
-            results[place] = _laid_like(user, result)
-        replace_results(node, results)
-        return made
+def _forward(groups: _Groups, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    count, wide = groups.count, groups.width
+    padded = None if bias is None else _pad(bias.view(count, -1), wide).view(-1)
+    made = FORWARD(_pad_image(x, count, wide), _pad_weight(weight, count, wide), padded, *rest)
+    return _unpad_image(made, count, groups.made)
 
-    def _image(self, x: fx.Node, width: int, groups: _Groups) -> fx.Node:
-        return self._shared(_pad_image, x, groups) if width != groups.width else x
 
-    def _weight(self, weight: fx.Node, groups: _Groups) -> fx.Node:
-        return self._shared(_pad_weight, weight, groups)
-
-    def _shared(self, formula: Callable[[Tensor, int, int], Tensor], x: fx.Node, groups: _Groups) -> fx.Node:
-        key = (x, groups.count)
-        if key not in self.padded:
-            self.padded[key] = insert_formula(_after_inputs(x), formula, x, groups.count, groups.width)
-        return self.padded[key]
+def _backward(
+    groups: _Groups, g: Tensor, x: Tensor, weight: Tensor, sizes: list[int] | None, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    count, wide = groups.count, groups.width
+    operands = *(_pad_image(image, count, wide) for image in (g, x)), _pad_weight(weight, count, wide)
+    dx, dw, db = BACKWARD(*operands, None if sizes is None else [count * wide], *rest)
+    return (
+        None if dx is None else _unpad_image(dx, count, groups.read),
+        None if dw is None else _unpad_weight(dw, count, groups.made, groups.read),
+        None if db is None else db.view(count, -1)[:, : groups.made].reshape(-1),
+    )
 
 
 def _laid_like(node: fx.Node, result: fx.Node) -> fx.Node:
@@ -138,19 +121,16 @@ def _laid_like(node: fx.Node, result: fx.Node) -> fx.Node:
     return contiguous(result.next, result)
 
 
-def _after_inputs(node: fx.Node) -> fx.Node:
-    """The first node after `node` that is no input of the graph."""
-    after = node.next
-    while after.op == "placeholder":
-        after = after.next
-    return after
+def _pad(parts: Tensor, wide: int, *more: int) -> Tensor:
+    """[…, width] → […, wide]; `more` are the paddings of the axes before, the last first."""
+    result: Tensor = aten.constant_pad_nd(parts, [0, wide - parts.shape[-1], *more])
+    return result
 
 
 def _pad_image(x: Tensor, count: int, wide: int) -> Tensor:
     """[N, count · width, …] → [N, count · wide, …], channels-last."""
     parts = x.movedim(1, -1).unflatten(-1, (count, -1))
-    result: Tensor = aten.constant_pad_nd(parts, [0, wide - parts.shape[-1]]).flatten(-2).movedim(-1, 1)
-    return result
+    return x if parts.shape[-1] == wide else _pad(parts, wide).flatten(-2).movedim(-1, 1)
 
 
 def _unpad_image(x: Tensor, count: int, width: int) -> Tensor:
@@ -162,27 +142,13 @@ def _unpad_image(x: Tensor, count: int, width: int) -> Tensor:
 def _pad_weight(weight: Tensor, count: int, wide: int) -> Tensor:
     """[count · made, read, …] → [count · wide, wide, …], channels-last."""
     parts = weight.movedim(1, -1).unflatten(0, (count, -1))
-    more = [0, wide - parts.shape[-1], *[0, 0] * (weight.dim() - 2), 0, wide - parts.shape[1]]
-    result: Tensor = aten.constant_pad_nd(parts, more).flatten(0, 1).movedim(-1, 1)
-    return result
+    return _pad(parts, wide, *[0, 0] * (weight.dim() - 2), 0, wide - parts.shape[1]).flatten(0, 1).movedim(-1, 1)
 
 
 def _unpad_weight(weight: Tensor, count: int, made: int, read: int) -> Tensor:
     parts = weight.movedim(1, -1).unflatten(0, (count, -1))
     kept: Tensor = parts[:, :made, ..., :read].reshape(count * made, *parts.shape[2:-1], read)
     result: Tensor = kept.contiguous().movedim(-1, 1)
-    return result
-
-
-def _pad_vector(x: Tensor, count: int, wide: int) -> Tensor:
-    """[count · made] → [count · wide]."""
-    parts = x.view(count, -1)
-    result: Tensor = aten.constant_pad_nd(parts, [0, wide - parts.shape[1]]).view(-1)
-    return result
-
-
-def _unpad_vector(x: Tensor, count: int, made: int) -> Tensor:
-    result: Tensor = x.view(count, -1)[:, :made].reshape(-1)
     return result
 
 

@@ -64,7 +64,7 @@ def insert_formula(before: Node, formula: Callable[..., Any], *args: Any) -> Any
     for step in traced.nodes:
         if step.op == "call_function":
             given, named = map_arg((step.args, step.kwargs), found.__getitem__)
-            found[step] = insert_known(before, step.target, step.meta["val"], *given, **named)
+            found[step] = insert_known(before, step.target, step.meta.get("val"), *given, **named)
     return map_arg(traced.output_node().args[0], found.__getitem__)
 
 
