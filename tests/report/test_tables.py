@@ -75,7 +75,7 @@ def test_every_table_answers_its_query(recorded: Path, data: dict[str, Any]) -> 
 def test_the_first_headline_is_the_step_of_the_device(data: dict[str, Any]) -> None:
     figure, meaning, detail = data["headlines"][0]
     assert (meaning, detail) == ("mean step, GPU 0", "3 profiled steps") and figure == "6.25 ms"
-    assert data["headlines"][1][1] == "median step on the host"
+    assert data["headlines"][1][1] == "median step while profiled"
 
 
 def test_a_view_of_another_version_is_told_and_the_rest_is_shown(recorded: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_trace_alone_shows_no_empty_program(training: Path) -> None:
     html = page_of(training)
     ids = {attrs["id"] for tag, attrs in Elements(html).tags if tag == "section"}
     assert ids == {"timeline", "flame", "allocator"}
-    assert "not verified" not in html and "median step on the host" in html
+    assert "not verified" not in html and "median step while profiled" in html
 
 
 def test_a_program_and_its_trace_share_a_page(tmp_path: Path) -> None:

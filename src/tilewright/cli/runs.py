@@ -44,7 +44,7 @@ def report(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write the page of the latest run; with --flame or --speedscope those, and the page only if --out names one."""
+    """Write the page of the latest run, or a flame graph or Speedscope file; --out adds the page to these."""
     from tilewright.report.flame import write_flame, write_speedscope
     from tilewright.report.page import write_page
     from tilewright.store.run_paths import latest_run

@@ -247,7 +247,8 @@ def _decades(title: str) -> Any:
     import altair as alt
 
     power = "log(datum.value) / LN10"
-    return alt.Axis(title=title, labelExpr=f"abs({power} - round({power})) < 1e-6 ? format(datum.value, '~s') : ''")
+    label = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
+    return alt.Axis(title=title, labelExpr=f"abs({power} - round({power})) < 1e-6 ? {label} : ''")
 
 
 def spec_of(chart: Any, height: int) -> dict[str, Any]:

@@ -157,11 +157,10 @@ def _saved(before: Sequence[Operator], after: Sequence[Operator], names: Sequenc
 
 def peak(program: Program, graph: GraphName, of: str = "") -> Text:
     """The peak of live bytes, without the caller's own tensors; `of` follows what it is."""
-    before, after = program.peak_bytes(graph, "before"), program.peak_bytes(graph, "after")
-    if before is None or after is None:
+    old, new = program.peak_bytes(graph, "before"), program.peak_bytes(graph, "after")
+    if old is None or new is None:
         return Text()
-    title = (f"\npeak of live memory{of}: ", "bold")
-    return Text.assemble(title, f"{nbytes(before)} before fusion, {nbytes(after)} after")
+    return Text.assemble((f"\npeak of live memory{of}: ", "bold"), f"{nbytes(old)} before fusion, {nbytes(new)} after")
 
 
 def _sum(

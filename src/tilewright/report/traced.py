@@ -99,7 +99,7 @@ def _headlines(
 ) -> Iterable[tuple[str, str, str]]:
     """Headlines of a trace: figure, meaning, detail."""
     if steps:
-        yield duration(step_us), "median step on the host", _profiled(steps)
+        yield duration(step_us), "median step while profiled", _profiled(steps)
     yield duration(lines["span"] / 1000), "traced", f"{count(lines['kept']['slices'])} slices"
     for device in devices[:1]:
         yield nbytes(device.peak_bytes), f"peak memory, {device.device}", "training" if device.training else "inference"

@@ -142,8 +142,8 @@ TRACE = (
         "host",
         "Host",
         "Where the host's step went",
-        "The mean bare step of the thread that makes the steps, divided into classes that add up to it. Source is the "
-        "line with most of a class.",
+        "The mean step, without the profiler where one was timed, of the thread that makes the steps, divided into "
+        "classes that add up to it. Source is the line with most of a class.",
         """\
 SELECT rank, class, ms_per_step AS time_ms, percent, source, steps
 FROM host_account LEFT JOIN file_rank USING (file_id) ORDER BY file_id, ms_per_step DESC""",
@@ -165,8 +165,8 @@ ORDER BY upid, ms_per_step DESC""",
         "synchronisation",
         "Waits",
         "What made the host wait",
-        "Calls that returned only when the device had caught up, by the line that made them. Lost is the time that "
-        "the device stood still for it, spent the host's in what the line called.",
+        "Calls that returned only when the device had caught up, by the line that made them. Lost is the time for "
+        "which the device stood still because of them; spent is the host's time in all that the line called.",
         """\
 SELECT rank, lost_ms_per_step AS lost_ms, waited_ms_per_step AS waited_ms, spent_ms_per_step AS spent_ms, calls, what,
        -- The profiler names a function by the line of its `def`.
