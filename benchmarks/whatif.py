@@ -105,20 +105,18 @@ class Alone:
 
 
 def _timed(step: Step, device: str, seconds: float) -> float:
-    """Milliseconds of a step; on a CPU the median, without the time that other programs took."""
+    """Milliseconds of a step, the mean; on a CPU without the time that other programs took."""
     for _ in range(_FIRST):
         step()
-    took: list[float] = []
     queued: list[float] = []
     clock, begun = ThreadClock(), _now(device)
-    while len(took) < _FEWEST or time.perf_counter() - begun < seconds:
-        at = time.perf_counter()
+    steps = 0
+    while steps < _FEWEST or time.perf_counter() - begun < seconds:
         step()
-        took.append(1e3 * (time.perf_counter() - at))
-        clock.lap([], queued)
-    if device == "cuda":
-        return 1e3 * (_now(device) - begun) / len(took)
-    return median(ms - us / 1e3 for ms, us in zip(took, queued or [0.0] * len(took), strict=True))
+        steps += 1
+    # Of the turn as a whole: a single step may end before the time in which it had no processor is known.
+    clock.lap([], queued)
+    return (1e3 * (_now(device) - begun) - sum(queued) / 1e3 * (device == "cpu")) / steps
 
 
 def _now(device: str) -> float:

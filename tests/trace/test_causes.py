@@ -185,6 +185,7 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "operators that look for anomalies": ([looks_for_anomalies, operator("aten::mm", 100, 900)],
                                           "Looking for anomalies", "", "set_detect_anomaly(False)"),
     "a file written": ([method("writelines", "_io.TextIOWrapper object")], "Writing", "", ""),
+    "rows of a database": ([method("commit", "sqlite3.Connection object")], "A database", "commit", "executemany"),
     "a file read": ([method("readlines", "_io.TextIOWrapper object")], "Reading", "", "before the loop"),
     "an outer product summed": (product([[96, 96, 1], [1, 96, 96]]),
                                 "Combining tensors by broadcasting", "96 times the elements", "torch.einsum"),

@@ -34,6 +34,12 @@ _RECOMPILED = {
 _COMPILED_ANEW = "Keep out of the compiled function what the guard names, or pass it as a tensor"
 
 
+_WRITES = {
+    *("write", "writelines", "writerow", "writerows", "save", "flush", "fsync", "savetxt", "tofile", "_write_file"),
+    *("send", "sendall", "truncate", "close", "rename", "unlink", "mkdir"),
+}
+
+
 def advise_data(cause: Candidate, step: Step) -> Advice:
     rest = max(step.bare_ms - cause.ms, 1e-6)
     if step.has_workers:
@@ -123,20 +129,13 @@ def advise_io(cause: Candidate, step: Step) -> Advice:
         case "print":
             why = "A printed tensor is computed, copied to the host and formatted element by element."
             return Advice("print", why, "Print every 100th step, and a number instead of a tensor", 0.99 * cause.ms)
-        case (
-            "write"
-            | "writelines"
-            | "writerow"
-            | "writerows"
-            | "save"
-            | "flush"
-            | "fsync"
-            | "savetxt"
-            | "tofile"
-            | "_write_file"
-            | "send"
-            | "sendall"
-        ):
+        case "commit" | "execute" | "executemany" | "executescript" | "rollback":
+            why = f"The program asks a database within the step and waits for it ({cause.what})."
+            action = (
+                "Keep the rows and write them by one executemany and one commit every 100th step, or read them once"
+            )
+            return Advice("A database", why, action, 0.99 * cause.ms)
+        case str(what) if what in _WRITES:
             why = f"The program writes within the step and waits for it ({cause.what})."
             return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
     why = f"The program reads within the step and waits for it ({cause.what})."
