@@ -485,15 +485,28 @@ def test_bf16_halves_the_bytes_and_has_its_own_rate_of_products(trace: Trace, tm
 
 @pytest.mark.usefixtures("home")
 def test_an_optimizers_update_goes_and_not_what_is_around_it(trace: Trace, tmp_path: Path) -> None:
-    """Of 100 µs 40 make four calls of two operators; the list of the parameters is made all the same."""
+    """Of 100 µs 40 make eight calls of two operators; the list of the parameters is made all the same."""
     trace.step(0, 0, 100)
     trace.slice("user_annotation", "Optimizer.step#Adam.step", 10, 80)
     trace.frame("torch/optim/adam.py(90): _init_group", 10, 40)
     trace.frame("torch/optim/adam.py(400): _single_tensor_adam", 40, 80)
-    for call in range(4):
-        trace.operator(("aten::lerp_", "aten::addcmul_")[call % 2], 40 + 10 * call, 50 + 10 * call)
+    for call in range(8):
+        trace.operator(("aten::lerp_", "aten::addcmul_")[call % 2], 40 + 5 * call, 45 + 5 * call)
     (told,) = what_if(run(trace, tmp_path), ["optimizer"]).predictions
     assert told.predicted_us == pytest.approx(100 - 40 / 2)
+
+
+@pytest.mark.usefixtures("home")
+def test_an_update_of_large_tensors_reads_and_writes_them_all_the_same(trace: Trace, tmp_path: Path) -> None:
+    """Of 1000 µs 900 update a weight and a bias by SGD with momentum: mul_ and twice add_ move eight arrays, one call
+    five."""
+    trace.step(0, 0, 1000)
+    trace.slice("user_annotation", "Optimizer.step#SGD.step", 50, 960)
+    for at, name in ((50, "mul_"), (350, "add_"), (650, "add_")):
+        trace.operator(f"aten::{name}", at, at + 298)
+        trace.operator(f"aten::{name}", at + 298, at + 300)
+    (told,) = what_if(run(trace, tmp_path), ["optimizer"]).predictions
+    assert told.predicted_us == pytest.approx(1000 - 900 * (1 - 5 / 8), rel=0.03)
 
 
 @pytest.mark.usefixtures("home")

@@ -422,7 +422,7 @@ asides AS (
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$')) >= 0.5 * sum(ms), false) AS is_drawn,
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check,
            -- In place, or as a · x + b · y.
-           bool_or(is_update) OR bool_and(what IN ('aten::mul', 'aten::add', 'aten::detach')) AND coalesce(sum(calls) FILTER (WHERE what = 'aten::mul') = 2 * sum(calls) FILTER (WHERE what = 'aten::add'), false) AS is_update
+           bool_or(is_update) OR bool_and(regexp_full_match(what, 'aten::(mul|add|detach|to|_to_copy|copy_|empty_strided)')) AND coalesce(sum(calls) FILTER (WHERE what = 'aten::mul') = 2 * sum(calls) FILTER (WHERE what = 'aten::add'), false) AS is_update
     FROM (SELECT *, line - dense_rank() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM spent)
     GROUP BY file_id, file, block
 ),

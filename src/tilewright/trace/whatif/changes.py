@@ -320,11 +320,11 @@ class Simulator:
         return _Change(dur)
 
     def _optimizer(self) -> _Change:
-        """One call instead of one for each parameter: of the host's time in it a call's share is left."""
+        """One call instead of one for each parameter."""
         part = self._host_part("class IN ('operators', 'Python')", of="optimizer")
         if not part.changes:
             raise UsageError("no step of an optimizer in the run, or one that is fused already")
-        return _Change(lambda at, _: part.left(at, 1 / part.kinds))
+        return _Change(lambda at, _: part.left(at, part.fused))
 
     def _overlap(self) -> _Change:
         return _Change(lambda at, task: 0 if task.kind == "communication" else self._bare[at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UPDATES = r": _(single|multi)_tensor_\w+$"
+_CALL_NS = 5_000
+_ARRAYS = 2.65
+"""That an operator of an update reads and writes on average: two of `mul_`, three of `add_`, four of `addcdiv_`."""
+# The operators of an update: how many kinds, how long all of it takes, of that what computes on elements, and by how
+# many calls for each parameter. The shortest calls, on biases, only call; a device computes by itself.
+_UPDATE = f"""
+WITH called AS (SELECT file_id, class, what, bare FROM ({{}})),
+kind AS (
+    SELECT what, count(*) AS calls,
+           sum(greatest(bare - least(least_ns, {_CALL_NS}), 0)) AS computing
+    FROM called JOIN (
+        SELECT file_id, what, quantile_cont(bare, 0.1) AS least_ns FROM called GROUP BY file_id, what
+    ) USING (file_id, what)
+    WHERE class = 'operators' AND file_id NOT IN (SELECT file_id FROM device_slice) GROUP BY what
+)
+SELECT (SELECT count(DISTINCT what) FROM called WHERE class = 'operators'), (SELECT sum(bare) FROM called),
+       sum(computing), sum(calls) / min(calls)
+FROM kind WHERE computing >= 0.2 * (SELECT max(computing) FROM kind)"""
 
 
 class Spans:
@@ -23,23 +42,21 @@ class Spans:
         self, connection: DuckDBPyConnection, condition: str, given: list[object], of: str = "host_time"
     ) -> None:
         self.files: dict[int, tuple[Ints, NDArray[np.float64]]] = {}
-        self.kinds = 1
+        self.fused = 1.0
         sql = f"""
             SELECT file_id, ts, dur, class, what, CASE WHEN class = 'profiler' THEN 0
                        ELSE greatest(dur - stopped - coalesce(ns_per_event, 0) * host_time.events, 0) END AS bare
             FROM host_time LEFT JOIN host_step_time USING (file_id) WHERE {condition}"""
         if of == "optimizer":
             sql = f"""
-                SELECT spans.*, dense_rank() OVER (PARTITION BY file_id, class ORDER BY what) AS kind
-                FROM ({sql}) AS spans JOIN (
+                SELECT spans.* FROM ({sql}) AS spans JOIN (
                     -- The function that calls operators, where stacks show it: what is around it stays.
                     SELECT ts, ts + dur AS ended FROM slice WHERE regexp_matches(name, '{_UPDATES}')
                     UNION ALL
                     SELECT ts, ts + dur FROM slice WHERE name LIKE 'Optimizer.step#%'
                     AND NOT EXISTS (FROM slice WHERE regexp_matches(name, '{_UPDATES}'))
                 ) AS around ON spans.ts >= around.ts AND spans.ts < around.ended"""
-            found = connection.execute(f"SELECT max(kind) FROM ({sql}) WHERE class = 'operators'", given).fetchone()
-            self.kinds = int(found[0]) if found and found[0] else 1
+            self.fused = _left_by_one_call(connection.execute(_UPDATE.format(sql), given).fetchone())
         columns = connection.execute(
             f"SELECT file_id, ts, dur, bare FROM ({sql}) ORDER BY file_id, ts", given
         ).fetchnumpy()
@@ -66,7 +83,7 @@ class HostPart:
 
     def __init__(self, part: Spans, whole: Spans, timeline: Timeline, bare: list[float]) -> None:
         self._part, self._whole, self._timeline, self._bare = part, whole, timeline, bare
-        self.changes, self.kinds = bool(part.files), part.kinds
+        self.changes, self.fused = bool(part.files), part.fused
 
     def left(self, at: int, factor: float) -> float:
         """The duration of the task at a place if its part of that kind takes `factor` times as long."""
@@ -78,3 +95,21 @@ class HostPart:
         whole = sum(self._whole.within(*piece) for piece in told)
         of_kind = sum(self._part.within(*piece) for piece in told)
         return self._bare[at] * (1 + of_kind / whole * (factor - 1)) if whole else self._bare[at]
+
+
+def _left_by_one_call(update: tuple[float | None, ...] | None) -> float:
+    """The part of an update's time that is left where one call does all of it, of the row of `_UPDATE`.
+
+    Of calling one kind is left. What computes reads and writes each array once: the parameter, its gradient and the
+    optimizer's state, of which about every fourth operator has one.
+
+    >>> round(_left_by_one_call((13, 100.0, 0.0, 1.0)), 3), round(_left_by_one_call((13, 100.0, 100.0, 8.0)), 3)
+    (0.077, 0.33)
+    """
+    kinds, whole, computing, calls = update or (None,) * 4
+    if not kinds or not whole:
+        return 1.0
+    computes = min((computing or 0.0) / whole, 1.0)
+    states = math.ceil(((calls or 1.0) - 1) / 4)
+    passes = min((2 * states + 3) / (_ARRAYS * (calls or 1.0)), 1.0)
+    return (1 - computes) / kinds + computes * passes
