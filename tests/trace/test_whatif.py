@@ -510,6 +510,17 @@ def test_an_update_of_large_tensors_reads_and_writes_them_all_the_same(trace: Tr
 
 
 @pytest.mark.usefixtures("home")
+def test_a_larger_batch_has_no_larger_update(trace: Trace, tmp_path: Path) -> None:
+    """Of 100 µs an operator takes 30 and the optimizer's step 40."""
+    trace.step(0, 0, 100)
+    trace.operator("aten::mm", 10, 40)
+    trace.slice("user_annotation", "Optimizer.step#AdamW.step", 50, 90)
+    trace.operator("aten::_fused_adamw_", 50, 90)
+    (told,) = what_if(run(trace, tmp_path), ["batch:3"]).predictions
+    assert told.predicted_us == pytest.approx(100 + 2 * 30)
+
+
+@pytest.mark.usefixtures("home")
 def test_an_operator_goes_with_what_it_calls_on_a_host(trace: Trace, tmp_path: Path) -> None:
     """Of 100 µs 60 are in linear, which calls addmm for 40, and calls itself; a second addmm stays."""
     trace.step(0, 0, 100)

@@ -41,6 +41,14 @@ _WITHIN = """(file_id, ts) IN (
             WHERE slice.name GLOB one AND dur > 0 AND category IN ('cpu_op', 'python_function')
         ) WHERE before IS NULL OR ended > before
     ) AS gone ON gone.utid = called.utid AND called.ts >= gone.ts WHERE called.ts < gone.ended)"""
+_UPDATES = """(
+    SELECT file_id, slice.ts, slice.ts + slice.dur AS ended
+    FROM slice JOIN thread_track ON thread_track.id = track_id
+    JOIN (SELECT DISTINCT file_id, utid FROM host_time) USING (utid)
+    WHERE slice.name LIKE 'Optimizer.step#%')"""
+_NO_UPDATE = f"""(file_id, ts) NOT IN (
+    SELECT called.file_id, called.ts FROM host_time AS called ASOF JOIN {_UPDATES} AS step
+    ON step.file_id = called.file_id AND called.ts >= step.ts WHERE called.ts < ended)"""
 FORMS = {
     "floor:OPERATOR": "the operator at its floor",
     "gone:NAME": "without that operator, kernel or function; * stands for any letters, a comma parts several",
@@ -301,17 +309,22 @@ class Simulator:
         return _Change(lambda at, _: part.left(at, factor))
 
     def _batch(self, times: str) -> _Change:
+        """An update of the parameters takes as long."""
         try:
             factor = float(times)
         except ValueError:
             factor = 0.0
         if not 0 < factor < float("inf"):
             raise UsageError(f"batch:{times} is no multiple of the batch, such as batch:2")
-        on_host = self._host_part(
-            "class IN ('operators', 'data') AND file_id NOT IN (SELECT file_id FROM device_slice)"
-        )
+        on_host = self._host_part(f"class IN ('operators', 'data') AND {_WITHOUT_DEVICE} AND {_NO_UPDATE}")
+        sql = f"""SELECT slice_id FROM device_slice AS work ASOF JOIN {_UPDATES} AS step
+                  ON step.file_id = work.file_id AND launch_ts >= step.ts WHERE launch_ts < ended"""
+        found = self._connection.execute(sql).fetchall()
+        updates = {slice_id for (slice_id,) in found}
 
         def dur(at: int, task: Task) -> float:
+            if task.slice_id in updates and task.kind == "kernel":
+                return self._bare[at]
             if task.kind in ("kernel", "copy"):
                 fixed = min(task.dur, _FIXED_NS)
                 return fixed + (task.dur - fixed) * factor
