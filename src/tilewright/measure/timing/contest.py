@@ -151,8 +151,9 @@ def _floats(result: Any) -> list[torch.Tensor]:
 def agree(results: list[torch.Tensor], expected: list[torch.Tensor], operand_eps: float = 0.0) -> bool:
     """Whether shapes and non-finite places are equal, and the norm of the difference is at most √ε of the norm.
 
-    ε is that of the results' dtype, or that of what operands may be rounded to if it is larger. A result that is zero but for the rounding of sums in fp32, as the gradient of a softmax over one element, agrees
-    with any other such: it is at most 64 ε of fp32 of the norm of all results.
+    ε is that of the results' dtype, or that of what operands may be rounded to if it is larger. A result that is zero
+    but for the rounding of sums in fp32, as the gradient of a softmax over one element, agrees with any other such: it
+    is at most 64 ε of fp32 of the norm of all results.
     """
     import torch
 
