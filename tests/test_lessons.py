@@ -117,7 +117,7 @@ def test_predictions_are_graded_in_words(tmp_path: Path) -> None:
     assert graded[4].startswith("limit: you say DRAM-bound; it is latency-bound. 1 MB in 8 µs")
     assert graded[5] == "2 of 5 right"
     file.write_text("programs = 60\n")
-    assert "it is 63, 1.05 times that" in next(iter(check("tiles", file)))
+    assert "it is 63, 1.05 times as much" in next(iter(check("tiles", file)))
     assert list(check("tiles", file))[1] == "tiles: no prediction yet"
 
 

@@ -73,7 +73,8 @@ def _verdict(question: Question, words: Words, answer: str, lesson: Lesson) -> t
         return "mistaken", facts | {"why": words.mistakes[mistake]}
     if said <= 0 or truth <= 0:
         return "mistaken", facts
-    return "less" if said < truth else "more", facts | {"times": f"{max(truth / said, said / truth):.3g}"}
+    times = max(truth / said, said / truth)
+    return "less" if said < truth else "more", facts | {"times": f"{times:,.0f}" if times >= 1000 else f"{times:.3g}"}
 
 
 def _number(number: float, factor: float = 1) -> str:
