@@ -11,7 +11,9 @@ from tests.backend.compiling import assert_same, compiled
 from tilewright.backend import backend, recording
 from tilewright.launch.executor import EXTENSION
 from tilewright.measure.memory import peak_bytes
+from tilewright.records.recipe import Layout
 from tilewright.runtime.assemble import Scheduled, taken_over
+from tilewright.runtime.executable import over
 from tilewright.runtime.pool import SMALL
 
 
@@ -147,3 +149,10 @@ def test_autograd_adds_to_a_pooled_gradient_in_place() -> None:
     scores(embedding(places), weight).backward()
     assert found is not None and weight.grad is not None
     torch.testing.assert_close(found, weight.grad)
+
+
+def test_a_result_over_a_part_of_a_tensor_lies_where_the_part_does() -> None:
+    part = torch.arange(12.0)[None, 3:9]
+    made = over(Layout((6, 1), (1, 1), torch.float32, torch.device("cpu")), part)
+    assert (made.shape, made.data_ptr()) == ((6, 1), part.data_ptr())
+    assert made.flatten().tolist() == [3, 4, 5, 6, 7, 8]

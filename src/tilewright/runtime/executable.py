@@ -79,10 +79,7 @@ def over(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype == layout.dtype and tensor.shape == layout.shape and tensor.stride() == layout.strides:
         return tensor
     fresh = torch.empty(0, dtype=layout.dtype, device=tensor.device)
-    whole = tensor.as_strided((layout.extent,), (1,))
-    return fresh.set_(  # type: ignore[call-overload, no-any-return]
-        whole, whole.storage_offset(), layout.shape, layout.strides
-    )
+    return fresh.set_(tensor.untyped_storage(), tensor.storage_offset(), layout.shape, layout.strides)
 
 
 def conform(layout: Layout, tensor: torch.Tensor) -> torch.Tensor:
