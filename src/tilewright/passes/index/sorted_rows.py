@@ -208,30 +208,23 @@ class Orders:
                 return total.view(to.shape)
 
             return _insert(before, compared, keys, where, bounds, match.other.table, match.own, *summed)
-        rows_of = taken(values) or Rows(values, None)
-        where = self._rows(before, rows_of, order)
-
-        def formula(values: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
-            rows = values.reshape(-1, prod(to.shape[1:]))
-            total: Tensor = torch.ops.tilewright.embedding_sums(rows, keys, order, bounds, to.extent, -1)
-            return total.view(to.shape)
-
-        return _insert(before, formula, rows_of.table, keys, where, bounds)
+        return self._reduced(before, values, to, "embedding_sums", -1)
 
     def extremes(
         self, before: fx.Node, values: fx.Node, to: RowTarget, start: float, *, largest: bool, include: bool
     ) -> fx.Node:
         """The largest or smallest of the rows, with `include` also of `start`; `start` where there are no rows."""
+        return self._reduced(before, values, to, "row_extremes", largest, start, include)
+
+    def _reduced(self, before: fx.Node, values: fx.Node, to: RowTarget, operator: str, *options: Any) -> fx.Node:
         keys, order, bounds = self._sort(before, to)
         rows_of = taken(values) or Rows(values, None)
         where = self._rows(before, rows_of, order)
 
         def formula(values: Tensor, keys: Tensor, order: Tensor, bounds: Tensor) -> Tensor:
-            rows = values.reshape(-1, prod(to.shape[1:]))
-            found: Tensor = torch.ops.tilewright.row_extremes(
-                rows, keys, order, bounds, to.extent, largest, start, include
-            )
-            return found.view(to.shape)
+            rows, reduce = values.reshape(-1, prod(to.shape[1:])), getattr(torch.ops.tilewright, operator)
+            result: Tensor = reduce(rows, keys, order, bounds, to.extent, *options)
+            return result.view(to.shape)
 
         return _insert(before, formula, rows_of.table, keys, where, bounds)
 
