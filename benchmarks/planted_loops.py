@@ -192,7 +192,73 @@ for i in range(14):
         parts.append(layer(x[:, k : k + 1])){PLANTED}
     torch.cat(parts, 1).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
 """
+_PENALTY = f"""
+layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(120)]); optimizer = torch.optim.SGD(layers.parameters(), lr=1e-3, foreach=True)
+for i in range(14):
+    loss = layers[0](x[:, :32]).square().mean()
+    for p in layers.parameters(): loss = loss + 1e-4 * p.pow(2).sum(){PLANTED}
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_SEGMENTED = f"""
+body, head = nn.Conv2d(3, 32, 3, stride=4, padding=1), nn.Conv2d(32, 5, 1); optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=1e-3)
+images, masks = torch.randn(4, 3, 128, 128), torch.randint(0, 5, (4, 128, 128))
+for i in range(14):
+    h = F.interpolate(F.relu(body(images)), size=(128, 128), mode="bilinear"){PLANTED}
+    loss = F.cross_entropy(head(h), masks); loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_PRODUCED = f"""
+import queue, threading
+batches = queue.Queue(maxsize=4)
+def produce():
+    while True:
+        time.sleep(0.1)
+        batches.put(torch.randn(64, 256))
+threading.Thread(target=produce, daemon=True).start()
+for i in range(30):
+    x = batches.get(){PLANTED}
+    train(x=x)
+"""
+_FEW_WORKERS = f"""
+class Slow(Dataset):
+    def __len__(self): return 4096
+    def __getitem__(self, i): time.sleep(0.006); return torch.randn(256), i % 10
+for i, (x, y) in zip(range(30), DataLoader(Slow(), batch_size=32, num_workers=2)):{PLANTED}
+    train(x=x, y=y)
+"""
+_CAST = f"""
+model = nn.Sequential(*[nn.Linear(1200, 1200, bias=False) for _ in range(4)]); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); x = torch.randn(2, 1200)
+for i in range(14):
+    for part in range(4):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).float().square().mean(){PLANTED}
+        loss.backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+_PAIRS = f"""
+points = nn.Parameter(torch.randn(512, 64)); optimizer = torch.optim.SGD([points], lr=1e-3); z = torch.randn(256, 64)
+for i in range(14):
+    difference = z.unsqueeze(1) - points.unsqueeze(0){PLANTED}
+    loss = difference.pow(2).sum(-1).min(1).values.mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+"""
+_AVERAGE = f"""
+model = perceptron(1024, 3); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3); average = {{name: value.clone() for name, value in model.state_dict().items()}}
+for i in range(14):
+    train(model, torch.randn(4, 1024), y[:4])
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            average[name] = 0.999 * average[name] + 0.001 * value{PLANTED}
+"""
 CAUSES: dict[str, tuple[str, str]] = {
+    "a penalty by a loop": (_PENALTY, "A loop of small calls"),
+    "an interpolation before the head": (_SEGMENTED, "Interpolating before a 1 × 1 convolution"),
+    "a thread that makes batches": (_PRODUCED, "Waiting in get"),
+    "too few workers": (_FEW_WORKERS, "Waiting for data"),
+    "parameters cast by autocast": (_CAST, "Copying to another precision"),
+    "all pairs, summed a line later": (_PAIRS, "Combining tensors by broadcasting"),
+    "an average in new memory": (_AVERAGE, "Updating tensors beside the training"),
+    "rows of a database": (loop("for k in range(30): database.execute('insert into loss values (?)', (k,)); database.commit()", "import sqlite3\ndatabase = sqlite3.connect('runs.db'); database.execute('create table loss (value real)')"), "A database"),
+    "an event loop": (loop("asyncio.run(asyncio.sleep(0.03))", "import asyncio"), "Waiting in asyncio.run()"),
     "zero_grad to zeros": (_ZERO_GRAD, "zero_grad(set_to_none=False)"),
     "tokens": (_TOKENS, "A loop of small calls"),
     "an optimizer each step": (_OPTIMIZER, "Making an optimizer"),

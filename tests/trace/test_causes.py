@@ -198,6 +198,10 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                                 "Making a one-hot tensor", "a row of all classes", "functional.embedding"),
     "an interpolation before a convolution of one place": (
         enlarged([5, 32, 1, 1]), "Interpolating before a 1 × 1 convolution", "16 × the places", "Swap them"),
+    "copies of autocast": (
+        [frame("nn.Module: Linear_0"), operator("aten::_to_copy", 101, 899),
+         operator("aten::copy_", 102, 898, dims=[[8, 8], [8, 8]], types=["c10::BFloat16", "float"])],
+        "Copying to another precision", "No line asks for it", "autocast once"),
     "a graph that breaks": ([part for at in range(100, 900, 100) for part in
                              (frame("train.py(5): torch_dynamo_resume_in_forward_at_5", at, at + 100),
                               operator("CompiledFunction", at, at + 100))],
@@ -245,7 +249,7 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
     "an average of parameters": ([method("lerp_", "Tensor object"), *aside("aten::mul", "aten::copy_")],
                                  "Updating tensors beside the training", "", "_foreach_lerp_"),
     "an operand in another order": ([frame("torch/functional.py(9): einsum"), operator("aten::clone", 101, 899)],
-                                    "Copying a tensor (within einsum)", "", "permuted once"),
+                                    "Copying a tensor (within einsum)", "", "once before the loop"),
     "a slow sampler": ([marked(EVENTS[0][1]), frame("torch/utils/data/dataloader.py(9): _next_index")],
                        "Choosing the next batch", "whatever num_workers is", "once an epoch"),
     "text that is read": ([frame("json/__init__.py(9): loads")], "loads()", "", "DataLoader's workers"),
@@ -342,6 +346,20 @@ def test_a_cause_has_its_name_its_share_its_line_and_what_to_do(name: str, cause
 @pytest.mark.parametrize("name", NO_CAUSE)
 def test_nothing_stands_out(name: str, causes: dict[str, Rows]) -> None:
     assert causes[name] == []
+
+
+@pytest.mark.parametrize(("sums", "named"), [([96, 96, 96], ["train.py:5"]), ([96, 96], [])])
+def test_a_difference_of_all_pairs_is_summed_a_line_later(sums: list[int], named: list[str]) -> None:
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    trace.operator("aten::sub", 100, 500, dims=[[96, 1, 96], [1, 96, 96]])
+    trace.operator("aten::pow", 501, 700, dims=[sums, []])
+    trace.operator("aten::sum", 701, 900, dims=[sums, []])
+    lines(trace, (0, 9), (99, 5), (500, 6), (901, 9))
+    found = Analysis([trace]).rows("SELECT source, percent FROM cause WHERE kind = 'broadcast'")
+    assert [source for source, _ in found] == named
+    assert all(percent == pytest.approx(79.8, abs=0.5) for _, percent in found)
 
 
 def test_float64_is_named_where_it_begins() -> None:

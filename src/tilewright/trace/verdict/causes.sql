@@ -86,6 +86,7 @@ JOIN (SELECT file_id, sum(step_ns) AS ns FROM step_running GROUP BY file_id) AS 
 WHERE host_time.ts < around.ts + around.dur AND class IN ('operators', 'Python') GROUP BY host_time.file_id
 HAVING NOT bool_or(regexp_matches(what, '_foreach_|_fused_'));
 
+CREATE OR REPLACE TEMP MACRO is_sum(operator) AS regexp_matches(operator, '^aten::(sum|mean|amax|amin|max|min|prod|norm|linalg_vector_norm)$');
 CREATE OR REPLACE TEMP MACRO file_of(source) AS regexp_replace(source, ':\d+$', '');
 CREATE OR REPLACE TEMP MACRO line_of(source) AS TRY_CAST(regexp_extract(source, ':(\d+)$', 1) AS BIGINT);
 
@@ -516,20 +517,47 @@ broadcasts AS (
         WHERE host_event.dur > 100_000 AND plain.name IN ('aten::mul', 'aten::sub', 'aten::add', 'aten::div')
     ),
     combined AS (
-        SELECT file_id, source, plain, list_product([greatest(CASE WHEN axis < len(a) THEN a[len(a) - axis] ELSE 1 END, CASE WHEN axis < len(b) THEN b[len(b) - axis] ELSE 1 END)
-                             FOR axis IN range(greatest(len(a), len(b)))])
-               / greatest(list_product(a), list_product(b), 1) AS times,
+        SELECT file_id, source, plain, [greatest(CASE WHEN axis < len(a) THEN a[len(a) - axis] ELSE 1 END, CASE WHEN axis < len(b) THEN b[len(b) - axis] ELSE 1 END)
+                             FOR axis IN range(greatest(len(a), len(b)) - 1, -1, -1)] AS shape,
+               list_product(shape) / greatest(list_product(a), list_product(b), 1) AS times,
                -- Two columns of elements that perhaps belong together, of which one has an axis more.
                CASE WHEN len(a) <> len(b) AND [n FOR n IN a IF n <> 1] = [n FOR n IN b IF n <> 1] AND len([n FOR n IN a IF n <> 1]) = 1
                     THEN format('{} and {}', a, b) END AS alike
         FROM (SELECT *, dims[1] AS a, dims[2] AS b FROM shaped WHERE len(dims) >= 2 AND len(dims[1]) > 0 AND len(dims[2]) > 0)
+    ),
+    -- On the line itself, or on one of the next three by the shape.
+    summed AS (
+        SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, bool_or(is_sum(what)) AS sums FROM host_cause
+        WHERE class = 'operators' GROUP BY file_id, source
+    ),
+    later AS (
+        SELECT combined.file_id, combined.source, sum(ms) AS ms FROM (SELECT DISTINCT file_id, source, shape FROM combined WHERE times >= 8) AS combined
+        JOIN host_distance ON host_distance.file_id = combined.file_id AND file_of(host_distance.source) = file_of(combined.source)
+         AND line_of(host_distance.source) - line_of(combined.source) BETWEEN 1 AND 3 AND contains(shapes, replace(shape::VARCHAR, ' ', ''))
+        GROUP BY ALL HAVING bool_or(is_sum(operator))
     )
-    SELECT combined.file_id, combined.source, any_value(plain) AS what, any_value(line.ms) AS ms, any_value(line.calls) AS calls, max(times) AS times, arg_max(alike, times) AS alike
-    FROM combined JOIN (
-        SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls FROM host_cause WHERE class = 'operators'
-        GROUP BY file_id, source HAVING bool_or(regexp_matches(what, '^aten::(sum|mean|amax|amin|max|min|prod|norm|linalg_vector_norm)$'))
-    ) AS line ON line.file_id = combined.file_id AND line.source = combined.source
-    WHERE times >= 8 GROUP BY combined.file_id, combined.source
+    SELECT combined.file_id, combined.source, any_value(plain) AS what, any_value(summed.ms + CASE WHEN sums THEN 0 ELSE later.ms END) AS ms,
+           any_value(summed.calls) AS calls, max(times) AS times, arg_max(alike, times) AS alike
+    FROM combined JOIN summed ON summed.file_id = combined.file_id AND summed.source = combined.source
+    LEFT JOIN later ON later.file_id = combined.file_id AND later.source = combined.source
+    WHERE times >= 8 AND (sums OR later.ms IS NOT NULL) GROUP BY combined.file_id, combined.source
+),
+-- Copies to another type for which no line asks, as those of autocast; the first of a line are of its operands.
+casts AS (
+    WITH typed AS (
+        SELECT host_event.file_id, place AS source, TRY_CAST(args->'$."Input type"' AS VARCHAR[]) AS types, host_event.dur
+        FROM host_event JOIN plain ON plain.number = named JOIN named_place ON named_place.number = sourced
+        JOIN slice USING (id) JOIN arg_set USING (arg_set_id) WHERE plain.name = 'aten::copy_'
+    ),
+    line AS (
+        SELECT file_id, source, sum(dur) FILTER (WHERE types[1] <> types[2] AND (types[1] IN ('c10::BFloat16', 'c10::Half') OR types[2] IN ('c10::BFloat16', 'c10::Half')))
+                                / sum(dur) AS part
+        FROM typed GROUP BY file_id, source HAVING part > 0
+    )
+    SELECT host_cause.file_id, host_cause.source, sum(typical_ms) * any_value(part) AS ms, sum(operators) FILTER (WHERE what = 'aten::copy_') AS calls
+    FROM line JOIN host_cause ON host_cause.file_id = line.file_id AND host_cause.source = line.source
+    WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::_to_copy', 'aten::to', 'aten::empty_strided')
+      AND called NOT IN ('to', 'float', 'half', 'bfloat16', 'double', 'type', 'copy_', 'tensor') GROUP BY host_cause.file_id, host_cause.source
 ),
 -- Lines that break a compiled graph, by the functions in which Dynamo goes on after them. To enter compiled code again, forward
 -- and backward, takes at most 0.4 ms; more than that is computed there.
@@ -588,6 +616,7 @@ FROM anomalies
 UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
 UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
+UNION ALL SELECT file_id, 'casts', source, 'aten::copy_', ms, calls, NULL, NULL, NULL FROM casts
 UNION ALL SELECT file_id, 'enlarged', source, times::VARCHAR, ms, calls, NULL, NULL, win FROM enlarged
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts
 UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NULL, NULL FROM breaks

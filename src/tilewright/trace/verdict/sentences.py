@@ -173,6 +173,15 @@ def _chain(cause: Candidate, step: Step) -> Advice:
     return Advice("Multiplying matrices in a costly order", why, action, cause.ms * (1 - 1 / times))
 
 
+def _casts(cause: Candidate, step: Step) -> Advice:
+    why = f"No line asks for it: {cause.calls:,.0f} copies a step, forward and backward, as of parameters by autocast."
+    action = (
+        "Enter autocast once around all that a step computes (it keeps a parameter's copy until it is left), or hold "
+        "the model in the lower precision (model.to(torch.bfloat16))"
+    )
+    return Advice("Copying to another precision", why, action, 0.8 * cause.ms)
+
+
 def _enlarged(cause: Candidate, step: Step) -> Advice:
     why = f"The 1 × 1 convolution after it reads {float(cause.what):,.0f} × the places that there were before."
     action = (
@@ -317,6 +326,7 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "broadcast": _broadcast,
     "chain": _chain,
     "enlarged": _enlarged,
+    "casts": _casts,
     "evaluation": _evaluation,
     "attention": _attention,
     "breaks": _breaks,
