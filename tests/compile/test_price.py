@@ -262,7 +262,7 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
         assert {region.language for region in found.program.regions} == {language}
 
 
-NOT_TIMED = "; its other kernels were not timed"
+NOT_TIMED = "); the others were not timed"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ NOT_TIMED = "; its other kernels were not timed"
     [
         ("bf16", "h200", False, " for Hopper) in place of cuDNN"),
         ("bf16", "h200", True, " for Hopper) in place of cuDNN"),
-        ("fp32", "h200", True, f"torch.float32: the matrix instructions take 16-bit floats{NOT_TIMED}"),
+        ("fp32", "h200", True, f"the matrix instructions take 16-bit floats, not torch.float32{NOT_TIMED}"),
         ("bf16", "a100", True, f"wgmma instructions, which compute capability 8.0 lacks{NOT_TIMED}"),
         ("bf16", "cpu", False, "does not replace PyTorch's attention for CPUs: its kernels run on GPUs only"),
     ],
@@ -314,7 +314,7 @@ def test_attention_called_by_name_is_one_operator_where_its_kernels_run(device: 
     ("batch", "queries", "keys", "reason"),
     [
         (64, 1, 8192, "many key heads that nothing shares, and no race was run here"),
-        (2, 8, 64, "few queries or keys; its other kernels were not timed"),
+        (2, 8, 64, "(few queries or keys); the others were not timed"),
     ],
 )
 def test_an_attention_that_only_a_race_settles_stays(batch: int, queries: int, keys: int, reason: str) -> None:

@@ -257,7 +257,9 @@ def _why_not_fast(request: Request, ways: list[str], limits: DeviceLimits) -> st
             why = importlib.import_module(f"{KERNELS}.{own}").supports(request, limits)
             why = why or ("few queries or keys" if request.is_short and len(ways) > 1 else None)
             what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
-            return f"{what}; its other kernels were not timed against PyTorch's here"
+            return (
+                f"its Hopper kernels are not for this call ({what}); the others were not timed against PyTorch's here"
+            )
     return None
 
 

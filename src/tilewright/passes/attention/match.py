@@ -143,7 +143,7 @@ class _Walk:
         if name == "add":
             x, mask = self._operands(node)
             if not isinstance(mask, Node) or node.kwargs.get("alpha", 1) != 1:
-                raise Refusal(f"{node.name} adds something other than a mask")
+                raise Refusal(f"{node.name} adds a number or a multiple of a tensor, and only a mask may be added")
             self.add(mask, 1.0, node)
             return x
         if (shifted := less_maximum(node)) is not None:

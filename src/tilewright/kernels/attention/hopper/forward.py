@@ -39,7 +39,7 @@ def refuses(request: Request) -> str | None:
     """The reasons of `supports` that depend on the call, not on the machine."""
     r = request
     if r.dtype not in NARROW:
-        return f"{r.dtype}: the matrix instructions take 16-bit floats"
+        return f"the matrix instructions take 16-bit floats, not {r.dtype}"
     if 0 in (r.batch, r.heads, r.queries, r.keys, r.head_size, r.value_size):
         return "there is nothing to compute"
     if max(r.head_size, r.value_size) > WIDEST:
