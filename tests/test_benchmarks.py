@@ -20,7 +20,7 @@ from benchmarks.row_plot import SUITES, chart, points
 from benchmarks.summary import BARS, Results, Verdict, read_all, verdicts
 from tilewright import backend
 from tilewright.cost.work import Work, predicted_us
-from tilewright.hardware.profiles import local_profile, profile_for
+from tilewright.hardware.profiles import profile_for
 from tilewright.measure.racing.results import read_results, write_results
 from tilewright.records.measurement import Direction, Measurement
 
@@ -253,7 +253,7 @@ def test_launches_are_those_of_the_call_with_their_work(tmp_path: Path) -> None:
         compiled = torch.compile(model, backend=backend.backend)
         step: Callable[[], object] = lambda: compiled(x)  # noqa: E731
         step()
-    rows = launch_rows("small", "infer", record, step, "cpu", local_profile(device="cpu"))
+    rows = launch_rows("small", "infer", record, step, "cpu", profile_for("cpu"))
     assert [row.generated for row in rows] == [True, False, True]
     assert all(row.measured_us > 0 and row.error is not None for row in rows)
     write(tmp_path / "rows", rows)

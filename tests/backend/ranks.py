@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.processes import start
 from tests.waiting import HANG_S
 
-SCENARIOS = ["ddp", "ddp_no_sync", "fsdp", "tensor_parallel", "column_parallel_result"]
+SCENARIOS = ["ddp", "fsdp", "tensor_parallel", "column_parallel_result"]
 
 
 def train_on_two_ranks(folder: Path, device: str) -> tuple[str, str]:

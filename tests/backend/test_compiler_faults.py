@@ -18,7 +18,7 @@ from tests.processes import start
 from tests.waiting import HANG_S, until
 from tilewright import backend
 from tilewright.compile.stages import rewrite
-from tilewright.hardware.profiles import local_profile, profile_for
+from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
 from tilewright.records.cxx import compile_to
 
@@ -227,7 +227,7 @@ def test_the_strict_mode_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend._once_built(str, lambda: pytest.fail("eager"), Target(GPU)) is str
 
 
-@pytest.mark.parametrize("target", [Target(GPU, is_present=False), Target(local_profile(device="cpu"))])
+@pytest.mark.parametrize("target", [Target(GPU, is_present=False), Target(profile_for("cpu"))])
 def test_other_devices_run_the_program_at_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     built_later(monkeypatch)
     assert backend._once_built(str, lambda: pytest.fail("eager"), target) is str

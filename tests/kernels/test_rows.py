@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.gpu.kernels.launching import in_turn
+from tests.gpu.kernels.launching import DTYPES, in_turn
 from tests.kernels.devices import limits
 from tests.kernels.row_operators import CALLS, layout, wrong
 from tilewright.bench.suites.softmax import SUITES
@@ -13,7 +13,7 @@ from tilewright.kernels.softmax import cuda, log_softmax, softmax
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("name", "case", "dtype"), in_turn(CALLS), ids=str)
+@pytest.mark.parametrize(("name", "case", "dtype"), in_turn(CALLS, [DTYPES]), ids=str)
 def test_the_numbers_contract(name: str, case: str, dtype: torch.dtype) -> None:
     assert wrong(name, layout(case, dtype, CPU, columns=61)) == []
 

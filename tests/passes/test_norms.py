@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.backend.compiling import agrees
 from tests.contract import keeps_contract
-from tests.gpu.kernels.launching import in_turn
+from tests.gpu.kernels.launching import DTYPES, in_turn
 from tests.passes.graphs import aten, calls, run, stays
 from tilewright.backend import Recording, backend, recording
 from tilewright.hardware.target import target_named
@@ -48,7 +48,7 @@ def nests(record: Any) -> list[Any]:
     return [r.lowered.nest for r in regions if max(b.elements for b in r.lowered.nest.buffers) > STRIDED_BYTES // 8]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), in_turn([(shape,) for shape in SHAPES.values()]), ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), in_turn([(shape,) for shape in SHAPES.values()], [DTYPES]), ids=str)
 def test_two_kernels_each_way_keep_the_contract(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     record = keeps_contract(model(shape, dtype), [laid(torch.randn(shape) * 2 + 3).to(dtype).requires_grad_()])
     assert record.fallbacks == []
@@ -153,7 +153,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
 SHAPE = (5, 37, 18, 17)
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turn(PROGRAMS), ids=str)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(PROGRAMS, [DTYPES]), ids=str)
 def test_kernels_over_columns_keep_the_contract(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
     record = keeps_contract(PROGRAMS[name], [x])
