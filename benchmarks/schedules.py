@@ -1,7 +1,7 @@
 """Races the launches that each generated kernel of a model could have: where is the chosen one, or its price, wrong?
 
     python -m benchmarks.schedules --models gpt2,unet --kinds infer,train
-    python -m benchmarks.schedules --problems KernelBench/KernelBench --models level2 --kinds infer --dtype float32
+    python -m benchmarks.schedules --problems KernelBench/KernelBench --models level2 --kinds infer --dtype fp32
 
 Needs a GPU, whose memory holds the operands of one kernel for each of `--jobs` processes: they compile side by side and
 race one at a time. A line for each kernel, those that lose most first: microseconds predicted, of the chosen launch and
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernelbench import problems
+from benchmarks.model_runs import DTYPES
 from benchmarks.model_zoo import DECODERS, MODELS, Build, Missing
 from benchmarks.rewrites import case_of
 from benchmarks.wider_zoo import WIDER
@@ -121,7 +122,7 @@ def _of_model(given: argparse.Namespace, name: str) -> list[Raced]:
     build, device, found = _known(given)[name], torch.device("cuda"), []
     for kind in given.kinds.split(","):
         try:
-            case = case_of(build, trains=kind == "train", tiny=False, dtype=getattr(torch, given.dtype))
+            case = case_of(build, trains=kind == "train", tiny=False, dtype=DTYPES[given.dtype])
             for one in raced(case, target_of(device), device):
                 print(one, flush=True)
                 found.append(one)
@@ -144,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help="names; of problems also a level, as level1")
     parser.add_argument("--kinds", default="infer,train")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--problems", type=Path, help="folder of KernelBench's problems")
     parser.add_argument("--jobs", type=int, default=8, help="models whose kernels compile side by side")
     given = parser.parse_args()
