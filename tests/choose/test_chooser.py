@@ -108,7 +108,7 @@ def test_only_a_target_that_measures_races(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     runs: list[torch.device] = []
 
-    def run(alternatives: Callable[[], object], device: torch.device, seconds: float) -> Outcome:
+    def run(alternatives: Callable[[], object], device: torch.device, *limits: float) -> Outcome:
         runs.append(device)
         return Outcome({THEIRS: 10.0, OURS: 9.0})
 

@@ -5,7 +5,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
@@ -40,6 +42,19 @@ def test_wrong_results_take_no_part(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = contest({"right": X.exp, "wrong": lambda: X.exp() * 1.01, "also right": X.exp}, CPU)
     assert set(outcome.times_us) == {"right", "also right"}
     assert "wrong was not raced: its results differ from those of right" in capsys.readouterr().err
+
+
+def test_first_calls_wait_for_no_other_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def noted(gpu: str | None) -> Iterator[None]:
+        seen.append("alone")
+        yield
+
+    monkeypatch.setattr(contest_module, "only_race", noted)
+    contest({name: partial(seen.append, name) for name in ("one", "other")}, CPU)
+    assert seen[:3] == ["one", "other", "alone"] and set(seen[3:]) == {"one", "other"}
 
 
 def test_operands_rounded_to_tf32_are_no_wrong_results(capsys: pytest.CaptureFixture[str]) -> None:
