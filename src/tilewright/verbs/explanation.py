@@ -134,13 +134,24 @@ def rewrite_lines(rewrites: Sequence[Applied], everything: bool = False) -> list
         made, gone = len(one.after.nodes), len(one.before.nodes)
         lines.append(f"{one.name}  {gone} → {made} nodes, {one.ms:.1f} ms")
         lines += [f"    {x.verdict}: {x.reason}" + (f"  {x.source}" if x.source else "") for x in one.decisions]
-        shown = changes if everything else changes[:CHANGES]
+        shown = changes if everything else _some(changes)
         lines += [f"  {line}" for line in shown]
         if len(shown) < len(changes):
             lines.append(f"    … {len(changes) - len(shown)} more; --all shows them")
     total = sum(one.ms for one in rewrites)
     unchanged = sum(not one.changes() for one in rewrites)
     return [*lines, f"{len(rewrites)} runs of rewrites took {total:.0f} ms; {unchanged} found nothing to change"]
+
+
+def _some(changes: list[str]) -> list[str]:
+    """At most CHANGES of them, inserted calls (`+`) beside the removed ones.
+
+    >>> _some(["- a"] * 20 + ["+ b"] * 3) == ["- a"] * 9 + ["+ b"] * 3
+    True
+    """
+    kinds = [line for line in changes if line.startswith("-")], [line for line in changes if not line.startswith("-")]
+    most = CHANGES - min(*map(len, kinds), CHANGES // 2)
+    return [line for kind in kinds for line in kind[:most]]
 
 
 def tree_of_case(case: Case) -> Any:
