@@ -105,7 +105,19 @@ def test_batches_follow_from_their_seed_and_targets_are_the_next_bytes(options: 
 def test_two_ranks_by_torchrun(options: Options, tmp_path: Path) -> None:
     log, sizes = tmp_path / "log", ["--layers", "1", "--heads", "2", "--width", "32", "--sequence", "32"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    run = ["-m", "examples.gpt.train", "--steps", "2", "--batch", "2", "--validation-batches", "1", "--data"]
+    run = [
+        "-m",
+        "examples.gpt.train",
+        "--backend",
+        "eager",
+        "--steps",
+        "2",
+        "--batch",
+        "2",
+        "--validation-batches",
+        "1",
+        "--data",
+    ]
     arguments = [*command, *run, str(options.data), "--curve", str(log), *sizes]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,6 @@ import torch._inductor.inductor_prims
 from torch import fx, nn
 
 from tests.kernels.registered import all_operators
-from tests.operators.op_db import check, operator_named
 from tests.operators.pools import APART, LEFT, OVERLAPPING, image, in_layouts, library_pools
 from tests.operators.samples import CALLS, VIEWS, Maker, Operands, combinations
 from tilewright.backend import backend, recording
@@ -199,6 +198,9 @@ RIGHT = ("atanh", "sinc", "trace", "cummax", "put", "fft_rfft", "unbind_copy", "
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_samples_are_right_and_have_rows(name: str) -> None:
+    # PyTorch's database takes seconds to import, and other processes import this file.
+    from tests.operators.op_db import check, operator_named
+
     assert {call.status for call in check(operator_named(name), torch.float32)} == {"right"}
 
 

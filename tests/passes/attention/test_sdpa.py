@@ -448,6 +448,8 @@ OF_ANY_LENGTH: list[tuple[str, Callable[[Tensor], Tensor], bool]] = [
     ("everything", lambda q: (places_of(q)[:, None] >= 0).expand(B, 1, q.shape[2], q.shape[2]), False),
     ("shifted", lambda q: places_of(q) <= places_of(q)[:, None] + 1, False),
     ("up to the last", lambda q: places_of(q)[None].expand(q.shape[2], -1) <= places_of(q)[-1], False),
+    ("every other", lambda q: 2 * places_of(q) <= places_of(q)[:, None], False),
+    ("from the second", lambda q: torch.arange(1, q.shape[2] + 1) <= places_of(q)[:, None] + 1, True),
 ]
 
 
