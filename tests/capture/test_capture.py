@@ -246,6 +246,7 @@ def _layers(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Sequence[torch
         x.roll(3),
         x.roll(1, 2).as_strided((50,), (1,)),
         *(F.batch_norm(t, None, None, training=True) for t in (x, y, z)),
+        *(torch.ops.aten._batch_norm_with_update(t, *torch.rand(4, 3), 0.1, 1e-5)[0] for t in (x, y)),
         *(F.rrelu(t, training=True) for t in (x, y, z)),
         *(F.logsigmoid(t) for t in (y, z)),
         2**y,

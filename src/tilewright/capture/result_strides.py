@@ -71,10 +71,12 @@ _RESTRIDES: dict[Restride, list[str]] = {
         "_native_batch_norm_legit.no_stats",
         "_native_batch_norm_legit_no_training.default",
         "native_batch_norm.default",
+        "_batch_norm_with_update_functional.default",
     ],
     _format_of(1): [
         *(f"{name}_backward.default" for name in _PADS),
         "native_batch_norm_backward.default",
+        "batch_norm_backward.default",
         "native_group_norm_backward.default",
     ],
     _strides_of(0): [
