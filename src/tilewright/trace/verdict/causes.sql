@@ -229,9 +229,9 @@ computing AS (
 ),
 interpreter AS (
     SELECT file_id, regexp_replace(other, ' at (.*)$', '') AS what, nullif(regexp_extract(other, ' at (.*)$', 1), '') AS source,
-           -- Another thread holds the interpreter also while it has no processor.
-           greatest(least(other_ms, stopped_ms), stopped_ms * other_ms / (other_ms + thread_ms)) AS ms
-    FROM stopped WHERE other_ms > 0
+           -- Another thread holds the interpreter also while it has no processor, which lengthens what it does as all else.
+           greatest(least(other_ms, stopped_ms), least(stopped_ms * other_ms / (other_ms + thread_ms), other_ms * times)) AS ms
+    FROM stopped JOIN stretch USING (file_id) WHERE other_ms > 0
 ),
 -- The line at which forward is called whose results backward computes again.
 checkpointed AS (
