@@ -163,6 +163,7 @@ SPELLINGS: dict[str, Function] = {fn.__name__: fn for fn in LONGER} | {
     "scaled_key": lambda q, k, v: torch.softmax(q @ (k.transpose(-1, -2) * 0.3), -1) @ v,
     "rounded_key": lambda q, k, v: torch.softmax(q @ torch.div(k, 0.5, rounding_mode="floor").mT, -1) @ v,
     "tensor_scale": lambda q, k, v: torch.softmax(q @ k.mT / torch.sqrt(torch.tensor(D)), -1) @ v,
+    "nothing_added": lambda q, k, v: torch.softmax(0 + q @ k.mT * 0.3 + 0.0 + torch.zeros(()), -1) @ v,
     "number_first": lambda q, k, v: torch.softmax(0.25 * (q @ k.mT), -1) @ v,
     "one_head_mm": lambda q, k, v: torch.mm(torch.softmax(torch.mm(q[0, 1], k[0, 1].t()), 1), v[0, 1]),
     "half_depth_keys": lambda q, k, v: torch.softmax(q[..., :DV] @ k[..., :DV].mT / math.sqrt(DV), -1) @ v,

@@ -141,11 +141,7 @@ class _Walk:
         if name in ("mul", "div"):
             return self._scaled(node, name)
         if name == "add":
-            x, mask = self._operands(node)
-            if not isinstance(mask, Node) or node.kwargs.get("alpha", 1) != 1:
-                raise Refusal(f"{node.name} adds a number or a multiple of a tensor, and only a mask may be added")
-            self.add(mask, 1.0, node)
-            return x
+            return self._added(node)
         if (shifted := less_maximum(node)) is not None:
             self.found.replaced.extend(shifted[1])
             return shifted[0]
@@ -179,6 +175,15 @@ class _Walk:
         value = example(x)
         alike = value is not None and same_shape(value.shape, tensor_of(node).shape)
         return alike and product_above(x) is not None
+
+    def _added(self, node: Node) -> Node:
+        x, mask = self._operands(node)
+        if self.scalar(mask) == 0 and tensor_of(x).dtype == tensor_of(node).dtype:
+            return x
+        if not isinstance(mask, Node) or node.kwargs.get("alpha", 1) != 1:
+            raise Refusal(f"{node.name} adds a number or a multiple of a tensor, and only a mask may be added")
+        self.add(mask, 1.0, node)
+        return x
 
     def _scaled(self, node: Node, name: str) -> Node:
         if node.kwargs.get("rounding_mode") is not None:
