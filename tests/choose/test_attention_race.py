@@ -37,7 +37,7 @@ def test_a_race_is_run_once_for_a_request_and_a_direction(monkeypatch: pytest.Mo
     runs: list[object] = []
     times = Outcome({THEIRS: 20.0, OWN.name: 30.0})
 
-    def fixed(alternatives: object, device: torch.device, seconds: float) -> Outcome:
+    def fixed(alternatives: object, device: torch.device, *limits: float) -> Outcome:
         runs.append(device)
         return times
 

@@ -1,5 +1,6 @@
 """Explanations match runs: one planner makes the plan of both."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from tilewright.compile.plan import GraphPlan
 from tilewright.compile.price import price_case
 from tilewright.hardware.profiles import nearest_profile
 from tilewright.hardware.target import Target, target_named, target_of
+from tilewright.passes.fusion import Region
 from tilewright.records.case import Case, InputSpec
 from tilewright.records.errors import CaptureError
 from tilewright.runtime.assemble import Scheduled
@@ -109,3 +111,22 @@ def test_layers_that_draw_other_numbers_share_their_kernels() -> None:
     assert len(set(more[0])) == len(set(few[0])) < len(few[0]) < len(more[0])
     # One draw a layer, and each a number of its own.
     assert len({n for numbers in more[1] for n in numbers}) == 7
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_chains_are_copied_unless_the_kernels_would_be_slower(slower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dz is read by a sum and, behind that sum, by a second kernel, which computes it again."""
+
+    def chain(g: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        dz = g * torch.sigmoid(z)
+        return dz - z * dz.sum()
+
+    def sigmoids(regions: Sequence[Region]) -> int:
+        return sum(step.name == "sigmoid" for region in regions for step in region.lowered.nest.steps)
+
+    priced = (lambda _, regions, __: sigmoids(regions)) if slower else (lambda *_: 1.0)
+    monkeypatch.setattr("tilewright.compile.planner.regions_us", priced)
+    case = Case("chain", lambda: chain, InputSpec.parse_many("fp32[1024,1024],fp32[1024,1024]"), training=False)
+    (graph,) = price_case(case, target_named("h200")).plan.graphs
+    assert bool(graph.copied) is not slower
+    assert sigmoids(graph.fusion.regions) == (1 if slower else 2)

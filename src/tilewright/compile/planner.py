@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import fx
 
 from tilewright.capture.aot import Rewriter
 from tilewright.compile import stages
+from tilewright.compile.launches import regions_us
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
 from tilewright.graph.snapshot import Snapshot
@@ -31,6 +33,9 @@ from tilewright.passes.stage import Pass, attempt, left_out, skipped
 from tilewright.passes.units import live_out, with_results
 from tilewright.records.errors import CaptureError
 from tilewright.records.program import Decision, GraphName
+
+MOST_TIMES = 1.02
+"""Copies of chains move fewer bytes; they stay if the kernels are not predicted to take longer than this many times."""
 
 
 class Planner(Rewriter):
@@ -93,19 +98,27 @@ class Planner(Rewriter):
     def _fused(
         self, name: GraphName, graph: fx.Graph, lowerings: Lowerings
     ) -> tuple[Fusion, list[Copied], list[Decision]]:
-        """The regions, after copies of chains into those that read them, and decisions about what failed."""
-        fusion, copied = fuse(graph, name, self.target, lowerings=lowerings), list[Copied]()
+        """The regions, after copies of chains into those that read them if it pays, and decisions about what failed."""
+        fused = partial(fuse, graph, name, self.target, lowerings=lowerings)
+        fusion, copied, failed = fused(), list[Copied](), list[Decision]()
 
         def copy_into_readers(graph: fx.Graph, target: Target) -> None:
-            copied.extend(compute_in_each_reader(graph, fusion.regions, target.profile))
+            nonlocal fusion
+            before, us = Snapshot(graph), regions_us(graph, fusion.regions, target.profile)
+            found = compute_in_each_reader(graph, fusion.regions, target.profile)
+            if not found:
+                return
+            fusion = fused()
+            if regions_us(graph, fusion.regions, target.profile) <= MOST_TIMES * us:
+                copied.extend(found)
+            else:
+                before.put_back()
+                fusion = fused()
 
-        failed: list[Decision] = []
         if "compute_in_each_reader" not in skipped():
             failed += attempt(Pass("compute_in_each_reader", copy_into_readers), graph, self.target)
-        # A pass that is taken back leaves other nodes, too.
-        if copied or failed:
-            fusion = fuse(graph, name, self.target, lowerings=lowerings)
-        return fusion, copied, failed
+        # A pass that is taken back leaves other nodes.
+        return fused() if failed else fusion, copied, failed
 
     def _noted(self, decisions: list[Decision]) -> list[Decision]:
         self.decisions += decisions
