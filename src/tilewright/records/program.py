@@ -113,7 +113,7 @@ class Decision:
     predicted_us: float | None = None
     """Predicted time of the kernel that computes both; None if there is none."""
     measured_us: float | None = None
-    """Measured time of what was offered, in a race; None if it was not raced."""
+    """Measured time of the kernel that computes both, or of what was offered, in a race; None if neither was timed."""
     source: str | None = None
     passed_by: str = "fusion"
     """The pass that decided: fusion, attention, sdpa (its calls, before autograd), dropout, simplify, layout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.records.case import Case, leaves
 from tilewright.records.errors import CaptureError, warn_once
 from tilewright.records.measurement import Measurement, Verified
-from tilewright.records.program import GraphName, Program, Stage
+from tilewright.records.program import Decision, GraphName, Program, Region, Stage
 from tilewright.report.displayable import Displayable
 from tilewright.report.quantity import duration
 from tilewright.verbs.bench import PEERS, measure
@@ -195,9 +195,19 @@ def with_times(priced: PricedCase, recording: Recording, device: str = "cpu") ->
         for step, time in time_in_place(compiled.executable, example_inputs(compiled.plan.graph), device).items():
             times[compiled.plan.name, "after", step] = time.us
     program = priced.program
+    regions = [replace(r, measured_us=times.get((r.graph, "after", r.name))) for r in program.regions]
     return replace(
         program,
         operators=[replace(o, measured_us=times.get((o.graph, o.stage, o.name))) for o in program.operators],
-        regions=[replace(r, measured_us=times.get((r.graph, "after", r.name))) for r in program.regions],
+        regions=regions,
+        decisions=[_with_time(decision, regions) for decision in program.decisions],
         fallbacks=program.fallbacks + recording.fallbacks,
     )
+
+
+def _with_time(decision: Decision, regions: Sequence[Region]) -> Decision:
+    """The decision with the measured time of the kernel that computes both of its operators, unless it was raced."""
+    pair, graph = {decision.producer, decision.consumer}, decision.graph
+    found = (r.measured_us for r in regions if r.graph == graph and pair <= {*r.members})
+    us = decision.measured_us
+    return replace(decision, measured_us=next(found, None) if us is None and decision.verdict == "taken" else us)
