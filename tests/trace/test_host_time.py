@@ -117,7 +117,7 @@ def test_products_in_fp32_where_tensor_cores_would_pay() -> None:
     slow, why, action = verdict(trace)
     # An H200 multiplies 7.9 times as fast in TF32; the device is busy for 90 % of the step.
     assert slow == "Multiplying matrices in fp32 takes 90 % of the step, 0.9 ms of 1 ms at train.py:5."
-    assert why.startswith("aten::mm and others compute in fp32") and "8 × as fast in TF32" in why
+    assert why.startswith("aten::mm and others compute in fp32") and "TF32 is 8 × as fast" in why
     assert action.startswith('torch.set_float32_matmul_precision("high")') and "(79 %)" in action
     tensor_cores = Trace()
     tensor_cores.step(0, 0, 1000)
