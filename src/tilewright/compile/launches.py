@@ -24,7 +24,7 @@ from tilewright.graph.source import source_line
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.operators.table import row_of
 from tilewright.passes.fusion import Region
-from tilewright.passes.schedule import Unit, schedule
+from tilewright.passes.schedule import Unit
 from tilewright.passes.units import is_view
 from tilewright.records import program as records
 from tilewright.records.program import Cost, Decision, GraphName
@@ -180,9 +180,8 @@ def works(plan: GraphPlan) -> Iterator[tuple[Unit, Work | None]]:
             yield unit, replace(call_work(unit, cost), distances=distances) if is_known else None
 
 
-def regions_us(graph: fx.Graph, regions: list[Region], profile: DeviceProfile) -> float:
-    """The predicted time of the regions' kernels, in their places between the calls of the graph."""
-    units = schedule(graph, regions)
+def kernels_us(units: Sequence[Unit], profile: DeviceProfile) -> float:
+    """The predicted time of the generated kernels among the launches of a graph."""
     placed = [(unit, found) for unit, found in zip(units, _distances(units), strict=True) if isinstance(unit, Region)]
     return sum(_predicted_us(region_work(unit.lowered), found, profile) for unit, found in placed)
 

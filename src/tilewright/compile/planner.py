@@ -15,7 +15,7 @@ from torch import fx
 
 from tilewright.capture.aot import Rewriter
 from tilewright.compile import stages
-from tilewright.compile.launches import regions_us
+from tilewright.compile.launches import kernels_us
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
 from tilewright.graph.snapshot import Snapshot
@@ -104,12 +104,12 @@ class Planner(Rewriter):
 
         def copy_into_readers(graph: fx.Graph, target: Target) -> None:
             nonlocal fusion
-            before, us = Snapshot(graph), regions_us(graph, fusion.regions, target.profile)
+            before, units = Snapshot(graph), schedule(graph, fusion.regions)
             found = compute_in_each_reader(graph, fusion.regions, target.profile)
             if not found:
                 return
-            fusion = fused()
-            if regions_us(graph, fusion.regions, target.profile) <= MOST_TIMES * us:
+            fusion, us = fused(), kernels_us(units, target.profile)
+            if kernels_us(schedule(graph, fusion.regions), target.profile) <= MOST_TIMES * us:
                 copied.extend(found)
             else:
                 before.put_back()
