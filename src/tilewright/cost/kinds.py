@@ -270,11 +270,11 @@ def _drops(node: Node) -> bool:
     return bool(arguments.get("dropout_p", arguments.get("dropout")))
 
 
-def attention_us(cost: Cost, dtype: str, profile: DeviceProfile) -> float | None:
-    """The predicted time of a fused attention; None where its cost is unknown."""
+def attention_us(kind: str, cost: Cost, dtype: str, profile: DeviceProfile) -> float | None:
+    """The predicted time of a fused attention of this kind (`attention_kind`); None where its cost is unknown."""
     if cost.provenance == "unknown":
         return None
-    work = Work("attention", cost.bytes_read, cost.bytes_written, cost.flops, cost.transcendentals, dtype)
+    work = Work(kind, cost.bytes_read, cost.bytes_written, cost.flops, cost.transcendentals, dtype)
     return predicted_us(work, profile)
 
 

@@ -302,7 +302,7 @@ def test_taken_and_refused_alike_carry_the_time_of_the_fused_kernel(
 ) -> None:
     asked: list[tuple[Cost, str]] = []
 
-    def price(cost: Cost, dtype: str, _: object) -> float:
+    def price(kind: str, cost: Cost, dtype: str, _: object) -> float:
         asked.append((cost, dtype))
         return 12.5
 

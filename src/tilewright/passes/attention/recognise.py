@@ -21,7 +21,7 @@ from math import prod
 import torch
 from torch.fx import Graph, Node
 
-from tilewright.cost.kinds import attention_us
+from tilewright.cost.kinds import attention_kind, attention_us
 from tilewright.graph.canonical import (
     MODES,
     argument,
@@ -38,6 +38,7 @@ from tilewright.graph.insert import Writer
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.form import check_form, write_attention
+from tilewright.passes.attention.library import ON_CPU, choice
 from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
@@ -117,7 +118,8 @@ def _kind(attention: Attention, masking: Masking, within: bool) -> str:
 
 
 def _predicted(above: Node, below: Node, target: Target) -> float | None:
-    """The price of the fused forward of these two products: q, k and v read once, out and the log-sum-exp written."""
+    """The price of the fused forward of these two products, by PyTorch's kernel for them: q, k and v read once, out and
+    the log-sum-exp written."""
     try:
         query, scores, result = scores_at(above).q, tensor_of(above), tensor_of(below)
         depth = _hint(tensor_of(query.node).shape[-1 if query.order is None else query.order[-1]])
@@ -139,7 +141,9 @@ def _predicted(above: Node, below: Node, target: Target) -> float | None:
         flops=2 * pairs * (depth + width),
         transcendentals=pairs,
     )
-    return attention_us(cost, str(result.dtype).removeprefix("torch."), target.profile)
+    library = choice(target, result.dtype, depth, has_mask=False) if target.is_gpu else ON_CPU
+    kind, dtype = attention_kind(library.forward), str(result.dtype).removeprefix("torch.")
+    return attention_us(kind, cost, dtype, target.profile)
 
 
 def _check_order(attention: Attention) -> None:
