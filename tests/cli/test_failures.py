@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Tilewright
+from tests.waiting import HANG_S
 from tilewright import __version__
 from tilewright.runtime import compiler
 
@@ -103,3 +104,12 @@ def test_bench_does_without_a_cache(
     assert ended.code == 0
     assert "kernels are compiled for this process alone" in ended.err and "TILEWRIGHT_CACHE" in ended.err
     assert [json.loads(line)["impl"] for line in ended.lines] == ["eager", "tilewright"]
+
+
+def test_a_reader_that_stops_ends_the_command_quietly() -> None:
+    """As `tilewright explain --help | head -1` does."""
+    command = [sys.executable, "-m", "tilewright", "explain", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait(HANG_S) == 0

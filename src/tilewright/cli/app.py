@@ -99,11 +99,12 @@ def main() -> None:
         sys.stdout.flush()
     except typer.Exit as done:
         ended = done.exit_code
-    except BrokenPipeError:
-        # Python flushes the stream once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        ended = 0
     except BaseException as error:
+        # Rich makes an exit of it.
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+            # Python flushes the stream once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
         message, ended = message_of(error)
         # Without a command the help was printed, and its error has no text.
         if message:
