@@ -39,6 +39,13 @@ def third(run: Function, w: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(y, [x, w]))
 
 
+def in_place(run: Function, w: Tensor) -> list[Tensor]:
+    """The gradients are no views, whose changes in place autograd would refuse."""
+    x = torch.linspace(-1, 1, 24).reshape(3, 8).requires_grad_()
+    gradients = torch.autograd.grad(run(x, w).sum(), [x, w], create_graph=True)
+    return list(torch.autograd.grad(sum(g.mul_(2).square().sum() for g in gradients), [x, w]))
+
+
 def hessian(run: Function, w: Tensor) -> list[Tensor]:
     """PyTorch gives zeros where a gradient does not depend on the input."""
     return [torch.autograd.functional.hessian(lambda x: run(x, w).sum(), torch.ones(2, 8))]
@@ -50,7 +57,7 @@ def test_gradients_of_gradients_are_eagers(weight: Tensor, monkeypatch: pytest.M
     run = compiled(network)
     with recording() as record:
         # The first call is AOTAutograd's, the others are the executor's.
-        for derive in (penalty, penalty, third, hessian):
+        for derive in (penalty, in_place, penalty, in_place, third, hessian):
             for ours, eager in zip(derive(run, weight), derive(network, weight), strict=True):
                 assert_same(ours, eager)
     assert {found.what for found in record.fallbacks} == {"a second derivative of the graph"}

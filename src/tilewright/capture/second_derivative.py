@@ -90,7 +90,8 @@ class _Gradients(torch.autograd.Function):
         ctx.places = [place for place, x in enumerate(gradients) if x is not None]
         ctx.values = [[_TENSOR if isinstance(x, torch.Tensor) else x for x in some] for some in (inputs, incoming)]
         ctx.save_for_backward(*tensors[len(ctx.places) :])
-        return tuple(x.view_as(x) for x in tensors[: len(ctx.places)])
+        # Not `view_as`: a view of a function's input cannot be changed in place.
+        return tuple(x.detach() for x in tensors[: len(ctx.places)])
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor | None) -> Any:
