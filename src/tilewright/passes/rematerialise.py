@@ -7,8 +7,8 @@
 
 The second kernel waits for the sum of the first, so they cannot be fused. With dz in memory they move g, z, dz and then
 dz, z, dx; without it g, z and then g, z, dx. The pass runs between two calls of `fuse`, the first of which finds the
-kernels; the planner takes it back if the second ones would take longer. A value on which a discontinuous operator
-depends is copied only if all kernels compute the same bits.
+kernels; the planner takes it back if the second ones would take more than 2 % longer. A value on which a discontinuous
+operator depends is copied only if all kernels compute the same bits.
 """
 
 from __future__ import annotations

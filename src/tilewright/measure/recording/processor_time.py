@@ -113,8 +113,9 @@ def _queued_seconds(pid: int) -> float:
 
 
 def threads_beside(ident: int) -> list[str]:
-    """The other threads that are at a line of the user's, with that line."""
-    return [named for other in sys._current_frames() if other != ident and " at " in (named := _name(other))]
+    """The other threads that are at a line of the user's, with that line, beside those that wait for a third one."""
+    busy = [other for other, frame in sys._current_frames().items() if frame.f_code.co_filename != threading.__file__]
+    return [named for other in busy if other != ident and " at " in (named := _name(other))]
 
 
 def _name(ident: int) -> str:
