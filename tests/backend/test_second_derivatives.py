@@ -87,6 +87,23 @@ def test_what_cannot_run_again_is_an_error(model: nn.Module, why: str) -> None:
         gradient.sum().backward()
 
 
+def test_a_view_of_another_graphs_result_is_not_taken_for_this_graphs(weight: Tensor) -> None:
+    def views(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        t = (x @ w + b).sin()
+        return x.t(), t[:1], t[1:]
+
+    def derive(one: Callable[..., Tensor], other: Callable[..., Any]) -> tuple[Tensor, ...]:
+        x, b = torch.ones(2, 8, requires_grad=True), torch.ones(6, requires_grad=True)
+        results = other(one(x, weight), weight.sin()[:6, :6], b)
+        return torch.autograd.grad(sum(y.square().sum() for y in results), [x, weight, b], create_graph=True)
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w)
+
+    for ours, eager in zip(derive(compiled(product), compiled(views)), derive(product, views), strict=True):
+        assert_same(ours, eager)
+
+
 FORWARD: dict[str, Function] = {
     "jvp": lambda x, w: torch.func.jvp(lambda x: network(x, w), (x,), (torch.ones_like(x),))[1],
     "jacfwd": lambda x, w: torch.func.jacfwd(lambda x: network(x, w))(x),

@@ -53,10 +53,8 @@ class SecondDerivative:
 
         def watching(*args: Any) -> Any:
             results = call(*args)
-            nodes = [x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn is not None]
-            # A result may be a view of what the function gave.
-            nodes += [after for node in nodes for after, _ in node.next_functions if after is not None]
-            node = next((node for node in nodes if type(node).__name__ == "CompiledFunctionBackward"), None)
+            # A result may be a view of an argument, which another compiled function gave.
+            node = next((node for node in _compiled_nodes(results) if node not in _compiled_nodes(args)), None)
             if node is not None:
                 node.register_hook(partial(self._hook, [*map(_remembered, args)]))
             return results
@@ -108,11 +106,9 @@ class _Gradients(torch.autograd.Function):
             tensors = iter(operands)
             inputs, incoming = ([next(tensors) if x is _TENSOR else x for x in some] for some in (inputs, incoming))
             found = second.differentiated(inputs, incoming, ctx.places)
-        pairs = [
-            (x, g) for x, g in zip(found, outer, strict=True) if x is not None and x.requires_grad and g is not None
-        ]
-        sources = [x for x in operands if x.requires_grad]
-        made = iter(_grad(pairs, sources, is_recorded))
+        both = zip(found, outer, strict=True)
+        pairs = [(x, g) for x, g in both if x is not None and x.requires_grad and g is not None]
+        made = iter(_grad(pairs, [x for x in operands if x.requires_grad], is_recorded))
         return (None,) * (4 + len(ctx.places)) + tuple(next(made) if x.requires_grad else None for x in operands)
 
 
@@ -126,6 +122,13 @@ def _grad(pairs: Sequence[tuple[Any, Any]], inputs: Sequence[Any], is_recorded: 
         return [None] * len(inputs)
     results, gradients = zip(*pairs, strict=True)
     return list(torch.autograd.grad(results, inputs, gradients, create_graph=is_recorded, allow_unused=True))
+
+
+def _compiled_nodes(values: Sequence[Any]) -> list[Any]:
+    """AOTAutograd's nodes of tensors, and those of which a tensor is a view."""
+    nodes = [x.grad_fn for x in values if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+    behind = (before for node in nodes for before, _ in node.next_functions)
+    return [node for node in (*nodes, *behind) if type(node).__name__ == "CompiledFunctionBackward"]
 
 
 def is_number(value: Any) -> bool:
