@@ -131,19 +131,12 @@ class Tables(nn.Module):
     def forward(self, x: Tensor, indices: Tensor) -> Tensor:
         places = (indices % 7).unbind(2) if self.laid == "apart" else [indices[:, :, t] % 7 for t in range(3)]
         rows = [x.sin(), *(table(i) for table, i in zip(self.tables, places, strict=True))]
-        match self.laid:
-            case "stacked":
-                return torch.stack(rows, 1).sin().sum()
-            case "stacked first":
-                return torch.stack(rows).sin().sum()
-            case "beside":
-                return torch.cat([*rows, x[..., :8]], 2).sin().sum()
+        if self.laid == "stacked":
+            return torch.stack(rows).sin().sum()
         return sum(((row * k).sin().sum() for k, row in enumerate(rows)), start=x.sum())
 
 
-@pytest.mark.parametrize(
-    ("laid", "padding"), [("stacked", None), ("stacked first", 2), ("beside", None), ("apart", 2), ("apart", None)]
-)
+@pytest.mark.parametrize(("laid", "padding"), [("stacked", 2), ("apart", None)])
 def test_tables_of_one_width_are_one_sum(laid: str, padding: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients are tensors of their own for autograd: backward adds to them, and users write to them."""
     monkeypatch.setattr(rewrite("sum_sorted"), "run", lambda graph, _: sum_sorted(graph, H200))

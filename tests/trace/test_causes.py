@@ -213,6 +213,11 @@ CAUSES: dict[str, tuple[Sequence[Happening], str, str, str]] = {
                             "Attention by single operators", "[2, 4, 64, 64]", "scaled_dot_product_attention"),
     "a model evaluated in each step": (calls("Net_0"), "Calling the model without a backward",
                                        "once in a step without a gradient", "Evaluate every 100th step"),
+    "a model evaluated batch by batch": (
+        [*calls("Net_0")[:5], *(part for at in range(100, 900, 40) for part in (
+            frame("nn.Module: Net_0", at, at + 30), *(operator("aten::addmm", n, n + 7) for n in range(at, at + 28, 7)),
+            operator("aten::argmax", at + 31, at + 35), operator("aten::eq", at + 35, at + 39)))],
+        "Calling the model without a backward", "20 times in a step without a gradient", "Evaluate every 100th step"),
     "a model evaluated by a detached result": (
         detached(first="<built-in function mm>"), "Calling the model without a backward", "once", "Evaluate every"),
     "products from the left": (products(SQUARES, [[700, 700], [700, 1]]),

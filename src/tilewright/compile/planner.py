@@ -108,6 +108,7 @@ class Planner(Rewriter):
             found = compute_in_each_reader(graph, fusion.regions, target.profile)
             if not found:
                 return
+            # Copies change what regions read, and no call: the units before are priced as they were.
             fusion, us = fused(), kernels_us(units, target.profile)
             if kernels_us(schedule(graph, fusion.regions), target.profile) <= MOST_TIMES * us:
                 copied.extend(found)

@@ -258,9 +258,9 @@ PyObject* written_may_meet(PyObject*, PyObject* const* given, Py_ssize_t) {
 
 constexpr const char* COMPILED_NAME = "tilewright.compiled";
 
-// compiled((forward, backward or None, otherwise, stand_in, mark or None, second or None, are_tensors, differentiable, detached, tangents,
-// checked, unchecked, disables_autocast, refuses_determinism)) -> compiled; a tangent is (result, strides or memory
-// format, may_be_undefined)
+// compiled((forward, backward or None, otherwise, stand_in, mark or None, second or None, are_tensors, differentiable,
+// detached, tangents, checked, unchecked, disables_autocast, refuses_determinism)) -> compiled; a tangent is (result,
+// strides or memory format, may_be_undefined)
 PyObject* make_compiled(PyObject*, PyObject* data) {
     HANDLE_TH_ERRORS
     py::tuple told = py::reinterpret_borrow<py::tuple>(data);

@@ -554,7 +554,7 @@ casts AS (
                                 / sum(dur) AS part
         FROM typed GROUP BY file_id, source HAVING part > 0
     )
-    SELECT host_cause.file_id, host_cause.source, sum(typical_ms) * any_value(part) AS ms, sum(operators) FILTER (WHERE what = 'aten::copy_') AS calls
+    SELECT host_cause.file_id, host_cause.source, sum(typical_ms) * any_value(part) AS ms, coalesce(sum(operators) FILTER (WHERE what = 'aten::copy_'), 0) AS calls
     FROM line JOIN host_cause ON host_cause.file_id = line.file_id AND host_cause.source = line.source
     WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::_to_copy', 'aten::to', 'aten::empty_strided')
       AND called NOT IN ('to', 'float', 'half', 'bfloat16', 'double', 'type', 'copy_', 'tensor') GROUP BY host_cause.file_id, host_cause.source
@@ -596,7 +596,9 @@ logits AS (
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
 UNION ALL SELECT file_id, 'communication', source, 'collectives', waited_ms, calls, 'rank ' || last_rank, NULL, NULL FROM exchange
 UNION ALL SELECT file_id, 'exchange', source, 'collectives', moved_ms, calls, NULL, NULL, megabytes FROM exchange
-UNION ALL SELECT file_id, 'loop', source, what, ms, calls, inner_what, NULL, runs FROM loops
+-- Batches that are evaluated in a loop on one line are the evaluation's, with what that line computes of their results.
+UNION ALL SELECT file_id, 'loop', source, what, ms, calls, inner_what, NULL, runs FROM loops ANTI JOIN evaluations
+          ON loops.file_id = evaluations.file_id AND loops.source = evaluations.source AND loops.ms <= 2 * evaluations.ms
 -- Most of the calls are PyTorch's own where it looks for anomalies.
 UNION ALL SELECT file_id, 'small', source, what, ms, calls, NULL, NULL, NULL FROM small ANTI JOIN anomalies USING (file_id)
 UNION ALL SELECT file_id, 'Python', source, what, ms, calls, 'PyTorch', NULL, NULL FROM converting
@@ -613,7 +615,10 @@ UNION ALL SELECT file_id, 'anomalies', source, 'anomalies', ms, calls, NULL, NUL
                            FROM host_distance JOIN host_step_time USING (file_id) WHERE host_distance.file_id = anomalies.file_id),
                           (SELECT sum(ms) / 2 FROM small WHERE small.file_id = anomalies.file_id))
 FROM anomalies
-UNION ALL SELECT file_id, 'evaluation', source, what, ms, calls, NULL, NULL, NULL FROM evaluations
+UNION ALL SELECT file_id, 'evaluation', source, what,
+                 greatest(ms, (SELECT max(loops.ms) FROM loops WHERE loops.file_id = evaluations.file_id
+                               AND loops.source = evaluations.source AND loops.ms <= 2 * evaluations.ms)), calls, NULL, NULL, NULL
+FROM evaluations
 UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
 UNION ALL SELECT file_id, 'casts', source, 'aten::copy_', ms, calls, NULL, NULL, NULL FROM casts
