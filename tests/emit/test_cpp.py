@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tests.backend.compiling import compiled
 from tests.emit.stored_values import DTYPES, FLOAT8, SOURCES, conversions, differing, same
@@ -107,3 +108,19 @@ def test_positions_are_computed_in_32_bits_where_they_fit(count: int, narrow: bo
         assert torch.equal(compiled(program)(x), program(x))
     (source,) = (source for graph in record.graphs for source in graph.plan.sources.values())
     assert bool(re.search(r"\(uint32_t\)(v\d+) \* \(uint32_t\)\1\b", source)) == narrow
+
+
+LOOKUPS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, t: t.gather(-1, (x > 0).long()),
+    lambda x, t: t.gather(-1, (x > 0).long() % 5),
+    lambda x, t: t.gather(-1, torch.where(x > 1, 1, 0)),
+    lambda x, t: F.embedding((x > 0).int(), t).sum(-1),
+]
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_an_index_that_is_a_comparison_is_0_or_1(lookup: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """In a vector, g++ 12 takes it for 0 or -1, and reads before the row."""
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(17, 67, generator=generator) for _ in range(2)]
+    torch.testing.assert_close(compiled(lookup)(*given), lookup(*given))

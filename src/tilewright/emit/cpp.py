@@ -67,6 +67,8 @@ class _Kernel(Printer):
             self.put(
                 f"{const}{STORED[buffer.dtype]}* const {name} = ({const}{STORED[buffer.dtype]}*)buffers[{number}];"
             )
+        if self.hides_zero:
+            self.put("const int64_t zero = threads >> 31;")
         if nest.argument_dtypes:
             self.put(f"const int64_t* const sizes = (const int64_t*)buffers[{len(nest.buffers)}];")
             names = (f"n{number} = sizes[{number}]" for number in range(len(nest.argument_dtypes)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from tilewright.emit.cpp_text import COMPUTED, STORED, from_storage, identifiers, scalar, to_storage
 from tilewright.emit.narrow_integers import far_loads, narrow_steps
@@ -97,7 +98,7 @@ class Printer:
         if i in self.scheduled.absolute:
             return f"tw_{step.name}_absolute({args[0]})"
         if step.access:
-            element = self._element(step.access, args)
+            element = self._element(step.access, self._indices(i, step))
             loaded = from_storage(element, self.nest.buffers[step.access.buffer].dtype)
             condition = self.nest.condition(step)
             if condition is None:
@@ -120,6 +121,27 @@ class Printer:
             return f"{args[0]} ? 1 : 0"
         return scalar(replace(step, dtype="int32") if i in self.narrow else step, args)
 
+    @cached_property
+    def compared(self) -> Sequence[bool]:
+        """For each step whether it is computed of comparisons in this kernel."""
+        found: list[bool] = []
+        for step in self.nest.steps:
+            found.append(step.dtype == "bool" or (step.access is None and any(found[a] for a in step.args)))
+        return found
+
+    @property
+    def hides_zero(self) -> bool:
+        """Whether a load's index is computed of comparisons."""
+        loads = [(step.access, step.args) for step in self.nest.steps if step.access]
+        return any(self.compared[a] for access, args in loads for a in args[: len(access.by)])
+
+    def _indices(self, i: int, step: Step) -> list[str]:
+        """The operands of a load. In a vector, g++ 12 takes an index that is a comparison for 0 or -1, unless it is
+        computed with a number that g++ does not know (`zero`)."""
+        assert step.access
+        named = [(a, self._operand(i, a)) for a in step.args[: len(step.access.by)]]
+        return [f"({name} ^ zero)" if self.compared[a] else name for a, name in named]
+
     def _element(self, access: Access, args: Sequence[str] = ()) -> str:
         shift = f" + {access.offset}" if access.offset else ""
         shift += "".join(f" + {index} * {stride}" for index, stride in zip(args, access.by, strict=False))
@@ -139,5 +161,5 @@ class Printer:
         if self.nest.buffers[step.access.buffer].dtype != dtype:
             return None
         condition = self.nest.condition(step)
-        element = self._element(step.access, [self._operand(i, a) for a in step.args])
+        element = self._element(step.access, self._indices(i, step))
         return element if condition is None else f"v{condition} ? {element} : ({STORED[dtype]})0"
