@@ -181,9 +181,10 @@ def normed_product(x: Tensor, w: Tensor) -> Tensor:
 def test_a_second_run_from_the_cache_shows_the_same_rows(unmeasured: None) -> None:
     subject, told = case(normed_product, "f32[N=8,M=16],f32[M=16,K=4]", training=True), list[str]()
     (_, first), (_, second) = optimized(subject, told.append), optimized(subject)
-    assert second.decisions == first.decisions
+    once, again = ([replace(row, measured_us=None) for row in one.decisions] for one in (first, second))
+    assert once == again
     fused = [row for row in first.decisions if row.passed_by == "fusion" and row.verdict == "taken"]
-    assert fused and all(row.predicted_us is not None for row in fused)
+    assert fused and all(row.predicted_us is not None and row.measured_us is not None for row in fused)
     assert len(told) == 5 and told[0].startswith("measuring") and "verifying against float64" in told
 
 
