@@ -23,15 +23,14 @@ from tilewright.graph.canonical import (
     where_arguments,
 )
 from tilewright.passes.attention.spelling import (
+    LESS_MAXIMUM,
     PRODUCTS,
     Operand,
     Scalar,
     Softmax,
-    less_maximum,
+    match_of_rows,
     scaled_by,
     scores_at,
-    sink_at,
-    softmax_at,
     weighted_at,
 )
 from tilewright.records.errors import Refusal
@@ -98,9 +97,9 @@ class Attention:
     """Permutes [*weights_lead, Nq, dv] into the axes of `result`; None: unchanged."""
 
 
-def match_attention(root: Node, scalar: Scalar) -> Attention:
-    """The attention around the softmax that ends in `root`. Raises Refusal."""
-    attention = Attention(sink_at(root) or softmax_at(root))
+def match_attention(softmax: Softmax, scalar: Scalar) -> Attention:
+    """The attention around a softmax. Raises Refusal."""
+    attention = Attention(softmax)
     _above(attention, scalar)
     _below(attention)
     _fold_query_and_key(attention, scalar)
@@ -142,9 +141,10 @@ class _Walk:
             return self._scaled(node, name)
         if name == "add":
             return self._added(node)
-        if (shifted := less_maximum(node)) is not None:
-            self.found.replaced.extend(shifted[1])
-            return shifted[0]
+        if (shifted := match_of_rows(LESS_MAXIMUM, node)) is not None:
+            self.found.replaced += [one for one in shifted["calls"] if one is not node]
+            x: Node = shifted["source"]
+            return x
         if name == "masked_fill":
             x, mask, value = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
             return self._fill(node, x, mask, False, value)
@@ -343,17 +343,11 @@ def _widens(wanted: torch.dtype, x: torch.Tensor, node: Node) -> bool:
 
 
 def _swaps_last_axes(node: Node) -> bool:
-    name, value = canonical_name(node), example(node)
-    if value is None or not node.args or not isinstance(node.args[0], Node):
+    value, source = example(node), example(argument(node, 0, "input"))
+    if value is None or source is None or canonical_name(node) not in ("transpose", "permute", "t", "getattr"):
         return False
-    rank = value.dim()
-    if name == "transpose" and len(node.args) == 3:
-        return {axis % rank for axis in node.args[1:] if isinstance(axis, int)} == {rank - 2, rank - 1}
-    if name == "permute":
-        order = node.args[1] if isinstance(node.args[1], (list, tuple)) else node.args[1:]
-        axes = [axis % rank for axis in order if isinstance(axis, int)]
-        return axes == [*range(rank - 2), rank - 1, rank - 2]
-    return name == "t" or (name == "getattr" and (node.args[1] == "mT" or (node.args[1] == "T" and rank == 2)))
+    lies, swapped = (value.shape, value.stride()), source.transpose(-2, -1) if source.dim() > 1 else source
+    return all(map(same_shape, lies, (swapped.shape, swapped.stride())))
 
 
 def product_above(node: Node) -> Node | None:

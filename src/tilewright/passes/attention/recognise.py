@@ -43,7 +43,7 @@ from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
 from tilewright.passes.attention.own import in_windows
-from tilewright.passes.attention.spelling import PRODUCTS, normalised, scores_at, sink_at
+from tilewright.passes.attention.spelling import ENDS, PRODUCTS, Softmax, scores_at, softmax_at, why_no_softmax
 from tilewright.passes.rule import between, memories, undecided
 from tilewright.records.errors import Refusal
 from tilewright.records.program import Cost, Decision
@@ -64,36 +64,41 @@ def recognise_attention(graph: Graph, target: Target) -> list[Decision]:
     with the bytes of the N² tensors that vanish, or refused with the reason; either with the predicted time of the
     fused kernel's forward.
     """
-    roots = [node for node in graph.nodes if _is_root(node)]
-    if roots:
-        write_scores_apart(graph)
-    candidates = [(node, *around) for node in roots if (around := _products_around(node)) is not None]
-    if not candidates:
+    if not any(canonical_name(node) in ("softmax", "exp") for node in graph.nodes):
         return []
+    write_scores_apart(graph)
+    candidates = [(*root, *around) for root in _softmaxes(graph) if (around := _products_around(*root)) is not None]
     constants = Constants(graph)
     return [_decide(graph, *candidate, constants, target) for candidate in candidates]
 
 
-def _is_root(node: Node) -> bool:
-    """Whether `node` ends a softmax: one call, or the exp or the division of one that is written out."""
-    name = canonical_name(node)
-    if name == "exp":
-        return not any(map(normalised, node.users))
-    return name == "softmax" or (name == "div" and normalised(node) is not None)
+def _softmaxes(graph: Graph) -> list[tuple[Node, Softmax | None]]:
+    """The results of the outermost softmaxes, and of calls that are none but look like one."""
+    found, inside = list[tuple[Node, Softmax | None]](), set[Node]()
+    for node in reversed(graph.nodes):
+        if canonical_name(node) in ENDS and node not in inside:
+            softmax = softmax_at(node)
+            if softmax is not None or why_no_softmax(node) is not None:
+                found.insert(0, (node, softmax))
+                inside |= {*node.all_input_nodes} if softmax is None else {*softmax.inside}
+    return found
 
 
-def _products_around(root: Node) -> tuple[Node, Node] | None:
-    softmax = sink_at(root)
+def _products_around(root: Node, softmax: Softmax | None) -> tuple[Node, Node] | None:
     above = product_above(root if softmax is None else softmax.source)
-    below = product_below(root if softmax is None else softmax.result) if above is not None else None
+    below = product_below(root) if above is not None else None
     return None if above is None or below is None else (above, below)
 
 
-def _decide(graph: Graph, root: Node, above: Node, below: Node, constants: Constants, target: Target) -> Decision:
+def _decide(
+    graph: Graph, root: Node, softmax: Softmax | None, above: Node, below: Node, constants: Constants, target: Target
+) -> Decision:
     here = replace(undecided(below, "attention", above), source=source_line(root))
     here = replace(here, producer=above.name, predicted_us=_predicted(above, below, target))
     try:
-        attention = match_attention(root, constants.scalar)
+        if softmax is None:
+            raise Refusal(why_no_softmax(root) or "")
+        attention = match_attention(softmax, constants.scalar)
         masking = classify_masks(attention, constants)
         within = in_windows(attention, masking, target)
         if not within:

@@ -17,6 +17,7 @@ from typing import Any
 from torch.fx import Node
 
 from tilewright.graph.canonical import argument, canonical_name, example, is_last, same_shape, static, tensor_of
+from tilewright.passes.rule import Call, Match, Value, call, matches
 from tilewright.records.errors import Refusal
 
 PRODUCTS = frozenset({"matmul", "einsum", "baddbmm", "addmm"})
@@ -148,50 +149,55 @@ def scaled_by(node: Node, scalar: Scalar) -> tuple[object, float] | None:
     return None
 
 
-def row_statistic(node: object, kind: str) -> tuple[Node, list[Node]] | None:
-    """`x.amax(-1, keepdim=True)` and its spellings: x [..., M], and the nodes from it to [..., 1].
+def _columns(kind: str, over: Any, name: str) -> tuple[Call, ...]:
+    """Patterns of a statistic [..., 1] of the rows of `over`: `x.amax(-1, keepdim=True)` and its spellings.
 
-    `kind` is "max", "sum" or "logsumexp".
+    `kind` is "max", "sum" or "logsumexp"; `name` binds it, and `name_dim` its axis.
     """
-    value = example(node)
-    if not isinstance(node, Node) or value is None or value.dim() == 0 or str(value.shape[-1]) != "1":
-        return None
-    rank, inside = value.dim(), list[Node]()
-    while True:
-        inside.append(node)
-        name, source = canonical_name(node), node.args[0] if node.args else None
-        if not isinstance(source, Node):
-            return None
-        if name == kind or (kind == "max" and name == "amax"):
-            whole = example(source)
-            dim = argument(node, 1, "dim")
-            if whole is not None and whole.dim() == rank and is_last(dim, rank):
-                return source, inside
-            return None
-        adds_axis = name == "unsqueeze" and argument(node, 1, "dim") in (-1, rank - 1)
-        if name in ("getitem", "getattr") and len(node.args) == 2:
-            index = node.args[1]
-            adds_axis = index == (Ellipsis, None) or index == (*[slice(None)] * (rank - 1), None)
-            adds_axis = adds_axis or (canonical_name(source) == "max" and index in (0, "values"))
-        # The gradient through the maximum cancels, so `detach` changes nothing.
-        if not adds_axis and not (name == "detach" and kind == "max"):
-            return None
-        node = source
+    # The gradient through the maximum cancels, so `detach` changes nothing.
+    options: dict[str, Any] = {"through": ("detach",) if kind == "max" else ()}
+    given = {"input": over, "dim": Value(f"{name}_dim")}
+
+    def of_rows(name: str = "") -> tuple[Call, ...]:
+        if kind != "max":
+            return (call(kind, ..., **given, name=name, **options),)
+        both = call("max", ..., **given)
+        values = call("getitem", both, 0, name=name, **options), call("getattr", both, "values", name=name, **options)
+        return call("amax", ..., **given, name=name, **options), *values
+
+    wider = call("unsqueeze", of_rows(), ..., name=name, **options)
+    return *of_rows(name), wider, call("getitem", of_rows(), _is_constant, name=name, **options)
 
 
-def less_maximum(node: Node) -> tuple[Node, list[Node]] | None:
-    """x of `x - max(x, -1, keepdim=True)`, whose softmax is that of x, and the nodes of the maximum."""
-    top = row_statistic(argument(node, 1, "other"), "max") if canonical_name(node) == "sub" else None
-    return top if top is not None and top[0] is node.args[0] else None
+def _is_constant(index: object) -> bool:
+    """Whether an index of several axes is the same in each call; the shapes say whether it only adds an axis."""
+    return isinstance(index, tuple) and not any(isinstance(one, Node) for one in index)
 
 
-def normalised(node: Node) -> tuple[Node, list[Node]] | None:
-    """exp of `exp / sum(exp, -1, keepdim=True)`, and the nodes of the sum."""
-    exp = argument(node, 0, "input")
-    if canonical_name(node) != "div" or not isinstance(exp, Node) or canonical_name(exp) != "exp":
-        return None
-    total = row_statistic(argument(node, 1, "other"), "sum")
-    return total if total is not None and total[0] is exp else None
+def _less_maximum(x: Any, **options: Any) -> Call:
+    """The pattern of `x - max(x, -1, keepdim=True)`, whose softmax is that of x."""
+    return call("sub", x, _columns("max", x, "top"), **options)
+
+
+LESS_MAXIMUM = _less_maximum("source")
+EXP, LARGE_EXP = (call("exp", x) for x in (LESS_MAXIMUM, "source"))
+NOT_SHIFTED = call("div", LARGE_EXP, _columns("sum", LARGE_EXP, "total"))
+DIM = Value("dim")
+BESIDE = call("cat", ["source", "sink"], dim=Value("cat_dim"), through=("cast",))
+OF_BOTH = tuple(
+    call("softmax", ..., input=x, dim=DIM, alone=True, through=("cast", "contiguous"))
+    for x in (BESIDE, _less_maximum(BESIDE, through=("cast",)))
+)
+SOFTMAX = (
+    call("softmax", ..., input="source", dim=DIM),
+    call("exp", call("log_softmax", ..., input="source", dim=DIM)),
+    call("exp", call("sub", "source", _columns("logsumexp", "source", "total"))),
+    call("div", EXP, _columns("sum", EXP, "total")),
+    call("getitem", OF_BOTH, lambda index: isinstance(index, tuple) and index[-1:] == (slice(None, -1),)),
+)
+"""As one call, written out, or of scores and a sink, whose weight is left out."""
+ENDS = frozenset({"softmax", "exp", "div", "getitem"})
+"""The calls that give its result."""
 
 
 @dataclass(frozen=True)
@@ -205,77 +211,47 @@ class Softmax:
     """[*lead, Nq, 1]: one more score of each row (an attention sink); `result` is without its weight."""
 
 
-def softmax_at(node: Node) -> Softmax:
-    """The softmax with the result `node`, one call or written out."""
-    name = canonical_name(node)
-    source = argument(node, 0, "input")
-    if name == "softmax" and isinstance(source, Node):
-        if not is_last(argument(node, 1, "dim"), tensor_of(source).dim()):
-            raise Refusal("the softmax does not run over the last axis")
-        return Softmax(node, source, (node,))
-    if name == "exp" and isinstance(source, Node):
-        if canonical_name(source) == "log_softmax" and isinstance(source.args[0], Node):
-            if not is_last(argument(source, 1, "dim"), tensor_of(source).dim()):
-                raise Refusal("the softmax does not run over the last axis")
-            return Softmax(node, source.args[0], (node, source))
-        if canonical_name(source) == "sub":
-            total = row_statistic(source.args[1], "logsumexp")
-            if total is not None and total[0] is source.args[0]:
-                return Softmax(node, total[0], (node, source, *total[1]))
-    if (total := normalised(node)) is not None:
-        exp, sums = total
-        shifted = exp.args[0]
-        top = less_maximum(shifted) if isinstance(shifted, Node) else None
-        if top is None:
-            raise Refusal("exp without the row maximum subtracted: eager overflows, the fused form does not")
-        return Softmax(node, top[0], (node, *sums, exp, *exp.all_input_nodes, *top[1]))
-    raise Refusal("exp between two products that is not normalised as a softmax over the last axis")
-
-
-BUT_LAST = slice(None, -1, None)
-
-
-def sink_at(root: Node) -> Softmax | None:
-    """The softmax over scores and a sink that ends in `root`; None if `root` is none."""
-    source, value = argument(root, 0, "input"), example(root)
-    if canonical_name(root) != "softmax" or value is None or not is_last(argument(root, 1, "dim"), value.dim()):
+def softmax_at(node: Node) -> Softmax | None:
+    """The softmax with the result `node`, if it is one."""
+    found = match_of_rows(SOFTMAX, node)
+    if found is None or not same_shape(tensor_of(node).shape, tensor_of(found["source"]).shape):
         return None
-    inside, result = [root], root
-    while isinstance(source, Node) and canonical_name(source) != "cat":
-        inside.append(source)
-        if (shifted := less_maximum(source)) is not None:
-            inside += shifted[1]
-        elif canonical_name(source) != "cast":
-            return None
-        source = argument(source, 0, "input")
-    if not isinstance(source, Node) or not is_last(argument(source, 1, "dim"), value.dim()):
-        return None
-    parts = argument(source, 0, "tensors")
-    if not isinstance(parts, (list, tuple)) or len(parts) != 2:
-        return None
-    scores, sink = parts
-    whole, column = example(scores), example(sink)
-    if whole is None or column is None or str(column.shape[-1]) != "1" or str(whole.shape[-1]) == "1":
-        return None
-    while not _leaves_last_out(result):
-        if result is not root and canonical_name(result) not in ("cast", "contiguous"):
-            return None
-        if len(result.users) != 1:
-            return None
-        result = next(iter(result.users))
-        inside.append(result)
-    kept = example(result)
-    if kept is None or not same_shape(kept.shape, whole.shape):
-        return None
-    return Softmax(result, scores, (*inside, source), sink)
+    return Softmax(node, found["source"], tuple(dict.fromkeys(found["calls"])), found.get("sink"))
 
 
-def _leaves_last_out(node: Node) -> bool:
-    """Whether `node` is `weights[..., :-1]`."""
-    value, index = example(node), node.args[1] if canonical_name(node) == "getitem" else None
-    if value is None or not isinstance(index, tuple) or not index or index[-1] != BUT_LAST:
-        return False
-    return index[:-1] in ((Ellipsis,), (slice(None),) * (value.dim() - 1))
+def match_of_rows(pattern: Any, node: Node) -> Match | None:
+    """The first match whose statistics, and sink, have one number for each row of `source`."""
+    for found in matches(pattern, node):
+        rank = tensor_of(found["source"]).dim()
+        axes = [axis for name, axis in found.items() if name.endswith("dim")]
+        columns = [tensor_of(found[name]) for name in ("top", "total", "sink") if name in found]
+        of_rows = all(x.dim() == rank and str(x.shape[-1]) == "1" for x in columns)
+        if of_rows and all(is_last(axis, rank) for axis in axes):
+            return found
+    return None
+
+
+def why_no_softmax(node: Node) -> str | None:
+    """Why a call that is no `softmax_at` is none over the last axis; None if it does not look like one."""
+    if match_of_rows(NOT_SHIFTED, node) is not None:
+        return "exp without the row maximum subtracted: eager overflows, the fused form does not"
+    return {
+        "softmax": "the softmax does not run over the last axis",
+        "exp": "exp between two products that is not normalised as a softmax over the last axis",
+    }.get(str(canonical_name(node)))
+
+
+ALL = slice(None)
+INSERTED = (ALL, ALL, None, ALL, ALL)
+THIRD = (
+    call("unsqueeze", "x", lambda dim: dim in (2, -3)),
+    call("getitem", "x", lambda index: isinstance(index, tuple) and (*index, ALL, ALL)[:5] == INSERTED),
+)
+REPEATED = (
+    call("repeat_interleave", "x", ..., repeats=Value("times", (int,)), dim=lambda dim: dim in (1, -3)),
+    call("expand", "x", ...),
+    call("view", call("expand", THIRD, ..., name="wide", through=("contiguous",)), ...),
+)
 
 
 def unrepeated(node: Node) -> Node:
@@ -284,37 +260,18 @@ def unrepeated(node: Node) -> Node:
     Such as `x[:, :, None].expand(B, H, n, S, D).reshape(B, H n, S, D)`, `repeat_interleave(x, n, 1)` or, of one head,
     `x.expand(B, n, S, D)`, in either kind of graph.
     """
-    whole, source = example(node), argument(node, 0, "input")
-    if whole is None or whole.dim() != 4 or not isinstance(source, Node):
-        return node
-    if canonical_name(node) == "repeat_interleave" and argument(node, 2, "dim") in (1, -3):
-        return source if isinstance(argument(node, 1, "repeats"), int) else node
-    if canonical_name(node) == "expand":
-        one = example(source)
-        if one is None or one.dim() != 4 or one.shape[1] != 1 or not static(whole.shape[1:2]):
-            return node
-        return source if same_shape(whole.shape[:1], one.shape[:1]) else node
-    while canonical_name(source) == "contiguous" and isinstance(source.args[0], Node):
-        source = source.args[0]
-    new_axis = argument(source, 0, "input")
-    if canonical_name(node) != "view" or canonical_name(source) != "expand" or not isinstance(new_axis, Node):
-        return node
-    x = argument(new_axis, 0, "input")
-    wide, narrow = example(source), example(x)
-    if wide is None or wide.dim() != 5 or narrow is None or narrow.dim() != 4 or not _inserts_third(new_axis):
-        return node
-    batch, heads, times, keys, width = wide.shape
-    if not static((heads, times)):
-        return node
-    fits = same_shape(narrow.shape, (batch, heads, keys, width))
-    return x if fits and same_shape(whole.shape, (batch, heads * times, keys, width)) else node
-
-
-def _inserts_third(node: Node) -> bool:
-    """Whether a call gives [B, H, 1, S, D] of [B, H, S, D]."""
-    if canonical_name(node) == "unsqueeze":
-        return argument(node, 1, "dim") in (2, -3)
-    index: Any = node.args[1] if canonical_name(node) == "getitem" else None
-    everything = slice(None)
-    padded = (*index, *[everything] * (5 - len(index))) if isinstance(index, tuple) else ()
-    return padded == (everything, everything, None, everything, everything)
+    for found in matches(REPEATED, node):
+        x: Node = found["x"]
+        whole, narrow, wide = tensor_of(node), tensor_of(x), example(found.get("wide"))
+        if whole.dim() != 4 or narrow.dim() != 4:
+            continue
+        fits = canonical_name(node) == "repeat_interleave"
+        if wide is not None and wide.dim() == 5 and static(wide.shape[1:3]):
+            batch, heads, times, *matrix = wide.shape
+            fits = same_shape(narrow.shape, (batch, heads, *matrix))
+            fits = fits and same_shape(whole.shape, (batch, heads * times, *matrix))
+        elif canonical_name(node) == "expand":
+            fits = narrow.shape[1] == 1 and static(whole.shape[1:2]) and same_shape(whole.shape[:1], narrow.shape[:1])
+        if fits:
+            return x
+    return node
