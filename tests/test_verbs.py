@@ -241,6 +241,19 @@ def test_a_case_that_is_not_one_graph_is_measured_in_its_pieces_and_verified(
     assert str(done).startswith("Inference (--training adds backward): tilewright takes")
 
 
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([torch.tensor([]), x.flatten()]) * torch.tensor([2.0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_tensors_that_the_code_makes_are_timed_too(monkeypatch: pytest.MonkeyPatch, training: bool) -> None:
+    monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
+    done = tilewright.optimize(Doubled(), torch.randn(4, 8, requires_grad=training), training=training)
+    assert all(row.ok for row in done.verified)
+    assert all(op.measured_us for op in done.program.operators if op.stage == "before")
+
+
 class Tags(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import partial
 from math import prod
 from statistics import median
+from time import monotonic
 from typing import Any
 
 import torch
@@ -14,9 +16,23 @@ from torch import fx
 from tilewright.kernels.dropout_add.stream import example_stream, keep
 from tilewright.measure.timing.device_records import CallTime, kernel_times
 from tilewright.measure.timing.stopwatch import Stopwatch, stopwatch_for
+from tilewright.records.progress import tell
 from tilewright.runtime.executable import Executable, Slots, Step, layout_of
 
 REPEATS = 9
+FEWEST = 3
+ENOUGH_S = 3.0
+"""After so long `FEWEST` repeats are enough: what takes a third of a second and more varies little."""
+
+
+def _repeats(what: str) -> Iterator[int]:
+    """As many as `REPEATS`, fewer of long runs."""
+    began = monotonic()
+    for done in range(REPEATS):
+        if done >= FEWEST and monotonic() - began > ENOUGH_S:
+            break
+        yield done
+        tell(what, done + 1)
 
 
 def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu") -> dict[str, CallTime]:
@@ -38,7 +54,7 @@ def time_in_place(executable: Executable, inputs: list[Any], device: str = "cpu"
     if torch.device(device).type != "cuda":
         laps: dict[str, list[float]] = defaultdict(list)
         watch = stopwatch_for(device)
-        for _ in range(REPEATS):
+        for _ in _repeats("runs timed kernel by kernel"):
             for step in executable.steps:
                 laps[step.name].append(watch.time(partial(run, step)).us)
         return {name: CallTime(median(values)) for name, values in laps.items()}
@@ -65,9 +81,9 @@ class _Timed(fx.Interpreter):
 
 def time_operators(graph: fx.Graph, inputs: list[Any], device: str = "cpu") -> dict[str, float]:
     """Median microseconds of every operator of `graph`, run eagerly one by one on `device`."""
-    timed = _Timed(fx.GraphModule(torch.nn.Module(), graph), stopwatch_for(device))
+    timed = _Timed(fx.GraphModule(graph.owning_module or torch.nn.Module(), graph), stopwatch_for(device))
     with torch.no_grad():
-        for _ in range(REPEATS):
+        for _ in _repeats("eager runs timed operator by operator"):
             timed.run(*inputs)
     return {name: median(values) for name, values in timed.laps.items()}
 
