@@ -4,7 +4,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tilewright
 from tests.report.printing import printed
 from tests.report.sample import CEILINGS, DIMS, measurements, program, verified, write_sample
 from tilewright import backend
@@ -23,6 +25,7 @@ from tilewright.report.optimised import show_optimize
 from tilewright.report.progress import ProgressLine, progress_of
 from tilewright.report.terminal import as_json, show_explain
 from tilewright.store import Run
+from tilewright.verbs import explanation, optimisation
 
 
 def forward() -> Program:
@@ -198,9 +201,9 @@ def test_a_compilation_says_what_it_compiles(monkeypatch: pytest.MonkeyPatch) ->
     told: list[str] = []
 
     @contextmanager
-    def noted(what: str) -> Iterator[None]:
+    def noted(what: str) -> Iterator[Callable[[str], None]]:
         with watched(lambda *counted: told.append(what)):
-            yield
+            yield told.append
 
     monkeypatch.setattr(backend, "progress_of", noted)
     with backend.recording():
@@ -214,3 +217,39 @@ def test_a_file_gets_nothing(capfd: pytest.CaptureFixture[str], monkeypatch: pyt
     with progress_of("compiling"):
         assert not is_watched()
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_cell_shows_how_far_it_is_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "in_kernel", lambda: True)
+    begun, shown = threading.Event(), []
+
+    def display(of: dict[str, str]) -> Callable[[dict[str, str]], None]:
+        shown.append(of["text/plain"])
+        begun.set()
+        return lambda other: shown.append(other["text/plain"])
+
+    monkeypatch.setattr(progress, "display", display)
+    with progress_of("optimizing Net") as stage:
+        stage("timing")
+        assert begun.wait(60)
+        with progress_of("compiling"):
+            assert is_watched()
+    assert shown[0].startswith("optimizing Net") and shown[-1] == "" and not is_watched()
+
+
+def test_verbs_say_in_which_stage_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def noted(what: str) -> Iterator[Callable[[str], None]]:
+        with watched(lambda *counted: told.append(f"{what}: {counted[0]}")):
+            yield lambda stage: told.append(f"{what}: {stage}")
+
+    for verb in (explanation, optimisation):
+        monkeypatch.setattr(verb, "progress_of", noted)
+    monkeypatch.setattr(optimisation, "measure", lambda *_, **__: [])
+    tilewright.explain(torch.nn.Tanh(), torch.randn(7), on="h200")
+    tilewright.optimize(torch.nn.Tanh(), torch.randn(7))
+    assert any(line.startswith("explaining Tanh: ") for line in told)
+    assert "optimizing Tanh: verifying against float64" in told

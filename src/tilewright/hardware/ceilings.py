@@ -22,6 +22,7 @@ from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.home import home
 from tilewright.records.measurement import Ceiling
+from tilewright.records.progress import tell
 
 _MIB = 1024**2
 _UNKNOWN_CACHE_BYTES = 64 * _MIB
@@ -81,6 +82,9 @@ class _Bench:
         return block.repeat(max(1, nbytes // 4 // block.numel()))
 
 
+_MEASURED = "ceilings of this machine measured"
+
+
 def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, seconds: float = 0.3) -> list[Ceiling]:
     """Measure `cpu`, `cuda` or `cuda:N`: medians, random data, outputs touched before.
 
@@ -101,10 +105,13 @@ def measure_ceilings(device: str = "cpu", *, machine: Machine | None = None, sec
     `seconds` bounds each figure; ten of them are taken on a CPU, twenty-five on a GPU.
     """
     bench = _bench(device, machine or detect(), seconds)
+    tell(_MEASURED, 0)
     matmuls = _matmuls(bench)
     fp32 = next(ceiling.value for ceiling in matmuls if (ceiling.kind, ceiling.dtype) == ("matmul", "float32"))
     own = [_first_touch(bench)] if device == "cpu" else [*_shared(bench), *_links(bench)]
-    return [*_memory_and_cache(bench), *matmuls, _vector(bench, fp32), *_launches(bench), *own]
+    memory = _memory_and_cache(bench)
+    tell(_MEASURED, len(memory + matmuls + own))
+    return [*memory, *matmuls, _vector(bench, fp32), *_launches(bench), *own]
 
 
 def device_name(machine: Machine, device: str) -> str:
@@ -219,6 +226,7 @@ def _matmuls(bench: _Bench) -> list[Ceiling]:
             rows.append(bench.ceiling("matmul", name, max(rates.values()), "TFLOP/s"))
             if not on_cpu:
                 rows += [bench.ceiling(f"matmul {size}", name, rate, "TFLOP/s") for size, rate in rates.items()]
+            tell(_MEASURED, len(rows))
     finally:
         torch.set_float32_matmul_precision(precision)
     return rows

@@ -18,6 +18,7 @@ from tilewright.profiling.saved import SavedProfile, save
 from tilewright.records.errors import TilewrightError
 from tilewright.records.program import Program
 from tilewright.report.displayable import Displayable
+from tilewright.report.progress import progress_of
 
 
 class Profile(Displayable):
@@ -85,9 +86,10 @@ class Profile(Displayable):
 
     def _save(self, recording: Recording, program: Program) -> None:
         target = Path(sys.argv[0]).name or "python"
-        self._profiled = save(
-            [recording], name=self._name, command="tilewright.profile", target=target, program=program
-        )
+        with progress_of("writing the profile") as tell:
+            self._profiled = save(
+                [recording], name=self._name, command="tilewright.profile", target=target, program=program, tell=tell
+            )
 
     @property
     def _result(self) -> SavedProfile:

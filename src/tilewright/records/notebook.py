@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import PurePath
 
 
@@ -10,6 +12,17 @@ def in_ipython() -> bool:
     """Whether this process runs the code of a notebook or of IPython."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
+
+
+def in_kernel() -> bool:
+    """Whether this process runs the cells of a notebook, whose stderr is no terminal."""
+    return in_ipython() and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
+
+
+def display(of: dict[str, str]) -> Callable[[dict[str, str]], None]:
+    """Show `of`, text by MIME type, below the cell that runs; the value replaces it."""
+    shown = import_module("IPython.display").display(of, raw=True, display_id=True)
+    return lambda other: shown.update(other, raw=True)
 
 
 def cell_of(file: str) -> str | None:

@@ -1,14 +1,15 @@
-"""One line on a terminal while something takes long: the stage, what is counted, the seconds."""
+"""One line in a terminal or a notebook while something takes long: the stage, what is counted, the seconds."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
+from tilewright.records.notebook import display, in_kernel
 from tilewright.records.progress import is_watched, watched
 
 PATIENCE_S = 2.0
@@ -42,45 +43,77 @@ class ProgressLine:
 
 
 @contextmanager
-def progress_of(what: str) -> Iterator[None]:
-    """Show on a terminal's stderr, from two seconds on, how far `what` is; nothing where stderr is no terminal.
+def progress_of(what: str) -> Iterator[Callable[[str], None]]:
+    """Show in a terminal's stderr or below a notebook's cell, from two seconds on, how far `what` is.
 
-    Nothing either inside a command that shows progress itself.
+    The value sets the stage. Nothing is shown elsewhere, or inside a command that shows progress itself.
     """
-    if not sys.stderr.isatty() or is_watched():
-        yield
+    if is_watched() or not (in_kernel() or sys.stderr.isatty()):
+        yield lambda _: None
         return
-    shown = _LateStatus(ProgressLine(what))
+    line = ProgressLine(what)
+    shown = _LateStatus(_Cell(line) if in_kernel() else _terminal(line))
     try:
-        with watched(shown.line.count):
-            yield
+        with watched(line.count):
+            yield lambda stage: line.enter(f"{what}: {stage}")
     finally:
         shown.end()
 
 
-class _LateStatus:
-    """A line that appears if it has not ended by then."""
+class _Status(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def _terminal(line: ProgressLine) -> _Status:
+    from rich.console import Console
+
+    return Console(stderr=True).status(line)
+
+
+class _Cell:
+    """A line below a notebook's cell, which goes when it ends."""
 
     def __init__(self, line: ProgressLine) -> None:
-        self.line = line
+        self._line = line
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def start(self) -> None:
+        self._shown = display({"text/plain": str(self._line)})
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._ended.wait(1.0):
+            self._shown({"text/plain": str(self._line)})
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._shown({"text/plain": ""})
+
+
+class _LateStatus:
+    """A status that appears if it has not ended by then."""
+
+    def __init__(self, status: _Status) -> None:
         self._lock = threading.Lock()
-        self._has_ended = False
-        self._status: Any = None
+        self._has_ended = self._has_begun = False
+        self._status = status
         self._timer = threading.Timer(PATIENCE_S, self._begin)
         self._timer.daemon = True
         self._timer.start()
 
     def _begin(self) -> None:
-        from rich.console import Console
-
         with self._lock:
             if not self._has_ended:
-                self._status = Console(stderr=True).status(self.line)
                 self._status.start()
+                self._has_begun = True
 
     def end(self) -> None:
         self._timer.cancel()
         with self._lock:
             self._has_ended = True
-            if self._status is not None:
+            if self._has_begun:
                 self._status.stop()

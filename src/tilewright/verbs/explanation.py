@@ -12,6 +12,7 @@ from tilewright.records.errors import InputError, UsageError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
 from tilewright.report.displayable import Displayable
+from tilewright.report.progress import progress_of
 
 if TYPE_CHECKING:
     from tilewright.hardware.profiles import DeviceProfile
@@ -55,7 +56,9 @@ def explain(
     have no names, so costs are numbers. `on`: a name of
     `hardware/profiles.py`, as `h200`; default this machine.
     """
-    return explain_case(case_of(model, inputs, training, keywords), on)
+    case = case_of(model, inputs, training, keywords)
+    with progress_of(f"explaining {case.name}"):
+        return explain_case(case, on)
 
 
 def case_of(

@@ -13,6 +13,7 @@ from tilewright.records.errors import CaptureError, warn_once
 from tilewright.records.measurement import Measurement, Verified
 from tilewright.records.program import Decision, GraphName, Program, Region, Stage
 from tilewright.report.displayable import Displayable
+from tilewright.report.progress import progress_of
 from tilewright.report.quantity import duration
 from tilewright.verbs.bench import PEERS, measure
 from tilewright.verbs.explanation import case_of, ceilings_of
@@ -75,7 +76,8 @@ def optimize(
 
     case = case_of(model, inputs, training, keywords)
     device = next((str(t.device) for t in leaves((inputs, keywords)) if has_values(t)), "cpu")
-    return optimize_case(case, device=device, seconds=seconds)
+    with progress_of(f"optimizing {case.name}") as tell:
+        return optimize_case(case, device=device, seconds=seconds, tell=tell)
 
 
 def optimize_case(
