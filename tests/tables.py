@@ -5,18 +5,33 @@
     cubes | fp32[3,5] | x: x**3
 
 The first line of a section names its fields; a row may leave out its last ones, and go on in indented lines.
+
+Where the program is more than an expression, the last field of the first line is its parameters, and the statements
+stand below the row. The last of them is the result.
+
+    [section]
+    name | inputs | x, y
+    cubes of sums | fp32[3,5], fp32[5]
+        z = x + y
+        z**3
 """
 
+import ast
+import keyword
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-NAMES: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, "own": torch.ops.tilewright, "inf": math.inf}
+NAMES: dict[str, Any] = {
+    **{"torch": torch, "F": F, "nn": torch.nn, "aten": torch.ops.aten, "own": torch.ops.tilewright},
+    **{"math": math, "inf": math.inf},
+}
 """What Python in a field may use besides what its test gives it."""
 
 
@@ -35,3 +50,49 @@ def value(text: str, names: Mapping[str, Any] | None = None) -> Any:
     """What a field says: `x, y: x + y` is a function, anything else an expression."""
     is_function = re.match(r"(\*?\w+(, )?)*: ", text)
     return eval(f"lambda {text}" if is_function else text, {**NAMES, **(names or {})})
+
+
+class Program(NamedTuple):
+    """A row whose statements are a function; `fields` are its others but the name, as text."""
+
+    function: Callable[..., Any]
+    fields: dict[str, str]
+
+
+def programs(path: Path, section: str, names: Mapping[str, Any] | None = None) -> dict[str, Program]:
+    """The rows of a section whose statements stand below them, by name; a traceback shows their lines."""
+    lines = path.read_text("utf-8").splitlines()
+    start = lines.index(f"[{section}]") + 1
+    _, *fields, parameters = lines[start].split(" | ")
+    # A `__name__` would say that the functions are of that module.
+    scope = NAMES | {name: value for name, value in (names or {}).items() if not name.startswith("__")}
+    found = dict[str, Program]()
+    for number, line in takewhile(lambda it: not it[1].startswith("["), enumerate(lines[start + 1 :], start + 2)):
+        if line and line[0] not in "# ":
+            name, *texts = line.split(" | ")
+            body = takewhile(lambda below: below.startswith(" "), lines[number:])
+            function = _function(name, parameters, "\n".join(body), path, number, scope)
+            assert name not in found and len(texts) <= len(fields), line
+            found[name] = Program(function, dict(zip(fields, texts + [""] * len(fields), strict=False)))
+    return found
+
+
+def functions(path: Path, section: str, names: Mapping[str, Any] | None = None) -> dict[str, Callable[..., Any]]:
+    """The programs of rows that have no other field."""
+    return {name: program.function for name, program in programs(path, section, names).items()}
+
+
+def _function(
+    name: str, parameters: str, body: str, path: Path, line: int, scope: dict[str, Any]
+) -> Callable[..., Any]:
+    called = re.sub(r"\W", "_", name)
+    called += "_" * keyword.iskeyword(called)
+    tree = ast.parse("\n" * (line - 1) + f"def {called}({parameters}):\n{body}", path.name)
+    (function,) = tree.body
+    assert isinstance(function, ast.FunctionDef)
+    last = function.body[-1]
+    if isinstance(last, ast.Expr):
+        function.body[-1] = ast.copy_location(ast.Return(last.value), last)
+    exec(compile(tree, str(path), "exec"), scope)
+    made: Callable[..., Any] = scope[called]
+    return made

@@ -9,18 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.contract import nodes, recorded, targets
-from tests.passes.attention.spellings import (
-    DROPPED_ROW,
-    MASKED,
-    Function,
-    causal_tril,
-    five_axes,
-    grouped_broadcast,
-    in_autocast,
-    plain,
-    softmax_in_fp32,
-    three_axes,
-)
+from tests.passes.attention.spellings import DROPPED_ROW, MASKS, SPELLINGS, Function
 from tests.passes.attention.test_recognise import check_numbers, heads, value_and_gradients, with_gradients
 from tilewright import functional
 from tilewright.graph import constants
@@ -84,18 +73,15 @@ def check(fn: Function, inputs: Sequence[Tensor], truth: Function | None = None)
     return compiled
 
 
-@pytest.mark.parametrize("fn", [five_axes, three_axes], ids=lambda fn: fn.__name__)
-def test_attention_written_out(fn: Function) -> None:
-    check(fn, with_gradients(heads()))
+@pytest.mark.parametrize("name", ["five axes", "three axes"])
+def test_attention_written_out(name: str) -> None:
+    check(SPELLINGS[name], with_gradients(heads()))
 
 
-MASKS = MASKED[1::12]
-
-
-@pytest.mark.parametrize(("fn", "mask"), MASKS, ids=[f"{fn.__name__}-{i}" for i, (fn, _) in enumerate(MASKS)])
-def test_masks_written_out_and_the_rows_they_empty(fn: Function, mask: Tensor) -> None:
+@pytest.mark.parametrize(("name", "mask"), MASKS[1::12], ids=str)
+def test_masks_written_out_and_the_rows_they_empty(name: str, mask: Tensor) -> None:
     """NaN stays where eager has it, and nowhere else: `check_numbers` compares the places."""
-    check(fn, [*with_gradients(heads()), mask])
+    check(SPELLINGS[name], [*with_gradients(heads()), mask])
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -127,19 +113,18 @@ def test_masks_given(mask: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "truth", "dtype"),
-    [(causal_tril, causal_tril, FP16), (softmax_in_fp32, plain, BF16)],
+    ("name", "truth", "dtype"), [("causal tril", "causal tril", FP16), ("softmax in fp32", "plain", BF16)]
 )
-def test_narrow_dtypes(fn: Function, truth: Function, dtype: torch.dtype) -> None:
-    check(fn, with_gradients(heads(dtype)), truth)
+def test_narrow_dtypes(name: str, truth: str, dtype: torch.dtype) -> None:
+    check(SPELLINGS[name], with_gradients(heads(dtype)), SPELLINGS[truth])
 
 
 def test_autocast() -> None:
-    check(in_autocast, with_gradients(heads()), plain)
+    check(SPELLINGS["in autocast"], with_gradients(heads()), SPELLINGS["plain"])
 
 
 def test_expanded_keys_stay_with_pytorch() -> None:
-    (choice,) = trained(grouped_broadcast, with_gradients(heads())).choices
+    (choice,) = trained(SPELLINGS["grouped broadcast"], with_gradients(heads())).choices
     assert choice.verdict == "refused" and "an expanded operand" in choice.reason
 
 
