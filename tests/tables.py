@@ -7,7 +7,7 @@
 The first line of a section names its fields; a row may leave out its last ones, and go on in indented lines.
 
 Where the program is more than an expression, the last field of the first line is its parameters, and the statements
-stand below the row. The last of them is the result.
+stand below the row. The last of them is the result. `()` stands for no parameters.
 
     [section]
     name | inputs | x, y
@@ -41,8 +41,7 @@ def rows(path: Path, section: str) -> list[dict[str, str]]:
     sections = re.split(r"^\[(.+)\]\n", text, flags=re.M)
     header, *lines = re.sub(r"\n +", " ", sections[sections.index(section) + 1]).strip().splitlines()
     fields = header.split(" | ")
-    split = [line.split(" | ") for line in lines if line]
-    assert all(len(row) <= len(fields) for row in split), f"{path.name} [{section}] has a row of too many fields"
+    split = [line.split(" | ", len(fields) - 1) for line in lines if line]
     return [dict(zip(fields, row + [""] * (len(fields) - len(row)), strict=True)) for row in split]
 
 
@@ -87,7 +86,7 @@ def _function(
 ) -> Callable[..., Any]:
     called = re.sub(r"\W", "_", name)
     called += "_" * keyword.iskeyword(called)
-    tree = ast.parse("\n" * (line - 1) + f"def {called}({parameters}):\n{body}", path.name)
+    tree = ast.parse("\n" * (line - 1) + f"def {called}({parameters.strip('()')}):\n{body}", path.name)
     (function,) = tree.body
     assert isinstance(function, ast.FunctionDef)
     last = function.body[-1]
