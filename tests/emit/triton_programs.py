@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.loops.test_nests import rotary, rotary_backward
 from tests.operators.samples import CALLS, VIEWS, combinations
 from tests.operators.test_table import Program as Table
 from tests.tables import rows, value
@@ -173,8 +174,9 @@ def _mean_and_dropped(vector: int) -> Program:
     return Program(function, lambda g: [torch.tensor([-5, 12]), torch.randn((33, 1500), generator=g).to(BF16)])
 
 
+NAMED = globals() | {"rotary": rotary, "rotary_backward": rotary_backward}
 PROGRAMS, DRAWS = (
-    {row["name"]: value(row["program"], globals()) for row in rows(TABLE, section)} for section in ("programs", "draws")
+    {row["name"]: value(row["program"], NAMED) for row in rows(TABLE, section)} for section in ("programs", "draws")
 )
 
 

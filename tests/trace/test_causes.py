@@ -11,7 +11,7 @@ import pytest
 from tests.tables import programs
 from tests.trace.kineto import HOST, Analysis, Trace
 from tests.trace.loading import Rows
-from tests.trace.test_host_time import lines
+from tests.trace.test_host_time import EVENTS, lines
 
 TABLE = Path(__file__).with_name("causes.txt")
 Happening = Callable[[Trace], object]
@@ -139,7 +139,8 @@ def detached(*, first: str = "nn.Module: Critic_0") -> list[Happening]:
 
 
 SQUARES = [[700, 700], [700, 700]]
-CAUSES, NO_CAUSE = (programs(TABLE, section, globals()) for section in ("causes", "no cause"))
+NAMED = globals() | {"EVENTS": EVENTS}
+CAUSES, NO_CAUSE = (programs(TABLE, section, NAMED) for section in ("causes", "no cause"))
 
 
 @pytest.fixture(scope="module")
