@@ -80,6 +80,26 @@ def test_what_it_calls_may_end_the_program() -> None:
     guard.rest()
 
 
+def test_what_ends_the_program_does_so_after_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised within the call, which Python ignores, it would leave an error without an exception."""
+
+    begin = threading.Thread.start
+
+    def slowly(thread: threading.Thread) -> None:
+        begin(thread)
+        thread.join(0.1)
+
+    def end() -> None:
+        monkeypatch.setattr(threading.Thread, "start", slowly)
+        raise Ended
+
+    guard = RecordingGuard(end)
+    guard.watch(seconds=0.01)
+    with pytest.raises(Ended):
+        until(lambda: False)
+    guard.rest()
+
+
 def test_growth_beyond_what_is_usual(process: Process) -> None:
     calls: list[int] = []
     guard = RecordingGuard(lambda: calls.append(process.nbytes[0]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from tilewright.measure.recording.processor_time import threads_beside
 
@@ -126,11 +128,22 @@ class RecordingGuard:
             self._on_limit()
         except BaseException as error:
             # A pending call cannot raise; a thread raises this in the main thread after the call.
-            threading.Timer(_POLL_SECONDS, self._raise, (type(error),)).start()
+            threading.Thread(target=self._raise, args=(type(error),), daemon=True).start()
         return 0
 
     def _raise(self, kind: type[BaseException]) -> None:
+        while _is_calling(sys._current_frames().get(self._main)):
+            time.sleep(_POLL_SECONDS)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._main), ctypes.py_object(kind))
+
+
+def _is_calling(frame: FrameType | None) -> bool:
+    """Whether a thread is in the pending call."""
+    while frame is not None:
+        if frame.f_code is RecordingGuard._call.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)

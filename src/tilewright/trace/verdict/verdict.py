@@ -130,7 +130,8 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
         return steps
     if found and found[0][2].win_ms >= STANDS_OUT * found[0][1].bare_ms:
         cause, step, advice = found[0]
-        took = f"{share(cause.ms, step.bare_ms)} of the step, {spent(cause.ms)} of {spent(step.bare_ms)}"
+        whole = "the recorded part of a step" if _is_part(connection) else "the step"
+        took = f"{share(cause.ms, step.bare_ms)} of {whole}, {spent(cause.ms)} of {spent(step.bare_ms)}"
         ranks = dict(connection.execute("SELECT file_id, rank FROM file_rank WHERE rank IS NOT NULL").fetchall())
         whose = f"Rank {ranks[cause.file_id]}: " if cause.file_id in ranks else ""
         gain = f"{spent(advice.win_ms)} less per step at most ({share(advice.win_ms, step.bare_ms)})"
@@ -139,6 +140,8 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
             advice.why,
             f"{advice.action}: {gain}.",
         ]
+    if _is_part(connection):
+        return _cut(connection)
     if growth := growth_sentences(connection):
         return growth
     if operator := _operator_sentences(connection):
@@ -148,15 +151,34 @@ def _sentences(connection: DuckDBPyConnection, found: list[_Found]) -> list[str]
 
 def _no_whole_step(connection: DuckDBPyConnection) -> list[str]:
     """Where the program ended before a step was recorded from its begin to its end: a part of one tells nothing."""
-    found = connection.execute(
-        "SELECT max(steps_seen) FROM recording HAVING count(*) > 0 AND max(steps_kept) = 0 AND max(bare_us) IS NOT NULL"
-    ).fetchone()
-    if found is None:
+    found = connection.execute("SELECT max(steps_seen) FROM recording HAVING count(*) > 0").fetchone()
+    if found is None or not _has_no_whole_step(connection) or _is_part(connection):
         return []
     return [
         f"No step was recorded whole: the program ended after {found[0]} steps.",
         "Steps are timed without the profiler and warmed up before any is kept.",
         "Let it make more steps, or record earlier ones: tilewright profile --wait 2 --warmup 1.",
+    ]
+
+
+def _has_no_whole_step(connection: DuckDBPyConnection) -> bool:
+    """Whether a program that makes steps has none that was recorded from its begin to its end."""
+    found = connection.execute("SELECT max(steps_kept), max(bare_us) FROM recording").fetchone()
+    return found is not None and found[0] == 0 and found[1] is not None
+
+
+def _is_part(connection: DuckDBPyConnection) -> bool:
+    """Whether that is so since a step makes more events than are recorded."""
+    return _has_no_whole_step(connection) and bool(connection.execute("FROM recording WHERE cut").fetchall())
+
+
+def _cut(connection: DuckDBPyConnection) -> list[str]:
+    """Where nothing stands out in the recorded part of a step."""
+    ((events, most),) = connection.execute("SELECT max(step_events), max(most_events) FROM recording").fetchall()
+    return [
+        "Nothing stands out in the part of a step that was recorded.",
+        f"A step makes {events:,} events, and {most:,} are recorded.",
+        f"Record more, or less of each: tilewright profile --events {2 * events}, or --no-stacks.",
     ]
 
 
