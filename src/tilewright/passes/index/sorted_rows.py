@@ -41,7 +41,7 @@ from tilewright.graph import calls
 from tilewright.graph.insert import insert_call, insert_formula, insert_results
 from tilewright.graph.specialise import has_symbols
 from tilewright.kernels.device import DTYPES
-from tilewright.passes.rule import Match, Value, call, gpu, matches, rule
+from tilewright.passes.rule import NOTHING, Match, Value, call, gpu, matches, rule
 from tilewright.passes.units import behind_views, stored
 from tilewright.passes.zeros import is_zeros
 
@@ -278,24 +278,25 @@ def sort_keys(before: fx.Node, keys: fx.Node, entries: Any) -> list[fx.Node]:
     return [*parts, insert_call(before, torch.ops.tilewright.sorted_bounds.default, parts[0], entries)]
 
 
+TAKEN = (
+    call(aten.index.Tensor, "table", ["index"]),
+    call(aten.index_select.default, "table", 0, "index"),
+    call(aten.gather.default, "table", 0, "repeated", ...),
+)
+
+
 def taken(values: fx.Node) -> Rows | None:
     """`values` as rows that a dense index takes from a dense table; None if they are not."""
-    node = behind_views(values)
-    given: dict[str, Any] = calls.arguments(node)
-    index: fx.Node | None = None
-    if node.target is aten.index.Tensor:
-        index = given["indices"][0] if len(given["indices"]) == 1 else None
-    elif node.target is aten.index_select.default and given["dim"] == 0:
-        index = given["index"]
-    elif node.target is aten.gather.default and given["dim"] == 0:
-        is_wide = calls.tensor(given["index"]).shape[1:] == calls.tensor(given["self"]).shape[1:]
-        index = row_index(given["index"]) if is_wide else None
+    found = next(matches(TAKEN, behind_views(values)), NOTHING)
+    index, repeated = found.get("index"), found.get("repeated")
+    if repeated is not None and calls.tensor(repeated).shape[1:] == calls.tensor(found["table"]).shape[1:]:
+        index = row_index(repeated)
     if index is None:
         return None
-    table, places, value = calls.tensor(given["self"]), calls.tensor(index), calls.tensor(values)
+    table, places, value = (calls.tensor(x) for x in (found["table"], index, values))
     is_index = places.dtype in (torch.int64, torch.int32) and places.dim() == 1 and places.is_contiguous()
     is_dense = table.dim() > 1 and table.is_contiguous() and value.is_contiguous()
-    return Rows(given["self"], index) if is_index and is_dense and value.shape[:1] == places.shape else None
+    return Rows(found["table"], index) if is_index and is_dense and value.shape[:1] == places.shape else None
 
 
 def row_index(index: fx.Node) -> fx.Node | None:
@@ -317,41 +318,25 @@ class _Match:
     summed: fx.Node | None
 
 
+SEEN = frozenset({"view", "expand", "unsqueeze"})
+EQUAL = call(aten.eq.Tensor, "own", "other", through=SEEN), call(aten.eq.Tensor, "other", "own", through=SEEN)
+COMPARED = call(aten._to_copy.default, EQUAL, ...), call(aten.mul.Tensor, EQUAL, "summed")
+
+
 def _matching(values: fx.Node, to: RowTarget) -> _Match | None:
-    node, factor = behind_views(values), None
-    if calls.tensor(values).dtype not in DTYPES:
-        return None
-    if node.target is aten._to_copy.default:
-        compared = behind_views(node.all_input_nodes[0])
-    elif node.target is aten.mul.Tensor and len(node.all_input_nodes) == 2:
-        first, second = node.all_input_nodes
-        if behind_views(first).target is not aten.eq.Tensor:
-            first, second = second, first
-        compared, factor = behind_views(first), taken(second)
-        if factor is None:
-            return None
-    else:
-        return None
-    if compared.target is not aten.eq.Tensor or len(compared.all_input_nodes) != 2:
-        return None
-    first, second = compared.all_input_nodes
-    return _compared(first, second, factor, values, to) or _compared(second, first, factor, values, to)
-
-
-def _compared(own: fx.Node, other: fx.Node, factor: Rows | None, values: fx.Node, to: RowTarget) -> _Match | None:
-    mine, compared, value = taken(own), calls.tensor(other), calls.tensor(values)
-    if mine is None or mine.index is not to.index or tuple(calls.tensor(mine.table).shape) != to.shape:
-        return None
-    if compared.shape != value.shape or not compared.is_contiguous():
-        return None
-    theirs = taken(other) or Rows(other, None)
-    tables = [mine.table, theirs.table, theirs.table if factor is None else factor.table]
-    if any(calls.tensor(table).dtype != value.dtype for table in tables):
-        return None
-    if factor is None:
-        return _Match(theirs, mine.table, None)
-    is_same = factor.index is theirs.index and calls.tensor(factor.table).shape == calls.tensor(theirs.table).shape
-    return _Match(theirs, mine.table, factor.table) if is_same else None
+    value = calls.tensor(values)
+    for found in matches(COMPARED, behind_views(values)):
+        own, other = found["own"], found["other"]
+        mine, theirs = taken(own), taken(other) or Rows(other, None)
+        summed = taken(found["summed"]) if "summed" in found else theirs
+        if mine is None or summed is None or mine.index is not to.index or value.dtype not in DTYPES:
+            continue
+        compared, *tables = (calls.tensor(x) for x in (other, mine.table, theirs.table, summed.table))
+        alike = compared.shape == value.shape and compared.is_contiguous() and tuple(tables[0].shape) == to.shape
+        alike = alike and {table.dtype for table in tables} == {value.dtype} and tables[1].shape == tables[2].shape
+        if alike and summed.index is theirs.index:
+            return _Match(theirs, mine.table, summed.table if "summed" in found else None)
+    return None
 
 
 def _keys(index: Tensor, to: RowTarget) -> Tensor:
