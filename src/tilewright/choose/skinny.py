@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from tilewright.choose.chooser import chosen
-from tilewright.cost.products import alignment_of
+from tilewright.choose.generated import work_of
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
@@ -206,15 +206,8 @@ def _own_work(match: _Match) -> Work:
 
 
 def _library_us(product: _Product, profile: DeviceProfile) -> float:
-    x, weight, y = (node.meta["val"] for node in (product.x, product.weight, product.node))
-    moved, dtype = 2 * (x.numel() + weight.numel() + y.numel()), calls.dtype_name(x.dtype)
-    sizes = (1, x.shape[0], weight.shape[0], x.shape[1])
-    work = Work(
-        "product", moved, 0, 2 * y.numel() * x.shape[1], dtype=dtype, products=(sizes,),
-        alignment=alignment_of(product.node),
-    )  # fmt: skip
-    by_tiles = predicted_us(work, profile)
-    return max(by_tiles, float(moved / (profile.read_GBps * 1e3 * LIBRARY_SHARE)))
+    work = work_of([product.node])
+    return max(predicted_us(work, profile), work.bytes / (profile.read_GBps * 1e3 * LIBRARY_SHARE))
 
 
 def _after(match: _Match) -> Sequence[Work]:
@@ -223,13 +216,8 @@ def _after(match: _Match) -> Sequence[Work]:
     None for a residual of several rows: the next norm's kernel adds it. For one row, the next product contains that
     norm.
     """
-    first = match.products[0]
-    if match.result is None or (match.residual is not None and _rows(first) > 1):
-        return ()
-    value = first.node.meta["val"]
-    operands = len(match.products) + (match.residual is not None)
-    nbytes = value.numel() * value.element_size()
-    return (Work("pointwise", operands * nbytes, nbytes, dtype=calls.dtype_name(value.dtype)),)
+    is_added_later = match.residual is not None and _rows(match.products[0]) > 1
+    return () if match.result is None or is_added_later else (work_of([match.result]),)
 
 
 def _apply(match: _Match) -> fx.Node:
