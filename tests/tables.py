@@ -35,6 +35,11 @@ NAMES: dict[str, Any] = {
 """What Python in a field may use besides what its test gives it."""
 
 
+def sections(path: Path) -> list[str]:
+    """The names of a file's sections, in order."""
+    return re.findall(r"^\[(.+)\]$", path.read_text("utf-8"), flags=re.M)
+
+
 def rows(path: Path, section: str) -> list[dict[str, str]]:
     """The rows of a section, each by the names of its fields; what a row leaves out is empty."""
     text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.M)

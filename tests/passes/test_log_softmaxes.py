@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.passes.graphs import aten, calls, planned, run, stays, written
+from tests.passes.graphs import aten, calls, planned, run, written
 from tilewright.choose.kernels import choose_candidates
 from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
@@ -138,17 +138,3 @@ def test_the_gradient_of_a_pick_is_computed_where_it_is_read() -> None:
     assert decision.verdict == "taken" and "where they are read" in decision.reason
     assert not any("sums" in call or "scatter" in call for call in calls(graph))
     torch.testing.assert_close(run(graph, g, x, index), gradient(g, x, index), rtol=0, atol=0)
-
-
-def test_what_stays() -> None:
-    x, other = logits()
-    others: list[Callable[[Tensor, Tensor], Tensor]] = [
-        lambda x, _: x.float().log_softmax(-1),
-        lambda x, _: F.cross_entropy(x.float(), index(x)[:, 0]),
-        lambda x, _: x.float().log_softmax(0).gather(0, index(x).T),
-        lambda x, _: x[:9].float().log_softmax(-1).gather(-1, index(x[:9])),
-        lambda x, _: x.float().log_softmax(-1) @ x.float().T,
-    ]
-    for function in others:
-        stays(lambda graph: compute_where_read(graph, H200), function, x, other)
-    stays(lambda graph: compute_where_read(graph, target_named("cpu")), picked, x, other)

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from tests.backend.compiling import agrees
 from tests.contract import keeps_contract
 from tests.gpu.kernels.launching import DTYPES, in_turn
-from tests.passes.graphs import aten, calls, run, stays
+from tests.passes.graphs import aten, calls
 from tilewright.backend import Recording, backend, recording
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.norm.split import split_norms
 from tilewright.passes.strided import STRIDED_BYTES, split_strided_rows
 
 ops = torch.ops.aten
@@ -94,52 +93,6 @@ def test_a_gradient_in_another_layout_is_copied_by_its_maker() -> None:
     )
 
 
-FEW_LONG_ROWS: dict[str, Callable[..., Any]] = {
-    "batch norm": lambda x, w, b, g: ops._native_batch_norm_legit_functional(x, w, b, w, b, True, 0.1, 1e-5),
-    "instance norm": lambda x, w, b, g: ops._native_batch_norm_legit.no_stats(x, w, b, True, 0.1, 1e-5),
-    "without weights": lambda x, w, b, g: ops._native_batch_norm_legit.no_stats(x, None, None, True, 0.1, 1e-5),
-    "gradient": lambda x, w, b, g: ops.native_batch_norm_backward(
-        g, x, w, None, None, b, w, True, 1e-5, [True, True, True]
-    ),
-    "group norm": lambda x, w, b, g: ops.native_group_norm(x, w, b, 2, 4, 200 * 200, 2, 1e-5),
-    "weight norm of columns": lambda x, w, b, g: ops._weight_norm_interface(x.view(-1, 4), w.view(1, 4), 1),
-    "gradient of a weight norm": lambda x, w, b, g: ops._weight_norm_interface_backward(
-        g.view(-1, 4), x.view(-1, 4), w.view(1, 4), b.view(1, 4), 1
-    ),
-    "layer norm": lambda x, w, b, g: ops.native_layer_norm(x, [4, 200, 200], g[0], g[1], 1e-5),
-    "layer norm without weights": lambda x, w, b, g: ops.native_layer_norm(x, [4, 200, 200], None, None, 1e-5),
-    "gradient of a layer norm": lambda x, w, b, g: ops.native_layer_norm_backward(
-        g, x, [4, 200, 200], w[:2].view(2, 1, 1, 1), b[:2].view(2, 1, 1, 1), x[0], x[1], [True, True, True]
-    ),
-    "group norm without weights": lambda x, w, b, g: ops.native_group_norm(x, None, None, 2, 4, 200 * 200, 1, 1e-5),
-}
-
-
-@pytest.mark.parametrize("name", FEW_LONG_ROWS)
-def test_few_long_rows_and_weights_columns_are_summed_apart_on_a_gpu(name: str) -> None:
-    generator = torch.Generator().manual_seed(3)
-    x, g = (torch.randn(2, 4, 200, 200, generator=generator) * 2 + 1 for _ in range(2))
-    w, b = (torch.rand(4, generator=generator) + 0.5 for _ in range(2))
-    graph = aten(FEW_LONG_ROWS[name], x, w, b, g)
-    split_norms(graph, target_named("cpu"))
-    assert any("norm" in call for call in calls(graph))
-    split_norms(graph, target_named("h200"))
-    assert not any("norm" in call for call in calls(graph))
-    true = FEW_LONG_ROWS[name](x.double(), w.double(), b.double(), g.double())
-    for ours, exact in zip(run(graph, x, w, b, g), true, strict=True):
-        assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
-
-
-@pytest.mark.parametrize("name", ["cpu", "h200"])
-def test_a_weight_norm_without_its_dimension_is_of_rows(name: str) -> None:
-    """PyTorch's graphs leave out a `dim` of 0."""
-    v, g = torch.randn(5, 16), torch.rand(5, 1)
-    graph = aten(lambda v, g: ops._weight_norm_interface(v, g)[0], v, g)
-    split_norms(graph, target_named(name))
-    torch.testing.assert_close(run(graph, v, g), g * v / v.norm(dim=1, keepdim=True))
-
-
 PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda x: x.softmax(1),
     "log softmax": lambda x: x.log_softmax(1),
@@ -161,20 +114,6 @@ def test_kernels_over_columns_keep_the_contract(name: str, dtype: torch.dtype) -
     assert not any(word in call for call in ran for word in ("softmax", "logsumexp", "var", "std"))
 
 
-def test_special_values_are_eagers() -> None:
-    x = torch.randn(40, 600)
-    x[:, 0], x[3, 1], x[4, 2], x[5, 3] = -torch.inf, -torch.inf, torch.inf, torch.nan
-
-    def program(x: Tensor) -> tuple[Tensor, ...]:
-        safe = torch.ops.aten._safe_softmax.default(x, 0)
-        return x.softmax(0), x.log_softmax(0), safe, x.var(0), x.logsumexp(0, keepdim=True), x.logsumexp((0,))
-
-    graph = aten(program, x)
-    split_strided_rows(graph, target_named("cpu"))
-    assert not any("softmax" in call or "var" in call for call in calls(graph))
-    torch.testing.assert_close(run(graph, x), program(x), equal_nan=True)
-
-
 PLACES_OF = [torch.argmax, torch.argmin, torch.max, torch.min]
 
 
@@ -189,25 +128,6 @@ def test_places_of_extremes_are_eagers(function: Callable[..., Any], keepdim: bo
     graph = aten(lambda x: function(x, -2, keepdim=keepdim), x)
     split_strided_rows(graph, target_named("cpu"))
     assert any("amax" in call or "amin" in call for call in calls(graph))
-
-
-@pytest.mark.parametrize("function", PLACES_OF)
-def test_the_place_of_what_a_kernel_computes_is_found_in_that_kernel(function: Callable[..., Any]) -> None:
-    stays(lambda graph: split_strided_rows(graph, target_named("cpu")), lambda x: function(x.exp(), 0), STRIP)
-
-
-STRIP = torch.zeros(40, 600)
-STAY = {
-    "last": (torch.zeros(40, 600), 1),
-    "narrow": (torch.zeros(600, 40, 4), 1),
-    "small": (torch.zeros(20, 30), 0),
-    "float64": (torch.zeros(600, 40, dtype=torch.float64), 0),
-}
-
-
-@pytest.mark.parametrize(("x", "axis"), STAY.values(), ids=STAY)
-def test_softmax_that_stays_one_nest(x: Tensor, axis: int) -> None:
-    stays(lambda graph: split_strided_rows(graph, target_named("cpu")), lambda x: x.softmax(axis), x)
 
 
 CHANNELS, PLACES = 24, 13 * 11
