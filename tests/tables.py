@@ -21,7 +21,7 @@ import keyword
 import math
 import re
 from collections.abc import Callable, Mapping
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,8 +46,8 @@ def rows(path: Path, section: str) -> list[dict[str, str]]:
     sections = re.split(r"^\[(.+)\]\n", text, flags=re.M)
     header, *lines = re.sub(r"\n +", " ", sections[sections.index(section) + 1]).strip().splitlines()
     fields = header.split(" | ")
-    split = [line.split(" | ", len(fields) - 1) for line in lines if line]
-    return [dict(zip(fields, row + [""] * (len(fields) - len(row)), strict=True)) for row in split]
+    split = [re.split(r" \|(?= |$)", line, maxsplit=len(fields) - 1) for line in lines if line]
+    return [dict(zip_longest(fields, map(str.strip, row), fillvalue="")) for row in split]
 
 
 def value(text: str, names: Mapping[str, Any] | None = None) -> Any:

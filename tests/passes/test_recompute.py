@@ -5,6 +5,7 @@ And values that several kernels read: computed in each where that moves fewer by
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from examples import mlp, transformer_block
 from tests.contract import keeps_contract
 from tests.passes.graphs import aten, is_view, planned
+from tests.tables import rows, value
 from tilewright.capture.partition import cut
 from tilewright.compile.stages import JOINT, TORCH_LEVEL
 from tilewright.hardware.target import target_named
@@ -26,6 +28,7 @@ from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import compute_in_each_reader
 from tilewright.passes.simplify import is_pure
 
+TABLE = Path(__file__).with_name("recompute.txt")
 Model = Callable[..., Any]
 
 
@@ -126,21 +129,28 @@ def test_the_block_keeps_no_more_than_pytorch_would(dropout: float) -> None:
     assert not any(n.meta["val"].shape[-2:] == (S, S) for n in ours.kept)
 
 
-@pytest.mark.parametrize(
-    ("program", "shapes"),
-    [
-        (lambda x: F.gelu(x * 2 + 1).sum(0), [(5, 7)]),
-        (lambda x, r: F.dropout(F.gelu(x), 0.3) + r, [(6, 8), (6, 8)]),
-        (lambda x, w, b: F.layer_norm(x, (8,), w, b).sin(), [(6, 8), (8,), (8,)]),
-        (lambda x, w: F.gelu(x @ w) @ w.t(), [(6, 8), (8, 4)]),
-        (lambda x: (x - x.amax(1, keepdim=True)).exp().sum(1).log(), [(6, 8)]),
-        (lambda x, w: torch.relu(x @ w).sigmoid().tanh(), [(6, 8), (8, 4)]),
-    ],
-    ids=["gelu", "gelu dropout residual", "layer norm", "two products", "log-sum-exp", "chain"],
-)
-def test_small_programs_keep_no_more_than_pytorch_would(program: Model, shapes: list[tuple[int, ...]]) -> None:
-    found = partitions(program, *(draw(*shape) for shape in shapes))
+def rows_of(section: str) -> dict[str, dict[str, str]]:
+    return {row["name"]: row for row in rows(TABLE, section)}
+
+
+SMALL, KEPT, AGAIN = map(rows_of, ("small", "kept", "computed again"))
+
+
+def partitioned(row: dict[str, str], min_cut: bool) -> dict[str, Partition]:
+    return partitions(value(row["program"]), *(draw(*shape) for shape in value(f"[{row['shapes']}]")), min_cut=min_cut)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_programs_keep_no_more_than_pytorch_would(name: str) -> None:
+    found = partitioned(SMALL[name], min_cut=True)
     assert found["ours"].nbytes <= found["torch"].nbytes
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept(name: str) -> None:
+    kept = partitioned(KEPT[name], min_cut=False)["ours"].kept
+    found = [f"{str(n.target).split('.')[1]} {str(n.meta['val'].dtype).removeprefix('torch.')}" for n in kept]
+    assert ", ".join(found) == KEPT[name]["kept"]
 
 
 def test_mlp_keeps_one_tensor_a_layer() -> None:
@@ -149,18 +159,6 @@ def test_mlp_keeps_one_tensor_a_layer() -> None:
     # What goes into each gelu; its result, which the next product needs, is computed again.
     assert [str(n.target) for n in ours.kept] == ["aten.add.Tensor"] * L
     assert ours.nbytes == 4 * L * B * D
-
-
-def test_leaky_residuals_keep_the_operands_of_convolutions_alone() -> None:
-    """The gradient of the activation reads its result, and nothing the sums of the residual branch."""
-
-    def program(x: Tensor, v: Tensor, w: Tensor) -> Tensor:
-        for weight in (v, w):
-            x = x + F.conv1d(F.leaky_relu(x, 0.1), weight, padding=1)
-        return x.square().mean()
-
-    ours = partitions(program, draw(2, 4, 16), draw(4, 4, 3), draw(4, 4, 3), min_cut=False)["ours"]
-    assert [str(n.target) for n in ours.kept] == ["aten.leaky_relu.default"] * 2 + ["aten.add.Tensor"]
 
 
 @pytest.mark.parametrize("zeros", [1, 8])
@@ -192,11 +190,6 @@ def test_a_product_is_not_computed_again() -> None:
     assert calls(ours.backward).count("mm.default") == 2
 
 
-def test_inputs_are_kept_for_nothing() -> None:
-    ours = partitions(lambda x: F.gelu(x.sin()).exp(), draw(5, 5), min_cut=False)["ours"]
-    assert ours.kept == []
-
-
 def test_what_is_computed_from_an_overwritten_input_is_kept() -> None:
     def program(x: Tensor, state: Tensor) -> Tensor:
         y = x * state.sin()
@@ -204,37 +197,6 @@ def test_what_is_computed_from_an_overwritten_input_is_kept() -> None:
         return y
 
     keeps_contract(program, [draw(5, 7).requires_grad_(), draw(5, 7)])
-
-
-def masked(x: Tensor, w: Tensor) -> Tensor:
-    return (x @ w).masked_fill(x[:, :1] > 0, 0.25).sin()
-
-
-def read_by_a_product(x: Tensor, w: Tensor) -> Tensor:
-    return (x @ w).masked_fill(x[:, :1] > 0, 0.25) @ w.t()
-
-
-def in_columns(x: Tensor, w: Tensor) -> Tensor:
-    return (x @ w).t().contiguous().sin()
-
-
-def test_a_product_is_kept_in_place_of_what_kernels_compute_of_it() -> None:
-    programs = [(masked, 4096), (read_by_a_product, 4096), (masked, 6), (in_columns, 4096)]
-    kept = [partitions(function, draw(rows, 8), draw(8, 80))["ours"].kept for function, rows in programs]
-    # What a library call reads is in memory anyway; what is small takes no time.
-    names = [[node.name.rstrip("_0123456789") for node in nodes] for nodes in kept]
-    assert names == [["mm"], ["masked_fill"], ["masked_fill"], ["clone"]]
-
-
-@pytest.mark.parametrize(
-    ("made", "expected"), [(torch.neg, "neg"), (lambda s: s.bfloat16(), "_to_copy"), (lambda s: s.double(), "sum")]
-)
-def test_of_a_sum_and_what_is_made_of_it_the_smaller_is_kept(made: Model, expected: str) -> None:
-    def program(x: Tensor) -> Tensor:
-        return (x + made(x.exp().sum(1, keepdim=True))).sin()  # type: ignore[no-any-return]
-
-    names = [node.name.rstrip("_0123456789") for node in partitions(program, draw(9, 8))["ours"].kept]
-    assert names == [expected]
 
 
 def test_the_statistics_of_a_norm_are_kept_and_its_result_computed_again() -> None:
@@ -268,42 +230,14 @@ ROWS, COLUMNS = 1024, 320
 CPU = target_named("cpu")
 
 
-def centred_gate(g: Tensor, z: Tensor) -> Tensor:
-    """The second kernel reads g in place of the product."""
-    dz = g * z.sigmoid()
-    return dz - z * dz.sum(0)
-
-
-def centred_gate_of_three(g: Tensor, z: Tensor, r: Tensor) -> Tensor:
-    """With three operands the second kernel would read what the first no longer writes."""
-    dz = (g + r) * z.sigmoid()
-    return dz - z * dz.sum(0)
-
-
-def given_too(g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """A result is written whoever reads it."""
-    dz = g * z.sigmoid()
-    return dz, dz - z * dz.sum(0)
-
-
-def of_a_product(g: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The result of a library call is read from memory."""
-    product = (g @ z.t())[:, :COLUMNS]
-    return product.exp(), product - product.sum(0)
-
-
 def inputs(count: int) -> list[Tensor]:
     return [torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(n)) for n in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("program", "operands", "again"),
-    [(centred_gate, 2, True), (centred_gate_of_three, 3, False), (given_too, 2, False), (of_a_product, 2, False)],
-)
-def test_values_are_computed_again_where_fewer_bytes_move(
-    program: Callable[..., Any], operands: int, again: bool
-) -> None:
-    graph = aten(program, *inputs(operands))
+@pytest.mark.parametrize("name", AGAIN)
+def test_values_are_computed_again_where_fewer_bytes_move(name: str) -> None:
+    program, again = value(AGAIN[name]["program"]), value(AGAIN[name]["again"])
+    graph = aten(program, *inputs(value(AGAIN[name]["operands"])))
     before = [region.lowered for region in fuse(graph, "forward", CPU).regions]
     assert bool(compute_in_each_reader(graph, fuse(graph, "forward", CPU).regions, CPU.profile)) is again
     graph.lint()
@@ -317,7 +251,7 @@ def moved(kernels: list[Any]) -> int:
 
 
 def test_the_numbers_stay() -> None:
-    (graph,) = keeps_contract(centred_gate, inputs(2)).graphs
+    (graph,) = keeps_contract(value(AGAIN["it reads g in place of the product"]["program"]), inputs(2)).graphs
     large = ROWS * COLUMNS
     kernels = [region.lowered.nest for region in graph.plan.fusion.regions]
     assert [sum(buffer.elements == large for buffer in nest.outputs) for nest in kernels] == [0, 1]
