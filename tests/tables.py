@@ -20,7 +20,7 @@ import ast
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +54,20 @@ def value(text: str, names: Mapping[str, Any] | None = None) -> Any:
     """What a field says: `x, y: x + y` is a function, anything else an expression."""
     is_function = re.match(r"(\*?\w+(, )?)*: ", text)
     return eval(f"lambda {text}" if is_function else text, {**NAMES, **(names or {})})
+
+
+def cases(
+    path: Path, section: str, names: Mapping[str, Any] | None = None, texts: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """The rows of a section by name: values of their fields but `texts`; those of `inputs` and `shapes` are lists."""
+    lists = ("inputs", "shapes")
+    return {
+        row.pop("name"): {
+            field: text if field in texts else value(f"[{text}]" if field in lists else text, names)
+            for field, text in row.items()
+        }
+        for row in rows(path, section)
+    }
 
 
 class Program(NamedTuple):

@@ -1,6 +1,7 @@
 """Sums at indices that may repeat, gathers by a permutation and sorts of places: which become cheaper, the same."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.gpu.kernels.launching import in_turn
 from tests.passes.graphs import aten, calls, run, stays
+from tests.tables import cases
 from tilewright.choose.sums import sum_by_index
 from tilewright.hardware.target import target_named
 from tilewright.passes.index.sorted_rows import gather_back, narrow_sorts
@@ -20,50 +22,11 @@ H200 = target_named("h200")
 ROWS = torch.tensor([3, -1, 3, 0, 4, 3, -5])
 """Indices into five rows."""
 
-PROGRAMS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {
-    "rows": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y, accumulate=True), ((7, 4), ROWS)),
-    "rows, wide": (lambda y, i: y.new_zeros(5, 300).index_put((i,), y, accumulate=True), ((7, 300), ROWS)),
-    "elements": (lambda y, i: y.new_zeros(5).index_put((i,), y, accumulate=True), ((7,), ROWS)),
-    "a broadcast row": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y, accumulate=True), ((4,), ROWS)),
-    "an index of two dimensions": (
-        lambda y, i: y.new_zeros(5, 4).index_put((i.view(7, 1).expand(7, 3),), y, accumulate=True),
-        ((7, 3, 4), ROWS),
-    ),
-    "of 32 bits": (lambda y, i: y.new_zeros(5, 4).index_put((i.int(),), y, accumulate=True), ((7, 4), ROWS)),
-    "two indices": (lambda y, i: y.new_zeros(5, 6, 2).index_put((i, i.flip(0)), y, accumulate=True), ((7, 2), ROWS)),
-    "two that broadcast, behind two": (
-        lambda y, i: put(y.new_zeros(2, 3, 5, 5), [None, None, i.view(7, 1), i[:3]], y, True),
-        ((2, 3, 7, 3), ROWS),
-    ),
-    "one index in the middle": (lambda y, i: put(y.new_zeros(2, 5, 3), [None, i], y, True), ((2, 7, 3), ROWS)),
-    "a number": (lambda y, i: y.new_zeros(5, 4).index_put((i[1],), y, accumulate=True), ((4,), ROWS)),
-    "unsafe": (lambda y, i: torch.ops.aten._unsafe_index_put(y.new_zeros(5, 4), [i], y, True), ((7, 4), ROWS)),
-    "of a part": (lambda y, i: y.new_zeros(5, 4).index_put((i,), y[::2, 1:5], accumulate=True), ((14, 9), ROWS)),
-    "added": (lambda y, i: y.new_zeros(2, 5, 3).index_add(1, i % 5, y), ((2, 7, 3), ROWS)),
-    "scattered along the first": (
-        lambda y, i: y.new_zeros(5, 3).scatter_add(0, i.view(7, 1).expand(7, 3) % 5, y),
-        ((7, 3), ROWS),
-    ),
-    "scattered, by elements": (
-        lambda y, i: y.new_zeros(2, 5, 3).scatter_add(1, (i.view(1, 7, 1) + i[:3]).expand(2, 7, 3) % 5, y),
-        ((2, 7, 3), ROWS),
-    ),
-    "reduced": (
-        lambda y, i: y.new_zeros(5, 3).scatter_reduce(0, i.view(7, 1).expand(7, 3) % 5, y, "sum"),
-        ((7, 3), ROWS),
-    ),
-    "to values that are not zeros": (
-        lambda y, i: y[:5].exp().scatter_add(0, i.view(7, 1).expand(7, 3) % 5, y),
-        ((7, 3), ROWS),
-    ),
-    "scattered in long rows": (lambda y, i: y.new_zeros(2, 4097).scatter_add(1, i.expand(2, 7) % 5, y), ((2, 7), ROWS)),
-}
-IN_ROWS: dict[str, Callable[..., Tensor]] = {
-    "scattered": lambda y, i: torch.zeros(4, 3, 9).scatter_add(2, i.expand(4, 3, 7) % 5, y),
-    "reduced": lambda y, i: y.new_zeros(4, 3, 9).scatter_reduce(-1, i.expand(4, 3, 7) % 5, y, "sum"),
-    "into zeros like": lambda y, i: torch.zeros_like(y).scatter_add(-1, i.expand(4, 3, 7) % 5, y),
-    "into a zero for each": lambda y, i: torch.full_like(y, 0).scatter_add(-1, i.expand(4, 3, 7) % 5, y),
-}
+
+SUMMED, IN_ROWS, SORTED, BY_ATOMICS, STAYS = (
+    cases(Path(__file__).with_name("sums.txt"), section, {"put": put})
+    for section in ("summed", "in rows", "sorted", "by atomics", "stays")
+)
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,10 +34,9 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", SUMMED)
 def test_numbers_stay(name: str, dtype: torch.dtype) -> None:
-    function, (shape, index) = PROGRAMS[name]
-    y = drawn(shape, dtype)
+    function, y, index = SUMMED[name]["program"], drawn(SUMMED[name]["shape"], dtype), ROWS
     graph = aten(function, y, index)
     (decision,) = sum_by_index(graph, H200)
     assert (decision.verdict, decision.graph, decision.passed_by) == ("taken", "forward", "index sums")
@@ -98,11 +60,12 @@ def test_sums_of_sums() -> None:
 def test_rows_that_shared_memory_holds(name: str, deterministic: None) -> None:
     """The same at every run, with PyTorch's deterministic algorithms too."""
     y = drawn((4, 3, 7), torch.float32)
-    graph = aten(IN_ROWS[name], y, ROWS)
+    function = IN_ROWS[name]["program"]
+    graph = aten(function, y, ROWS)
     (decision,) = sum_by_index(graph, H200)
     assert decision.verdict == "taken" and not any("zeros" in call for call in calls(graph))
     assert calls(graph)[-1] == "tilewright.scatter_sums.default"
-    torch.testing.assert_close(run(graph, y, ROWS), IN_ROWS[name](y, ROWS))
+    torch.testing.assert_close(run(graph, y, ROWS), function(y, ROWS))
 
 
 @pytest.fixture
@@ -126,23 +89,13 @@ def test_the_same_bits_in_every_run_are_pytorchs(deterministic: None) -> None:
     assert decision.verdict == "refused" and "deterministic algorithms" in decision.reason
 
 
-SORTED: dict[str, Callable[..., Tensor]] = {
-    "added": lambda y, i: y.new_zeros(100, 4, 32).index_add(0, i, y),
-    "put at indices that may be negative": lambda y, i: y.new_zeros(100, 4, 32).index_put(
-        (i - 50,), y, accumulate=True
-    ),
-    "to more places than 16 bits count": lambda y, i: y.new_zeros(70000, 4, 32).index_add(0, i, y),
-    "scattered": lambda y, i: y.new_zeros(100, 4, 32).scatter_add(0, i[:, None, None].expand(y.shape), y),
-    "strided": lambda y, i: y.new_zeros(100, 32, 4).index_add(0, i, y.transpose(1, 2)),
-}
-
-
 @pytest.mark.parametrize(("name", "dtype"), in_turn(SORTED, [(torch.float32, torch.bfloat16)]))
 def test_many_rows_are_sorted(name: str, dtype: torch.dtype) -> None:
     """Sums at the same index share the sort."""
 
     def function(y: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
-        return SORTED[name](y, i), SORTED[name](y * 2, i)
+        summed = SORTED[name]["program"]
+        return summed(y, i), summed(y * 2, i)
 
     y, index = drawn((130000, 4, 32), dtype), torch.arange(130000) ** 2 % 1013 % 100
     graph = aten(function, y, index)
@@ -158,20 +111,10 @@ def test_many_rows_are_sorted(name: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("function", "shape"),
-    [
-        (lambda y, i: y.new_zeros(1000, 128).index_add(0, i % 1000, y), (600, 128)),
-        (lambda y, i: y.new_zeros(64, 128).index_add(0, i % 64, y), (60000, 128)),
-        (lambda y, i: y.new_zeros(1000, 128).index_put((i % 1000,), y, accumulate=True), (128,)),
-        (lambda y, i: y.new_zeros(2, 1000, 64).index_add(1, i[:30000] % 1000, y), (2, 30000, 64)),
-        (lambda y, i: y.new_zeros(1000, 128).scatter_add(0, (i % 1000).view(-1, 128), y), (1000, 128)),
-    ],
-    ids=["few rows", "few places", "a broadcast row", "planes", "elements"],
-)
-def test_what_atomics_add(function: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
-    count = 1000 * 128 if shape == (1000, 128) else max(shape) if len(shape) > 1 else 60000
-    graph = aten(function, drawn(shape, torch.float32), torch.arange(count))
+@pytest.mark.parametrize("name", BY_ATOMICS)
+def test_what_atomics_add(name: str) -> None:
+    row = BY_ATOMICS[name]
+    graph = aten(row["program"], drawn(row["shape"], torch.float32), torch.arange(row["count"]))
     (decision,) = sum_by_index(graph, H200)
     assert decision.verdict == "taken" and "by atomics" in decision.reason
 
@@ -275,25 +218,8 @@ def test_what_is_compared_with_other_rows_is_summed_as_it_is(deterministic: None
 
 def test_what_stays() -> None:
     y = drawn((7, 4), torch.float32)
-    others: dict[str, Callable[..., Tensor]] = {
-        "not for torch.float64": lambda y, i: rows(y.double(), i),
-        "not for torch.int64": lambda y, i: rows(y.long(), i),
-        "few values to a large tensor": lambda y, i: y.new_ones(50, 4).index_put((i,), y, accumulate=True),
-        "not next to each other": lambda y, i: put(y.new_zeros(5, 2, 5), [i, None, i], y[:, :2], True),
-        "a mask": lambda y, i: y.new_zeros(7, 4).index_put((i >= -9,), y, accumulate=True),
-        "are scaled": lambda y, i: y.new_zeros(5, 4).index_add(0, i % 5, y, alpha=2),
-        "does not cover all rows": lambda y, i: y.new_zeros(5, 6).scatter_add(0, i.view(7, 1).expand(7, 4) % 5, y),
-        "must keep their old value": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
-            0, i.view(7, 1).expand(7, 4) % 5, y, "sum", include_self=False
-        ),
-        "costs more than PyTorch's atomics": lambda y, i: y.new_zeros(5, 4).scatter_reduce(
-            0, (i % 5).view(7, 1).expand(7, 4), y, "amax"
-        ),
-        "of whole rows only": lambda y, i: y.new_zeros(7, 9).scatter_reduce(1, i[:4].expand(7, 4) % 5, y, "amax"),
-        "is empty": lambda y, i: y.new_zeros(5, 0).index_put((i,), y[:, :0], accumulate=True),
-    }
-    for reason, function in others.items():
-        (decision,) = stays(lambda graph: sum_by_index(graph, H200), function, y, ROWS)
+    for reason, row in STAYS.items():
+        (decision,) = stays(lambda graph: sum_by_index(graph, H200), row["program"], y, ROWS)
         assert decision.verdict == "refused" and reason in decision.reason
     assert sum_by_index(aten(rows, y, ROWS), target_named("cpu")) == []
     assert sum_by_index(aten(lambda y, i: y.new_zeros(5, 4).index_put((i,), y), y, ROWS), H200) == []

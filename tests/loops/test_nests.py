@@ -1,16 +1,15 @@
 """Nests as text that a person can read, computed step by step and compared with eager."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests import golden
 from tests.loops.interpreter import capture, run
+from tests.tables import cases
 from tilewright.backend import backend
 from tilewright.loops.lower import lower
 from tilewright.loops.nest import describe
@@ -44,56 +43,20 @@ def rotary_backward(g: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return g * cos + parts[0] + parts[1]
 
 
-Program = tuple[Callable[..., Any], list[Tensor]]
-PROGRAMS: dict[str, Program] = {
-    "softmax": (lambda x: x.softmax(-1), [given(4, 6)]),
-    "softmax_over_rows": (lambda x: x.softmax(0), [given(4, 6)]),
-    "layer_norm": (lambda x, w, b: aten.native_layer_norm(x, [6], w, b, 1e-5), [given(4, 6), given(6), given(6) + 1]),
-    "layer_norm_backward": (
-        lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [6], m, r, w, w, [True, True, True]),
-        [given(4, 6), given(4, 6) + 1, *moments(given(4, 6) + 1), given(6)],
-    ),
-    "transposed_copy": (lambda x: 2 * x.t().contiguous(), [given(4, 6)]),
-    "column_sum": (lambda x: x.sum(0), [given(4, 6)]),
-    "sum_of_everything": (lambda x: (x * x).sum(), [given(64, 512)]),
-    "sum_over_pairs": (lambda x: (x.exp()[:, None] * (-x)[None]).sum(), [given(6)]),
-    "plus_transpose": (lambda x: x + x.t(), [given(5, 5)]),
-    "argmax": (lambda x: x.argmax(1), [given(4, 6)]),
-    "sums_both_ways": (lambda x: (x.exp(), x.exp().sum(1).log(), x.sum(0)), [given(4, 6)]),
-    "rotary": (rotary, [given(2, 3, 5, 8), given(5, 8), given(5, 8) + 1]),
-    "rotary_backward": (rotary_backward, [given(2, 3, 5, 8), given(5, 8), given(5, 8) + 1]),
-    "softmax_of_two": (lambda x, y: torch.cat([x, y.exp()], -1).softmax(-1), [given(4, 6), given(4, 3)]),
-    "parts": (lambda x: x.exp()[1:, ::2] * 2 + x.exp().select(0, 1)[1::2], [given(4, 6)]),
-    "cat_of_cats": (
-        lambda x, y: torch.cat([torch.cat([x, y], 0)[2:5], y.flip(0)], 0)[1:].roll(1, 1),
-        [given(4, 6), given(3, 6)],
-    ),
-    "padded": (lambda x: aten.constant_pad_nd(x.exp(), [2, -1, 0, 3], 0.5).triu(1), [given(4, 6)]),
-    "gather": (
-        lambda x, bias, i, j: (x + bias.gather(1, i.expand(4, 6)).clamp(0) + x[j.clamp(-3, 2)]).softmax(1),
-        [given(4, 6), given(4, 8), torch.tensor([[7, 0, 3, 3, 1, 2]]), torch.tensor([-1, 3, -4, 0])],
-    ),
-    "gather_beside_zeros": (
-        lambda x, i: aten.constant_pad_nd(F.embedding(i + 1, x), [0, 0, 1, 2], 0.0) * 2,
-        [given(4, 6), torch.tensor([-1, 2, 0])],
-    ),
-    "beside_a_sum_of_columns": (
-        lambda x, y: (torch.full_like(x, 3), y.exp().expand(4, 6).clone(), x.sum(0) * 3 + y.exp()),
-        [given(4, 6), given(6)],
-    ),
-    "heads": (lambda x: x.exp().view(2, 5, 3, 4).transpose(1, 2).contiguous() + 1, [given(2, 5, 12)]),
-}
+NAMED = globals()
+TABLE = Path(__file__).with_name("nests.txt")
+PROGRAMS, REFUSED = (cases(TABLE, section, NAMED, texts=["reason"]) for section in ("nests", "refused"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nest_is_as_written_down(name: str) -> None:
-    function, inputs = PROGRAMS[name]
+    inputs, function = PROGRAMS[name].values()
     golden.check(GOLDEN / f"{name}.txt", describe(capture(function, *inputs, name=name).nest) + "\n")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nest_computes_what_eager_does(name: str) -> None:
-    function, inputs = PROGRAMS[name]
+    inputs, function = PROGRAMS[name].values()
     eager = function(*inputs)
     for mine, theirs in zip(run(capture(function, *inputs), inputs), _flat(eager), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
@@ -102,7 +65,7 @@ def test_nest_computes_what_eager_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_store_has_a_stage_that_performs_it(name: str) -> None:
-    function, inputs = PROGRAMS[name]
+    inputs, function = PROGRAMS[name].values()
     nest = capture(function, *inputs).nest
     for store, stage in zip(nest.stores, nest.store_stages(), strict=True):
         assert nest.steps[store.value].is_late or stage <= nest.stages
@@ -112,87 +75,9 @@ def _flat(results: Any) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
 
 
-REFUSED: dict[str, tuple[Callable[..., Any], list[Tensor], str]] = {
-    "own transpose": (
-        lambda x: (lambda e: e + e.t())(x.exp()),
-        [given(5, 5)],
-        "a value is combined with its own transpose",
-    ),
-    "sum over its own pairs": (
-        lambda x: (lambda e: (e[:, None] * e[None]).sum())(x.exp()),
-        [given(5)],
-        "a value is combined with its own transpose",
-    ),
-    "windows of its own pairs": (
-        lambda x: (lambda e: (e[:, None] - e[None]).view(2, 3, 2, 3).transpose(1, 2).contiguous())(x.exp()),
-        [given(6)],
-        "a value is combined with its own transpose",
-    ),
-    "pairs of what runs over the same axes only later": (
-        lambda x, y: (lambda e, f: ((e[:, None] * f[None]).sum(), e + f))(x.exp(), y.exp()),
-        [given(5), given(5)],
-        "a value is combined with its own transpose",
-    ),
-    "two means": (
-        lambda x: x - x.mean(0) - x.mean(1, keepdim=True),
-        [given(4, 6)],
-        "its elements use two reductions over different axes, and one loop cannot wait for both",
-    ),
-    "sums over other axes": (
-        lambda x: (x.exp().sum(1), x.exp().sum((0, 1))),
-        [given(3, 4, 5)],
-        "its reductions run over different axes, which one loop cannot do",
-    ),
-    "sum of a sum": (
-        lambda x: x.sum(0).exp().sum(),
-        [given(4, 6)],
-        "has fewer rows than the rest of the kernel, so they cannot share a loop",
-    ),
-    "no body": (lambda x: x.exp().cummax(0)[0], [given(4, 6)], r"no kernel is generated for aten.cummax.default"),
-    "scan": (lambda x: x.exp().cumsum(1), [given(4, 6)], "on a CPU, PyTorch's own scan is used"),
-    "diagonal": (
-        lambda x: x.exp().diagonal() * 2,
-        [given(4, 4)],
-        "diagonal.default reads memory, but this value is computed",
-    ),
-    "many parts": (lambda x: torch.cat([x * n for n in range(17)]), [given(4, 6)], "more than 16 parts"),
-    "part of a merged dimension": (
-        lambda x: (2 * x.t()).reshape(24)[3:] + 1,
-        [given(4, 6)],
-        "the dimension that is sliced has no single stride in memory",
-    ),
-    "part of flattened rows beside a sum of each": (
-        lambda x: (lambda y: y + y.flip(0))((x - x.sum(-1, keepdim=True)).reshape(24)),
-        [given(4, 6)],
-        "it slices a dimension along which a scan or a partial reduction runs",
-    ),
-    "view across axes": (lambda x: x.exp().view(6, 4) + 1, [given(4, 6)], "a view cuts an axis of 6 elements at 4"),
-    "part of a softmax": (
-        lambda x: torch.softmax(x, -1)[:, 1:] * 2,
-        [given(4, 9)],
-        "each reduction would be computed 8 times, once for each copy of its result",
-    ),
-    "sums that are three parts of one dimension": (
-        lambda x: torch.cat([x.sum(1), x.exp().sum(1), (x * x).sum(1)], -1),
-        [given(4, 6, 5)],
-        "a reduction would be computed over 3 times its elements",
-    ),
-    "sum for each of many": (
-        lambda x, y: x.sum(-1)[:, None] * y,
-        [given(4, 9), given(4, 5)],
-        "each reduction would be computed 5 times, once for each copy of its result",
-    ),
-    "expanded operand": (
-        lambda x: x.expand(4, 6).sum(0),
-        [given(6)],
-        "it adds up equal values: its operand is the same along the summed axis",
-    ),
-}
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_shares_no_nest_says_why(name: str) -> None:
-    function, inputs, reason = REFUSED[name]
+    reason, inputs, function = REFUSED[name].values()
     with pytest.raises(Unfusable, match=reason):
         capture(function, *inputs)
 

@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 from benchmarks.discontinuous import READERS, check, is_differentiable
 from tests.passes.graphs import aten
-from tests.passes.test_recompute import calls, draw, partitions, rows_of
+from tests.passes.test_recompute import TABLE, calls, draw, partitions
 from tests.passes.test_schedule import second_is_a_gradient
-from tests.tables import value
+from tests.tables import cases
 from tilewright.emit.accuracy import feeds_discontinuous
 from tilewright.emit.scheduled_nest import ScheduledNest
 from tilewright.graph.calls import class_of
@@ -69,14 +69,17 @@ def test_distances_are_computed_from_what_their_gradient_compares() -> None:
     assert torch.ops.aten.sin.default in [node.target for node in found["ours"].kept]
 
 
-REPEATABLE, CONTRACTED, ROUNDED = map(rows_of, ("repeatable", "contracted", "rounded"))
+REPEATABLE, CONTRACTED, ROUNDED = (
+    cases(TABLE, section, texts=["rounded"]) for section in ("repeatable", "contracted", "rounded")
+)
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_whether_all_kernels_compute_the_same(name: str) -> None:
-    graph = aten(value(REPEATABLE[name]["program"]), draw(4, 4), draw(4, 4))
+    same, program = REPEATABLE[name].values()
+    graph = aten(program, draw(4, 4), draw(4, 4))
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    assert all(map(is_repeatable, nodes)) is value(REPEATABLE[name]["same"])
+    assert all(map(is_repeatable, nodes)) is same
 
 
 def test_a_value_that_a_comparison_sees_is_computed_by_one_kernel() -> None:
@@ -138,19 +141,20 @@ def test_marks_forbid_contraction_in_the_kernels_of_forward(program: Program, al
 
 @pytest.mark.parametrize("name", CONTRACTED)
 def test_a_product_that_is_rounded_before_it_is_added_is_not_contracted(name: str) -> None:
-    graph, allowed = aten(value(CONTRACTED[name]["program"]), draw(64, 96).bfloat16()), CONTRACTED[name]["allowed"]
+    allowed, program = CONTRACTED[name].values()
+    graph = aten(program, draw(64, 96).bfloat16())
     mark_exact(graph)
     nests = [region.lowered.nest for region in fuse(graph, "forward", target_named("h200")).regions]
     assert any(step.name == "mul" for nest in nests for step in nest.steps)
-    assert str(all(ScheduledNest(nest, schedule_of(nest)).allows_fma for nest in nests)) == allowed
+    assert all(ScheduledNest(nest, schedule_of(nest)).allows_fma for nest in nests) is allowed
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_what_a_comparison_or_a_cancellation_sees_is_rounded(name: str) -> None:
-    graph = aten(value(ROUNDED[name]["program"]), draw(4, 4).bfloat16(), torch.tensor([0, 2]))
+    rounded, program = ROUNDED[name].values()
+    graph = aten(program, draw(4, 4).bfloat16(), torch.tensor([0, 2]))
     inside = [n for n in graph.nodes if n.op == "call_function" and class_of(n) != "layout" and n.name != "index"]
-    seen = sorted(str(node.target).split(".")[1] for node in feeding_discontinuous(inside))
-    assert seen == ROUNDED[name]["rounded"].split()
+    assert sorted(str(node.target).split(".")[1] for node in feeding_discontinuous(inside)) == rounded.split()
 
 
 BESIDE_NUMBERS: list[Program] = [

@@ -18,7 +18,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from examples import mlp, transformer_block
 from tests.contract import keeps_contract
 from tests.passes.graphs import aten, is_view, planned
-from tests.tables import rows, value
+from tests.tables import cases
 from tilewright.capture.partition import cut
 from tilewright.compile.stages import JOINT, TORCH_LEVEL
 from tilewright.hardware.target import target_named
@@ -129,15 +129,11 @@ def test_the_block_keeps_no_more_than_pytorch_would(dropout: float) -> None:
     assert not any(n.meta["val"].shape[-2:] == (S, S) for n in ours.kept)
 
 
-def rows_of(section: str) -> dict[str, dict[str, str]]:
-    return {row["name"]: row for row in rows(TABLE, section)}
+SMALL, KEPT, AGAIN = (cases(TABLE, section, texts=["kept"]) for section in ("small", "kept", "computed again"))
 
 
-SMALL, KEPT, AGAIN = map(rows_of, ("small", "kept", "computed again"))
-
-
-def partitioned(row: dict[str, str], min_cut: bool) -> dict[str, Partition]:
-    return partitions(value(row["program"]), *(draw(*shape) for shape in value(f"[{row['shapes']}]")), min_cut=min_cut)
+def partitioned(row: dict[str, Any], min_cut: bool) -> dict[str, Partition]:
+    return partitions(row["program"], *(draw(*shape) for shape in row["shapes"]), min_cut=min_cut)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -236,8 +232,8 @@ def inputs(count: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", AGAIN)
 def test_values_are_computed_again_where_fewer_bytes_move(name: str) -> None:
-    program, again = value(AGAIN[name]["program"]), value(AGAIN[name]["again"])
-    graph = aten(program, *inputs(value(AGAIN[name]["operands"])))
+    again, operands, program = AGAIN[name].values()
+    graph = aten(program, *inputs(operands))
     before = [region.lowered for region in fuse(graph, "forward", CPU).regions]
     assert bool(compute_in_each_reader(graph, fuse(graph, "forward", CPU).regions, CPU.profile)) is again
     graph.lint()
@@ -251,7 +247,7 @@ def moved(kernels: list[Any]) -> int:
 
 
 def test_the_numbers_stay() -> None:
-    (graph,) = keeps_contract(value(AGAIN["it reads g in place of the product"]["program"]), inputs(2)).graphs
+    (graph,) = keeps_contract(AGAIN["it reads g in place of the product"]["program"], inputs(2)).graphs
     large = ROWS * COLUMNS
     kernels = [region.lowered.nest for region in graph.plan.fusion.regions]
     assert [sum(buffer.elements == large for buffer in nest.outputs) for nest in kernels] == [0, 1]

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.contract import targets
+from tests.passes.attention.interpreted_capped import TABLE
 from tests.passes.attention.interpreted_kernel import Compiled
 from tests.passes.attention.test_recognise import check_numbers
+from tests.tables import programs, value
 from tilewright.passes.attention import library
 
 pytestmark = pytest.mark.usefixtures("in_triton")
@@ -46,44 +48,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
 
 
-def at_most(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(q, k, v, (torch.arange(KEYS) <= last[:, None])[None, None])
+PREFIXES, OTHERS = (programs(TABLE, section, globals()) for section in ("prefixes", "no prefixes"))
+AT_MOST = PREFIXES["the first key"].function
 
 
-def mirrored(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(
-        q, k, v, (last.int()[:, None] >= torch.arange(KEYS, dtype=torch.int32))[None, None].expand(2, 1, -1, -1)
-    )
-
-
-def below(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(q, k, v, torch.arange(2, KEYS + 2)[None, None, None] < last[None, None, :, None] + 3)
-
-
-def cut_from_a_longer_one(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(q, k, v, (torch.arange(100) <= last[:, None])[None, None, :, :KEYS])
-
-
-def added(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    seen = (torch.arange(KEYS) <= last[:, None])[None, None]
-    return attend(q, k, v, torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, -torch.inf))
-
-
-def repeated(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    seen = (torch.arange(KEYS) <= last[:, None])[None, None]
-    return F.scaled_dot_product_attention(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), seen)
-
-
-@pytest.mark.parametrize(
-    ("function", "last"),
-    [
-        *((at_most, [last]) for last in (0, 79)),
-        *((fn, [31, 30, 33]) for fn in (mirrored, below, cut_from_a_longer_one, added, repeated)),
-    ],
-    ids=str,
-)
-def test_the_number_of_keys_is_read_on_the_device(function: Callable[..., Tensor], last: list[int]) -> None:
-    assert taken(check(function, [*operands(len(last)), torch.tensor(last)]))
+@pytest.mark.parametrize("name", PREFIXES)
+def test_the_number_of_keys_is_read_on_the_device(name: str) -> None:
+    last = value(PREFIXES[name].fields["last"])
+    assert taken(check(PREFIXES[name].function, [*operands(len(last)), torch.tensor(last)]))
 
 
 def test_all_keys_of_a_cache_without_a_mask() -> None:
@@ -107,11 +79,11 @@ def test_what_was_never_written_is_not_read() -> None:
         x[:, :, 34:] = torch.nan
     for x in clean[1:]:
         x[:, :, 34:] = 0
-    assert taken(check(at_most, [*dirty, last], [*clean, last]))
+    assert taken(check(AT_MOST, [*dirty, last], [*clean, last]))
 
 
 def test_who_sees_no_key_gets_zeros() -> None:
-    compiled = Compiled(at_most)
+    compiled = Compiled(AT_MOST)
     with torch.no_grad():
         out = compiled.call(*operands(2), torch.tensor([-1, 5]))
     assert taken(compiled) and not out[:, :, 0].any() and out[:, :, 1].all()
@@ -143,26 +115,9 @@ def test_what_hidden_scores_become(
     assert compiled.targets(PREFIX) == (fill == -65504.0 or dtype == torch.float16)
 
 
-def windowed(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    places = torch.arange(KEYS)
-    return attend(q, k, v, ((places <= last[:, None]) & (places > last[:, None] - 16))[None, None])
-
-
-def behind(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(q, k, v, (torch.arange(KEYS) >= last[:, None])[None, None])
-
-
-def differing_between_heads(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(q, k, v, torch.arange(KEYS) <= last + torch.arange(8)[None, :, None, None])
-
-
-def counted_down(q: Tensor, k: Tensor, v: Tensor, last: Tensor) -> Tensor:
-    return attend(q, k, v, (torch.arange(KEYS).flip(0) <= last[:, None])[None, None])
-
-
-@pytest.mark.parametrize("function", [windowed, behind, differing_between_heads, counted_down])
-def test_other_masks_are_read_as_masks(function: Callable[..., Tensor]) -> None:
-    compiled = check(function, [*operands(), torch.tensor([40])])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_masks_are_read_as_masks(name: str) -> None:
+    compiled = check(OTHERS[name].function, [*operands(), torch.tensor([40])])
     assert compiled.targets(PREFIX) == 0 and compiled.targets("tilewright.attention.default") == 1
 
 

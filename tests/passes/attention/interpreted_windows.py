@@ -1,16 +1,15 @@
 """Windows' attention written out, compiled for a GPU, in Triton's interpreter: against float64 and eager."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
+from tests.passes.attention.interpreted_capped import TABLE
 from tests.passes.attention.interpreted_kernel import trained
+from tests.tables import programs
 
 pytestmark = pytest.mark.usefixtures("in_triton")
 B, M, H, N, D = 8, 4, 4, 9, 16
-Function = Callable[..., Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -27,30 +26,6 @@ def merged(x: Tensor) -> Tensor:
     return x.transpose(1, 2).reshape(-1, N, H * D)
 
 
-def unmasked(x: Tensor) -> Tensor:
-    q, k, v = split(x)
-    return merged((q * D**-0.5 @ k.mT).softmax(-1) @ v)
-
-
-def shifted(x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    q, k, v = split(x)
-    scores = q @ k.transpose(-2, -1) * D**-0.5 + bias
-    scores = scores.view(-1, M, H, N, N) + mask.unsqueeze(1).unsqueeze(0)
-    return merged(scores.view(-1, H, N, N).softmax(-1) @ v)
-
-
-def mask_of_all_windows(x: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    q, k, v = split(x)
-    scores = q @ k.mT / D**0.5 + bias
-    return merged((scores + mask.repeat(B // M, 1, 1).unsqueeze(1)).softmax(-1) @ v)
-
-
-def heads_in_the_batch(x: Tensor, bias: Tensor) -> Tensor:
-    q, k, v = (part.flatten(0, 1) for part in split(x))
-    scores = torch.bmm(q, k.transpose(1, 2)) * D**-0.5 + bias.repeat(B, 1, 1)
-    return merged(torch.bmm(scores.softmax(-1), v).unflatten(0, (B, H)))
-
-
 def leaf(*shape: int, seed: int) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=draw).bfloat16().requires_grad_()
@@ -62,18 +37,14 @@ def bands() -> Tensor:
     return mask.bfloat16()
 
 
-CALLS: list[tuple[Function, int]] = [
-    (unmasked, 0),
-    (shifted, 2),
-    (mask_of_all_windows, 2),
-    (heads_in_the_batch, 1),
-]
+WINDOWS = programs(TABLE, "windows", globals())
 
 
-@pytest.mark.parametrize(("fn", "masks"), CALLS, ids=lambda x: getattr(x, "__name__", ""))
-def test_windows_written_out(fn: Function, masks: int) -> None:
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_written_out(name: str) -> None:
+    masks = int(WINDOWS[name].fields["masks"])
     inputs = [leaf(B, N, 3 * H * D, seed=0), leaf(H, N, N, seed=1), bands()][: 1 + masks]
-    compiled = trained(fn, inputs)
+    compiled = trained(WINDOWS[name].function, inputs)
     assert compiled.targets("tilewright.window_attention.default") == 1
     assert compiled.targets("tilewright.window_attention_backward.default") == 1
     assert compiled.targets("bmm") == 0
@@ -83,6 +54,7 @@ def test_a_row_that_sees_nothing_is_nan_where_eager_has_it() -> None:
     mask = bands()
     mask[2, 3] = -torch.inf
     inputs = [leaf(B, N, 3 * H * D, seed=0), leaf(H, N, N, seed=1), mask]
+    shifted = WINDOWS["shifted"].function
     with torch.no_grad():
         actual, eager = torch.compile(shifted, backend="tilewright")(*inputs), shifted(*inputs)
     assert torch.equal(actual.isnan(), eager.isnan())
@@ -90,7 +62,7 @@ def test_a_row_that_sees_nothing_is_nan_where_eager_has_it() -> None:
 
 
 def test_few_windows_keep_pytorch_s_attention() -> None:
-    assert trained(unmasked, [leaf(3, N, 3 * H * D, seed=0)]).targets("window_attention") == 0
+    assert trained(WINDOWS["unmasked"].function, [leaf(3, N, 3 * H * D, seed=0)]).targets("window_attention") == 0
 
 
 def test_windows_called(monkeypatch: pytest.MonkeyPatch) -> None:

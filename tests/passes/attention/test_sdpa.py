@@ -1,6 +1,7 @@
 """Calls of `scaled_dot_product_attention` as for a GPU: masks, names, and that none becomes products and a softmax."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.backend.compiling import compiled
 from tests.passes.attention.test_recognise import check_numbers, value_and_gradients
+from tests.tables import cases
 from tilewright.backend import recording
 from tilewright.compile.capture import capture
 from tilewright.compile.launches import works
@@ -143,35 +145,48 @@ def repeat(x: Tensor, times: int = 2) -> Tensor:
 
 
 IS_CAUSAL = "its mask is causal: the kernel needs no mask tensor"
-LESS: dict[str, tuple[Function, Callable[[], list[Tensor]], tuple[int, ...] | None, str]] = {
-    "nothing": (lambda q, k, v, _: sdpa(q, k, v, (rows() >= 0).expand(B, 1, S, K)), heads, None, "hides nothing"),
-    "comparison": (lambda q, k, v, _: sdpa(q, k, v, columns(S) <= rows()), square, None, IS_CAUSAL),
-    "tril": (lambda q, k, v, _: sdpa(q, k, v, torch.ones(S, S).tril() == 1), square, None, IS_CAUSAL),
-    "triu of -inf": (lambda q, k, v, _: sdpa(q, k, v, torch.full((S, S), -torch.inf).triu(1)), square, None, IS_CAUSAL),
-    "lowest": (lambda q, k, v, _: sdpa(q, k, v, torch.where(columns(S) <= rows(), 0.0, LOW)), square, None, IS_CAUSAL),
-    "documents, added": (
-        lambda q, k, v, _: sdpa(
-            q, k, v, torch.where(rows() // 2 == columns() // 4, 0.0, -torch.inf).expand(B, H, S, K)
-        ),
-        *(heads, (1, 1, S, K), f"a mask of {S * K} elements in place of {B * H * S * K}"),
-    ),
-    "padding": (
-        lambda q, k, v, seen: sdpa(q, k, v, ((rows() >= 0) & seen[:, None, None, :]).expand(B, 1, S, K)),
-        *(heads, (B, 1, 1, K), "a mask of 18 elements in place of 108"),
-    ),
-    "two small ones": (
-        lambda q, k, v, seen: sdpa(
-            q, k, v, (seen[:, None, None, :] & (rows() >= 0) & seen[:1, None, None, :]).expand(B, H, S, K)
-        ),
-        *(heads, (B, 1, 1, K), "a mask of 18 elements"),
-    ),
-}
-"""By name: a function, its operands, the shape of the mask that is left, and why."""
+
+
+def biased(*shape: int, grad: bool = True) -> Callable[[], list[Tensor]]:
+    return lambda: [*heads(), torch.randn(*shape, requires_grad=grad)]
+
+
+def of_one_head() -> list[Tensor]:
+    return [*(x.detach()[:, 0].requires_grad_() for x in heads()), torch.randn(B, S, K) > 0]
+
+
+def pinned(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return sdpa(q, k, v, mask)
+
+
+def packed(q: Tensor) -> Tensor:
+    """Hugging Face's causal mask, for positions of which none begins a second sequence."""
+    places = torch.arange(q.shape[2]) + 0
+    positions = places.unsqueeze(0).expand(B, -1)
+    begins = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
+    sequence, batch = begins.cumsum(-1), torch.arange(B)[:, None, None, None]
+    i, j = places[None, None, :, None], places[None, None, None, :]
+    same = sequence[batch, i] == sequence[batch, j]
+    seen = i.new_ones((), dtype=torch.bool) & (j <= i).to("cpu") & same
+    return seen.expand(B, -1, q.shape[2], q.shape[2])
+
+
+def places_of(q: Tensor) -> Tensor:
+    return torch.arange(q.shape[2])
+
+
+NAMED = globals()
+LESS, STAY, FUSED, VARYING, ANY_LENGTH = (
+    cases(Path(__file__).with_name("sdpa.txt"), section, NAMED, texts=["reason", "device"])
+    for section in ("less", "stays", "fused", "varying", "any length")
+)
+IS_CAUSAL = "its mask is causal: the kernel needs no mask tensor"
 
 
 @pytest.mark.parametrize("name", LESS)
 def test_a_mask_is_what_it_amounts_to(name: str) -> None:
-    function, make, shape, reason = LESS[name]
+    make, shape, reason, function = LESS[name].values()
     inputs = [*make(), padding()]
     settled = Settled(function, *inputs)
     mask = settled.call.kwargs["attn_mask"]
@@ -202,26 +217,9 @@ def test_a_mask_made_outside_of_an_activation_checkpoint_is_known_inside() -> No
     assert reasons == ["its mask is causal: the kernel needs no mask tensor"] * 2
 
 
-STAY: dict[str, tuple[Function, Callable[[], list[Tensor]], str]] = {
-    # `is_causal` means something else in each of PyTorch's kernels there.
-    "causal from the start of longer keys": (lambda q, k, v: sdpa(q, k, v, columns() <= rows()), heads, "h200"),
-    "heads repeated in another order": (
-        lambda q, k, v: sdpa(q, k[:, :2].repeat(1, 2, 1, 1), v[:, :2].repeat(1, 2, 1, 1)),
-        *(heads, "h200"),
-    ),
-    "pinned": (lambda q, k, v: pinned(q, k, v, columns(S) <= rows()), square, "h200"),
-    "on a CPU": (lambda q, k, v: sdpa(q, k, v, columns(S) <= rows()), square, "cpu"),
-}
-
-
-def pinned(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return sdpa(q, k, v, mask)
-
-
 @pytest.mark.parametrize("name", STAY)
 def test_a_call_stays_as_it_is(name: str) -> None:
-    function, make, device = STAY[name]
+    make, device, function = STAY[name].values()
     assert Settled(function, *make(), target=target_named(device)).decisions == []
 
 
@@ -255,44 +253,9 @@ def test_a_bias_over_heads_is_fused_with_its_gradient(trained: bool) -> None:
     check_fused(t5, settled.run, inputs)
 
 
-def biased(*shape: int, grad: bool = True) -> Callable[[], list[Tensor]]:
-    return lambda: [*heads(), torch.randn(*shape, requires_grad=grad)]
-
-
-GRADIENT = "for the gradient of the mask"
-OTHERS: dict[str, tuple[Function, Callable[[], list[Tensor]], str]] = {
-    "one head": (
-        *(sdpa, lambda: [*(x.detach()[:, 0].requires_grad_() for x in heads()), torch.randn(B, S, K) > 0]),
-        "3 axes as 4",
-    ),
-    "a mask of its own for each head, and its gradient": (sdpa, biased(B, H, S, K), GRADIENT),
-    "a mask of three axes": (
-        *(lambda q, k, v, bias: sdpa(q, k, v, bias > 0), biased(1, S, K, grad=False)),
-        "the mask copied by rows",
-    ),
-    "a bias of three axes": (sdpa, biased(H, S, K), GRADIENT),
-    "a bias of each query, and its gradient": (
-        *(lambda q, k, v, bias: sdpa(q, k, v, bias + bias.new_zeros(1, 1, 1, K)), biased(B, H, S, 1), GRADIENT),
-    ),
-    "columns as rows": (
-        *(lambda q, k, v, bias: sdpa(q, k.mT.contiguous().mT, v, bias), biased(1, 1, S, K)),
-        "operands copied by rows",
-    ),
-    "shared keys under a bias with a gradient": (
-        *(lambda q, k, v, bias: sdpa(q, k[:, :2], v[:, :2], bias, enable_gqa=True), biased(1, 1, S, K)),
-        "keys and values repeated for each head",
-    ),
-    "one head of keys for all": (
-        *(lambda q, k, v: sdpa(q, k[:, :1], v[:, :1]), heads),
-        "heads that share keys read them once",
-    ),
-}
-
-
-@pytest.mark.parametrize(("function", "make", "reason"), OTHERS.values(), ids=OTHERS)
-def test_what_pytorch_leaves_to_products_is_fused(
-    function: Function, make: Callable[[], list[Tensor]], reason: str
-) -> None:
+@pytest.mark.parametrize("name", FUSED)
+def test_what_pytorch_leaves_to_products_is_fused(name: str) -> None:
+    make, reason, function = FUSED[name].values()
     settled = Settled(function, *make())
     assert reason in settled.reason and "fused in place of products and a softmax" in settled.reason
     check_fused(function, settled.run, make())
@@ -384,28 +347,9 @@ def test_a_wide_mask_is_narrowed_to_the_operands() -> None:
     assert settled.reason == "the mask in bfloat16"
 
 
-VARYING: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "nothing hidden": (
-        lambda q, k, v: sdpa(q, k, v, (rows() >= 0).expand(q.shape[0], 1, S, K)),
-        "its mask hides nothing",
-    ),
-    "padding": (
-        lambda q, k, v: sdpa(q, k, v, ((rows() >= 0) & (k[:, :1, :, 0] > 0)[:, :, None]).expand(q.shape[0], 1, S, K)),
-        "its mask is read without its expansion",
-    ),
-    "a bias whose last axis is another": (
-        lambda q, k, v: sdpa(q, k, v, (q.detach()[..., :1] + k.detach()[..., :1].mT).mT.mT),
-        "",
-    ),
-    "shared heads": (
-        lambda q, k, v: sdpa(q, repeat(k[:, :2]), repeat(v[:, :2])),
-        "heads that share keys read them once",
-    ),
-}
-
-
-@pytest.mark.parametrize(("function", "reason"), VARYING.values(), ids=VARYING)
-def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -> None:
+@pytest.mark.parametrize("name", VARYING)
+def test_a_batch_that_varies_is_compiled_once(name: str) -> None:
+    reason, function = VARYING[name].values()
     reasons: list[str] = []
 
     def backend(gm: GraphModule, _: list[Tensor]) -> Callable[..., object]:
@@ -425,36 +369,10 @@ def test_a_batch_that_varies_is_compiled_once(function: Function, reason: str) -
     assert reasons == [reason]
 
 
-def packed(q: Tensor) -> Tensor:
-    """Hugging Face's causal mask, for positions of which none begins a second sequence."""
-    places = torch.arange(q.shape[2]) + 0
-    positions = places.unsqueeze(0).expand(B, -1)
-    begins = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
-    sequence, batch = begins.cumsum(-1), torch.arange(B)[:, None, None, None]
-    i, j = places[None, None, :, None], places[None, None, None, :]
-    same = sequence[batch, i] == sequence[batch, j]
-    seen = i.new_ones((), dtype=torch.bool) & (j <= i).to("cpu") & same
-    return seen.expand(B, -1, q.shape[2], q.shape[2])
+@pytest.mark.parametrize("name", ANY_LENGTH)
+def test_lengths_that_vary_stay_symbols(name: str) -> None:
+    causal, mask = ANY_LENGTH[name].values()
 
-
-def places_of(q: Tensor) -> Tensor:
-    return torch.arange(q.shape[2])
-
-
-OF_ANY_LENGTH: list[tuple[str, Callable[[Tensor], Tensor], bool]] = [
-    ("causal", lambda q: places_of(q) <= places_of(q)[:, None], True),
-    ("causal, added", lambda q: torch.where(places_of(q) > places_of(q)[:, None], -torch.inf, 0.0), True),
-    ("one packed sequence", packed, True),
-    ("everything", lambda q: (places_of(q)[:, None] >= 0).expand(B, 1, q.shape[2], q.shape[2]), False),
-    ("shifted", lambda q: places_of(q) <= places_of(q)[:, None] + 1, False),
-    ("up to the last", lambda q: places_of(q)[None].expand(q.shape[2], -1) <= places_of(q)[-1], False),
-    ("every other", lambda q: 2 * places_of(q) <= places_of(q)[:, None], False),
-    ("from the second", lambda q: torch.arange(1, q.shape[2] + 1) <= places_of(q)[:, None] + 1, True),
-]
-
-
-@pytest.mark.parametrize(("mask", "causal"), [x[1:] for x in OF_ANY_LENGTH], ids=[x[0] for x in OF_ANY_LENGTH])
-def test_lengths_that_vary_stay_symbols(mask: Callable[[Tensor], Tensor], causal: bool) -> None:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q, k, v, mask(q))
 
