@@ -134,3 +134,14 @@ def test_chains_are_copied_unless_the_kernels_would_be_slower(slower: bool, monk
     (graph,) = price_case(case, target_named("h200")).plan.graphs
     assert bool(graph.copied) is not slower
     assert sigmoids(graph.fusion.regions) == (1 if slower else 2)
+
+
+def test_a_chain_is_copied_with_the_views_through_which_it_is_read() -> None:
+    def halves(g: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        dz = g * torch.sigmoid(z)
+        a, b = dz.unbind(0)
+        return a * b - z * dz.sum()
+
+    case = Case("halves", lambda: halves, InputSpec.parse_many("fp32[2,1024,1024],fp32[1024,1024]"), training=False)
+    (graph,) = price_case(case, target_named("h200")).plan.graphs
+    assert graph.copied and not any("failed" in decision.reason for decision in graph.fusion.decisions)

@@ -22,7 +22,7 @@ from tilewright.passes.dropout import split_dropout
 from tilewright.passes.fusion import Fusion, fuse
 from tilewright.passes.norm.split import split_norms
 from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
-from tilewright.passes.simplify import simplify
+from tilewright.passes.simplify import drop_unread, simplify
 from tilewright.records.program import Decision
 
 X = torch.zeros(6, 10)
@@ -93,6 +93,7 @@ def test_a_dear_table_that_many_elements_read_is_computed_once(layers: int) -> N
     simplify(graph, target_named("cpu"))
     target = target_named("h200")
     compute_in_each_reader(graph, fuse(graph, "forward", target).regions, target.profile)
+    drop_unread(graph)
     fusion = fuse(graph, "forward", target)
     nests = [region.lowered.nest for region in fusion.regions]
     computed = [nest.row_count * nest.col_count for nest in nests for step in nest.steps if step.name == "log"]
@@ -170,6 +171,7 @@ def test_a_copied_chain_is_in_the_kernel_that_reads_it() -> None:
 
     graph, target = aten(program, torch.empty(128, 64, 64, 64)), target_named("h200")
     compute_in_each_reader(graph, fuse(graph, "forward", target).regions, target.profile)
+    drop_unread(graph)
     chosen = fuse(graph, "forward", target)
     written = [value.meta["val"].numel() for region in chosen.regions for value in region.lowered.outputs]
     assert sorted(written) == [128 * 64, 128 * 64 * 32 * 32]

@@ -29,6 +29,7 @@ from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
 from tilewright.passes.schedule import schedule
+from tilewright.passes.simplify import drop_unread
 from tilewright.passes.stage import Pass, attempt, left_out, skipped
 from tilewright.passes.units import live_out, with_results
 from tilewright.records.errors import CaptureError
@@ -109,7 +110,9 @@ class Planner(Rewriter):
             if not found:
                 return
             # Copies change what regions read, and no call: the units before are priced as they were.
-            fusion, us = fused(), kernels_us(units, target.profile)
+            us = kernels_us(units, target.profile)
+            drop_unread(graph)
+            fusion = fused()
             if kernels_us(schedule(graph, fusion.regions), target.profile) <= MOST_TIMES * us:
                 copied.extend(found)
             else:

@@ -45,7 +45,7 @@ class Copied:
 
 
 def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: DeviceProfile) -> list[Copied]:
-    """Copy chains into the regions that read them, in place; what was copied, in order."""
+    """Copy chains into the regions that read them, in place; what was copied, in order. Unread calls stay."""
     region_of = {value: region for region in regions for member in region.members for value in values_of(member)}
     region_of.update({member: region for region in regions for member in region.members})
     found: list[Copied] = []
@@ -61,8 +61,6 @@ def compute_in_each_reader(graph: fx.Graph, regions: Sequence[Region], profile: 
                 copies = _copy_for(ordered, reader.members)
                 # Later chains of this reader may run through the copies.
                 reader.members += [copy for copy in copies if not is_view(copy)]
-    if found:
-        drop_unread(graph)
     return found
 
 
