@@ -80,7 +80,7 @@ def test_text_around_a_table_stays() -> None:
 
 
 def test_figures_of_sources_that_changed_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with copied_sources(tmp_path, monkeypatch, "kernels", "emit", "loops") as folder:
+    with copied_sources(tmp_path, monkeypatch, "kernels", "emit", "loops", "schedule") as folder:
 
         def measured(name: str, impl: str = "tilewright") -> Measurement:
             made_from = suite(name).sources_of(impl)

@@ -1,8 +1,9 @@
 """Generated kernels compiled for GPUs that are not there; run as a script, which prints one JSON object.
 
 `resources`: registers and bytes spilled of the kernels of the golden nests, for an H200. `moments`: the names of the
-kernels of an instance norm's moments. `errors`: of kernels that do not compile, of all samples of operators, and for an
-AMD GPU of one sample for each function that kernels call. `architectures`: how many kernels of the golden nests became
+kernels of an instance norm's moments. `conversions`: changes of layout in the loops of the gradients of narrow layer
+norms, in bf16. `errors`: of kernels that do not compile, of all samples of operators, and for an AMD GPU of one sample
+for each function that kernels call. `architectures`: how many kernels of the golden nests became
 machine code of each. Compiling needs Triton without its interpreter, whatever the tests around it use.
 """
 
@@ -146,6 +147,15 @@ def moments_of_images() -> Iterator[Nest]:
         yield lowered.nest
 
 
+def conversions(columns: int) -> int:
+    """Changes of layout in the loop of a layer norm's gradient."""
+    function, inputs = golden(2**18, columns)["layer_norm_backward"]
+    (lowered,) = nests_of(function, *inputs)
+    source, warps = next(sources(lowered.nest))
+    text = triton.compile(source, target=H200, options={"num_warps": warps}).asm["ttgir"]
+    return text[text.index("scf.for") : text.index("scf.yield")].count("convert_layout")
+
+
 if __name__ == "__main__":
     golden_kernels = [compiled(nest) for columns in (1000, 16384) for nest in golden_nests(columns)]
     print(
@@ -153,6 +163,7 @@ if __name__ == "__main__":
             {
                 "resources": [kernel for nest in golden_kernels for kernel in nest.items()],
                 "moments": [name for nest in moments_of_images() for name in compiled(nest)],
+                "conversions": [conversions(columns) for columns in (64, 200, 256, 512)],
                 "errors": errors(),
                 "architectures": kernels_of_architectures(golden_nests(1000)),
             }

@@ -91,6 +91,11 @@ def test_several_results_of_double_sums_compile_for_an_h200(machine_code: dict[s
     assert any(name.endswith("_after") for name in machine_code["moments"])
 
 
+def test_warps_keep_the_rows_of_narrow_gradients(machine_code: dict[str, Any]) -> None:
+    """Weights loaded as one row of all warps would spread every row over them, through shared memory for each tile."""
+    assert machine_code["conversions"] == [0, 0, 0, 0]
+
+
 def nest_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Nest:
     return fuse(aten(function, *inputs), "forward", target_named("h200")).regions[-1].lowered.nest
 

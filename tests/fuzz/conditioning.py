@@ -86,7 +86,8 @@ class _Values(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        if isinstance(result, torch.Tensor) and result.is_floating_point() and result.isnan().any():
+        is_number = isinstance(result, torch.Tensor) and result.is_floating_point() and not result.is_meta
+        if is_number and result.isnan().any():
             self.with_nan.add(n)
         return result
 

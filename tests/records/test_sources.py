@@ -1,5 +1,6 @@
 """A changed line of a source changes the digests of what is made from it, and of nothing else."""
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,11 @@ def test_what_lies_beside_the_sources_does_not_count(copied: Path) -> None:
     (copied / "kernels/softmax/__pycache__/cuda.cpython-312.pyc").write_bytes(b"code")
     sources.digest.cache_clear()
     assert sources.digest("kernels/softmax") == before
+
+
+def test_programs_are_made_from_every_package_between_operators_and_compile() -> None:
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    layers = [layer.strip("()") for layer in settings["tool"]["importlinter"]["contracts"][0]["layers"]]
+    compiled = layers[layers.index("compile") : layers.index("operators") + 1]
+    assert {place.removesuffix(".py") for place in sources.PROGRAMS} == {"backend", *compiled}
+    assert {"loops", "schedule"} < set(sources.GENERATED)

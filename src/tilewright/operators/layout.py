@@ -169,13 +169,14 @@ calls(
     diagonal.default(self, offset, dim1, dim2)
     as_strided.default(self, size, stride, storage_offset)
     unfold.default(self, dimension, size, step)
-    view.dtype(self, dtype)
     view_as_real.default(self)
     view_as_complex.default(self)
     """,
     "layout",
     shapes=None,
 )
+# Another number is made of the bits: one rounding decides it.
+calls("view.dtype(self, dtype)", "layout", shapes=None, discontinuous=True)
 # Copies of views. Their axes are those of views without a body.
 calls(
     """

@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 
 ROOT = Path(str(files("tilewright")))
-GENERATED = ("emit/triton.py", "emit/triton_math.py", "loops")
+GENERATED = ("emit/triton.py", "emit/triton_math.py", "loops", "schedule")
 """What generated kernels for a GPU are made from."""
 PROGRAMS = (
-    "backend.py", "compile", "choose", "runtime", "passes", "kernels", "launch", "emit", "cost", "loops", "graph",
-    "operators",
+    "backend.py", "compile", "choose", "runtime", "passes", "kernels", "launch", "emit", "cost", "schedule", "loops",
+    "capture", "graph", "operators",
 )  # fmt: skip
 """What compiled programs are made from."""
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
