@@ -179,6 +179,7 @@ def capture_error(name: str, error: Exception) -> TilewrightError:
     line = user_line(text.rpartition("from user code:")[2])
     # A module that is one of PyTorch's own layers has no line.
     place = f" at {line}" if line else ""
+    broken = f"; it breaks{place}" if line else ""
     first = text.strip().partition("\n")[0]
     refusal: str | None = None
     if found := OPERATOR.search(text):
@@ -197,7 +198,7 @@ def capture_error(name: str, error: Exception) -> TilewrightError:
     if refusal is not None:
         return InputError(f"{name} does not accept its inputs{place}\n  {refusal}")
     return CaptureError(
-        f"{name} is not one graph; it breaks{place}\n  {in_words(first)}; torch.compile would run it as several "
+        f"{name} is not one graph{broken}\n  {in_words(first)}; torch.compile would run it as several "
         "graphs: name a part as the target, or rewrite the line"
     )
 

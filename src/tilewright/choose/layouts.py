@@ -148,7 +148,7 @@ def _offer(graph: fx.Graph, convolutions: list[fx.Node], dtypes: tuple[torch.dty
         return replace(offer, refusal=reason)
     if not target.is_gpu:
         few = DEPTHWISE * sum(map(_is_depthwise, convolutions)) < count
-        kept = f"it helps depthwise convolutions, fewer than 1 in {DEPTHWISE} here; oneDNN converts what others read"
+        kept = f"it helps depthwise convolutions, fewer than 1 in {DEPTHWISE} here; oneDNN changes that of others"
         return replace(offer, refusal=kept if few else None)
     return _raced(offer, graph, convolutions, target) or replace(offer, refusal=_unsuited(convolutions))
 

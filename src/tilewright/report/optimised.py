@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tilewright.records.measurement import Measurement, Verified
+from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.report.launch_rows import plain
 from tilewright.report.optimised_findings import findings, outcome
 from tilewright.report.queries import ask_view
@@ -28,7 +28,7 @@ def show_optimize(run: Path, top: int) -> RenderableType:
     program, verified = read_program(run), read_rows(run, Verified)
     timed = read_rows(run, Measurement)
     parts: list[RenderableType] = [Text(sentence, "bold") for sentence in outcome(timed)]
-    parts += [Text(plain(f"- {sentence}")) for sentence in findings(program, timed)]
+    parts += [Text(plain(f"- {sentence}")) for sentence in findings(program, timed, read_rows(run, Ceiling))]
     for view, most in ((LOST, top), (VERIFIED, _ROWS), (MEASUREMENTS, _ROWS)):
         answer = ask_view(run, view, most)
         if answer.rows:

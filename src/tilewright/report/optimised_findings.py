@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.records.measurement import Measurement
+from tilewright.records.measurement import Ceiling, Measurement
 from tilewright.records.program import Operator, Program, Region
 from tilewright.report.quantity import duration, nbytes, ratio
 
@@ -42,8 +42,9 @@ def _compared(ours: Measurement, peer: Measurement) -> str:
     return f"{how} than {peer.impl} ({duration(peer.median_us)})"
 
 
-def findings(program: Program, rows: Sequence[Measurement] = ()) -> list[str]:
-    """Sentences on the launches of the plan, whose times were measured; none where none was. `rows`: the whole case."""
+def findings(program: Program, rows: Sequence[Measurement] = (), ceilings: Sequence[Ceiling] = ()) -> list[str]:
+    """Sentences on the launches of the plan, whose times were measured; none where none was. `rows`: the whole case;
+    `ceilings`: of its device."""
     launches = [op for op in program.operators if op.stage == "after" and op.measured_us and not op.is_view]
     if not launches:
         return []
@@ -75,7 +76,7 @@ def findings(program: Program, rows: Sequence[Measurement] = ()) -> list[str]:
             f"{ratio(_time(worst) / worst.floor_us if worst.floor_us else None)} its floor"
             + (f", which is {worst.bound}." if worst.bound else ".")
         )
-        sentences.append(" ".join([_advice(worst, program.regions), *_refused(program)]))
+        sentences.append(" ".join([_advice(worst, program.regions, ceilings), *_refused(program)]))
     elif len(unknown) < len(launches):
         sentences.append("The others are at their floors." if unknown else "All are at their floors.")
     return sentences if disturbed else [*sentences, *_mispredicted(launches)]
@@ -108,7 +109,7 @@ def _predicted(op: Operator) -> float:
     return op.predicted_us or 0.0
 
 
-def _advice(op: Operator, regions: Sequence[Region]) -> str:
+def _advice(op: Operator, regions: Sequence[Region], ceilings: Sequence[Ceiling]) -> str:
     if op.bound == "launch-bound":
         return (
             "Only its launch takes time: give it a larger batch, or on a GPU let CUDA graphs launch all kernels at "
@@ -120,11 +121,18 @@ def _advice(op: Operator, regions: Sequence[Region]) -> str:
         return f'It is a generated C++ kernel: `tilewright sql "{query}"` prints it.'
     if op.region is not None:
         return f"It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits {op.name}."
-    ways = ["a lower precision"] if op.dtype in ("float32", "float64") else []
+    ways = ["a lower precision"] if _gains_from_16_bits(op.dtype, ceilings) else []
     if op.shape and op.shape[-1] % VECTOR:
         ways.append(f"rows whose length is a multiple of {VECTOR}")
     faster = f": {' or '.join(ways)} may be faster" if ways else ", in a dtype and at sizes that its kernels suit"
     return f"PyTorch's library runs {op.name}{faster}."
+
+
+def _gains_from_16_bits(dtype: str, ceilings: Sequence[Ceiling]) -> bool:
+    """Whether products of `dtype` are slower than those of 16 bits; a CPU without units for these is no faster."""
+    rates = {row.dtype: row.value for row in ceilings if row.kind == "matmul"}
+    narrow = max(rates.get("bfloat16", 0.0), rates.get("float16", 0.0))
+    return dtype == "float64" or (dtype == "float32" and (not narrow or narrow > rates.get(dtype, 0.0)))
 
 
 def _refused(program: Program) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tilewright.records.atomic_file import ensure_writable, write_document
 from tilewright.records.cache import build, key_of
 from tilewright.records.errors import CacheError
-from tilewright.records.measurement import Measurement
+from tilewright.records.measurement import Ceiling, Measurement
 from tilewright.report.charts import live_memory, roofline
 from tilewright.report.graph_chart import graph_charts
 from tilewright.report.optimised_findings import findings, outcome
@@ -64,7 +64,7 @@ def write_page(run: Path, out: Path) -> Path:
         island = "" if trace is None else harmless_json(trace)
         answers = ask_all(run, taken=len(island))
         rows = read_rows(run, Measurement)
-        words = [*outcome(rows), *findings(read_program(run), rows)] if rows else []
+        words = [*outcome(rows), *findings(read_program(run), rows, read_rows(run, Ceiling))] if rows else []
     return write_document(out, render_page(answers, trace, island, words), "page")
 
 

@@ -26,7 +26,8 @@ FROM operator;
 -- NULL. `off` is how many times the prediction is wrong. What has no floor loses all its time.
 CREATE VIEW lost_time AS
 WITH timed AS (
-    SELECT o.*, r.members, o.measured_us - least(o.measured_us, coalesce(o.floor_us, 0)) AS lost
+    SELECT o.*, r.members, o.measured_us - least(o.measured_us, coalesce(o.floor_us, 0)) AS lost,
+           o.operator_class = 'layout' AND coalesce(o.bytes, 0) = 0 AS is_view
     FROM operator o LEFT JOIN region r ON r.graph = o.graph AND r.name = o.region
     WHERE o.stage = 'after' AND o.measured_us > 0
 ), decided AS (
@@ -41,10 +42,10 @@ WITH timed AS (
 ), grouped AS (
     SELECT arg_min(t.name, t.index) AS name, t.target, t.graph, t.shape, count(*) AS launches,
            sum(t.measured_us) AS measured_us, sum(t.floor_us) AS floor_us, sum(t.lost) AS lost_us,
-           sum(t.lost) / (SELECT sum(measured_us) FROM timed) AS share,
+           sum(t.lost) / (SELECT coalesce(sum(measured_us) FILTER (NOT is_view), sum(measured_us)) FROM timed) AS share,
            sum(t.predicted_us) AS predicted_us,
            greatest(sum(t.measured_us) / sum(t.predicted_us), sum(t.predicted_us) / sum(t.measured_us)) AS off,
-           t.operator_class = 'layout' AND coalesce(t.bytes, 0) = 0 AS is_view,
+           any_value(t.is_view) AS is_view,
            any_value(t.bound) AS bound, any_value(d.why) AS decided, any_value(t.source) AS source
     FROM timed t LEFT JOIN decided d ON d.graph = t.graph AND d.name = t.name
     GROUP BY t.graph, t.target, t.operator_class, t.shape, t.dtype, t.bytes, t.flops, len(t.members)
