@@ -66,9 +66,10 @@ def product(dims: list[list[int]], *, is_summed: bool = True) -> list[Happening]
     return [operator("aten::mul", 100, 700 if is_summed else 900, dims=dims), *summed]
 
 
-def products(first: list[list[int]], second: list[list[int]], between: str = "aten::t") -> list[Happening]:
-    last = [operator(between, 852, 855), operator("aten::mm", 860, 900, dims=second)]
-    return [operator("aten::mm", 100, 850, dims=first), *last]
+def products(
+    first: list[list[int]], second: list[list[int]], between: str = "aten::t", name: str = "aten::mm"
+) -> list[Happening]:
+    return [operator(name, 100, 850, dims=first), operator(between, 852, 855), operator(name, 860, 900, dims=second)]
 
 
 def enlarged(weight: list[int], *between: Happening, **args: Any) -> list[Happening]:
@@ -82,8 +83,9 @@ def enlarged(weight: list[int], *between: Happening, **args: Any) -> list[Happen
     ]
 
 
-def unread(number: int) -> list[Happening]:
-    """Operators with their nodes' numbers, of which 2 and 3 are the line's; backward comes to 1, 4 and `number`."""
+def unread(number: int, *, late: bool = False) -> list[Happening]:
+    """Operators with their nodes' numbers, of which 2 and 3 are the line's; backward comes to 1, 4 and `number`, which
+    may be `late`: in the next step."""
     forward = [(1, 99, 1), (100, 500, 2), (500, 900, 3), (901, 930, 4), (930, 950, 5)]
     made = [
         operator("aten::mm", begin, end, **{"Sequence number": at, "Fwd thread id": 0}) for begin, end, at in forward
@@ -91,8 +93,8 @@ def unread(number: int) -> list[Happening]:
     return [
         *made,
         *(
-            operator("MmBackward0", 951 + at, 952 + at, **{"Sequence number": at, "Fwd thread id": 1})
-            for at in (1, number, 4)
+            operator("MmBackward0", after + at, after + 1 + at, **{"Sequence number": at, "Fwd thread id": 1})
+            for at, after in ((1, 951), (number, 1051 if late else 951), (4, 951))
         ),
     ]
 

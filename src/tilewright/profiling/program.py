@@ -40,7 +40,7 @@ def profile_program(
 ) -> SavedProfile | None:
     """Run `words` (`python train.py --lr 3`, `torchrun --nproc-per-node 2 train.py`) and make a run of its traces.
 
-    An optimizer's step ends a step. Each rank writes a trace, and the run has all of them. With `stop` the program
+    `StepEnds` says what ends a step. Each rank writes a trace, and the run has all of them. With `stop` the program
     ends when its steps are recorded; without, if it runs on, the run is saved then and given to `early`. The program's
     output is not redirected. Returns None with `plan.nvtx`, where Nsight Systems records. A program that fails or is
     interrupted keeps what was recorded of it; its exit code is the profile's.

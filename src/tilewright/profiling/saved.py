@@ -140,9 +140,12 @@ def _nothing(recordings: Sequence[Recording]) -> str:
             "run it without, or load the trace that it writes with `tilewright trace`"
         )
     if not ended:
-        return "nothing was recorded: the program made no optimizer step; --whole records a program without steps"
+        return (
+            "nothing was recorded: the program made no step of an optimizer, no backward, and called no model twice; "
+            "--whole records a program without steps"
+        )
     needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (
-        f"nothing was recorded: the program made {ended} optimizer steps, and recording begins with step {needed}; "
+        f"nothing was recorded: the program made {ended} steps, and recording begins with step {needed}; "
         "lower --wait, or record from the start with --whole"
     )

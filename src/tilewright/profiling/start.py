@@ -59,7 +59,7 @@ def main() -> None:
         partial.replace(path)
 
     sys.excepthook = _of_the_program
-    recorder = Recorder(plan, folder, name=f"rank{rank:05}", by_optimizer=True, kept=kept)
+    recorder = Recorder(plan, folder, name=f"rank{rank:05}", by_optimizer=True, by_calls=True, kept=kept)
     with compilations() as record, marked_regions(recorder):
         recorder.start()
         try:

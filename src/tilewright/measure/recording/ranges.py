@@ -73,12 +73,13 @@ class Ranges:
     the phase `backward`. A compiled region has none of them, since `replacements` hides the hooks there. At other
     times while entered only the optimizers have hooks, so that steps without a profiler are as fast as without this.
 
-    `after_step` is called after every step of an optimizer, on its thread.
+    `after_step` is called after every step of an optimizer, with it, on its thread.
     """
 
     def __init__(
-        self, replacements: Replacements, *, layers: bool = True, after_step: Callable[[], None] = lambda: None
-    ) -> None:
+        self, replacements: Replacements, *, layers: bool = True,
+        after_step: Callable[[torch.optim.Optimizer], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._mark: Marker | None = None
         self._replacements = replacements
         self._layers = layers
@@ -202,13 +203,13 @@ class Ranges:
             self._thread.updates += 1
             self._thread.phases += (time_ns(), PHASE + "optimizer")
 
-    def _leave_optimizer(self, *_: Any) -> None:
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._thread.updates:
             self._thread.updates -= 1
             self._thread.phases += (time_ns(), None)
         # PyTorch iterates over the hooks here, which may not be taken back meanwhile.
         with self._replacements.held:
-            self._after_step()
+            self._after_step(optimizer)
 
     @contextmanager
     def _around_backward(self) -> Iterator[None]:

@@ -6,20 +6,20 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import wraps
 from pathlib import Path
 from statistics import fmean
-from typing import Concatenate, ParamSpec
 from uuid import uuid4
 
 from tilewright.measure.recording.bare_steps import Rush, bare_steps, enough_to_compare
 from tilewright.measure.recording.compilation import COMPILING, Replacements, marked_reasons, noticed_compilations
+from tilewright.measure.recording.containment import contained
 from tilewright.measure.recording.garbage import marked_collections
 from tilewright.measure.recording.guard import RecordingGuard
 from tilewright.measure.recording.other_profilers import noticed, refuse_second
 from tilewright.measure.recording.plan import BYTES_AN_EVENT, DESCRIBED_BY, DESCRIPTION, Recording, RecordingPlan
 from tilewright.measure.recording.processor_time import ProcessorClock, ThreadClock
 from tilewright.measure.recording.ranges import STEP, Ranges
+from tilewright.measure.recording.step_ends import StepEnds
 from tilewright.measure.recording.synchronisations import marked_synchronisations
 from tilewright.measure.recording.windows import (
     DeviceWindow,
@@ -35,40 +35,25 @@ from tilewright.records.errors import UsageError, warn_once
 _started: list[Recorder] = []
 """Between their start and stop; only the last one may record."""
 
-P = ParamSpec("P")
-
-
-def _contained(method: Callable[Concatenate[Recorder, P], None]) -> Callable[Concatenate[Recorder, P], None]:
-    """The recording ends where `method` fails, and the program goes on."""
-
-    @wraps(method)
-    def call(recorder: Recorder, /, *arguments: P.args, **options: P.kwargs) -> None:
-        try:
-            method(recorder, *arguments, **options)
-        except Exception as error:
-            recorder.give_up(error)
-
-    return call
-
 
 class Recorder:
     """Records the program between `start` and `stop`, by a plan.
 
     A call of `step` ends a step. With `by_optimizer`, and until the first call of `step`, the end of an
-    optimizer's step does so. The trace is `<name>.json` in `folder`. `kept` is called when the recording is
-    complete, which is often long before `stop`.
+    optimizer's step does so, and with `by_calls` what else `StepEnds` finds. The trace is `<name>.json` in `folder`.
+    `kept` is called when the recording is complete, which is often long before `stop`.
     """
 
     def __init__(
         self, plan: RecordingPlan, folder: Path, *, name: str = "trace", by_optimizer: bool = False,
-        kept: Callable[[Recording], None] = lambda _: None,
+        by_calls: bool = False, kept: Callable[[Recording], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self.recording = Recording(plan)
         self._plan = plan
         self._path = folder / f"{name}.json"
         self._described = folder / f"{name}.described.json"
         self._label, self._kept = uuid4().hex, kept
-        self._by_optimizer = by_optimizer
+        self._by_optimizer, self._by_calls = by_optimizer, by_calls
         self._schedule = self._follow_plan()
         self._keeps = False
         """Whether the steps that are recorded are those to keep; the warm-up comes first."""
@@ -77,7 +62,8 @@ class Recorder:
         # Nsight Systems holds its events in another process.
         self._most_bytes = float("inf") if plan.nvtx else plan.events * BYTES_AN_EVENT
         self._replacements = Replacements()
-        self.ranges = Ranges(self._replacements, layers=plan.layers, after_step=self._after_optimizer)
+        self._step_ends = StepEnds(self._replacements, self._program_step_ended, self._count_anew)
+        self.ranges = Ranges(self._replacements, layers=plan.layers, after_step=self._step_ends.optimizer_stepped)
         self._marked = ExitStack()
         self._hooks = ExitStack()
         self._within_windows = RangesWithinWindows(self._replacements)
@@ -103,7 +89,7 @@ class Recorder:
         self._began = time.perf_counter()
         self._begin()
 
-    @_contained
+    @contained
     def _begin(self) -> None:
         self._hooks.enter_context(self._replacements)
         self._hooks.enter_context(noticed_compilations(self._compilation))
@@ -111,11 +97,13 @@ class Recorder:
         _started.append(self)
         self._hooks.callback(_started.remove, self)
         self.ranges.__enter__()
+        if self._by_calls:
+            self._hooks.enter_context(self._step_ends)
         self._within_windows.__enter__()
         with self._guard_paused():
             next(self._schedule)
 
-    @_contained
+    @contained
     def step(self) -> None:
         """Mark the end of a step and the beginning of the next."""
         first, self._by_optimizer = self._by_optimizer, False
@@ -149,7 +137,7 @@ class Recorder:
         self.recording.seconds = time.perf_counter() - self._began
         return self.recording
 
-    @_contained
+    @contained
     def _end(self) -> None:
         with self._guard_paused():
             if not self.done:
@@ -205,10 +193,19 @@ class Recorder:
             if step not in self.recording.compiled_in:
                 self.recording.compiled_in.append(step)
 
-    @_contained
-    def _after_optimizer(self) -> None:
+    @contained
+    def _program_step_ended(self) -> None:
         if self._by_optimizer:
             self._step_ended()
+
+    def _count_anew(self) -> bool:
+        """Only before anything is recorded."""
+        if self._window is not None or self._keeps or self.recording.step_events:
+            return False
+        self.recording.steps_seen, self._bare_us, self._schedule = 0, [], self._follow_plan()
+        with self._guard_paused():
+            next(self._schedule)
+        return True
 
     def _step_ended(self) -> None:
         self.recording.steps_seen += 1
@@ -297,7 +294,7 @@ class Recorder:
             yield from bare_steps(self.recording.timed_us, enough, lambda: self._compiled_seconds)
         self._finish()
 
-    @_contained
+    @contained
     def _give_way(self) -> None:
         """End the recording, because the program starts a profiler of its own."""
         if self.done:
@@ -311,7 +308,7 @@ class Recorder:
             self._drop_part_of_step()
             self._finish()
 
-    @_contained
+    @contained
     def _on_limit(self) -> None:
         """End the recording at the guard's limit."""
         if self._paused or self._window is None:

@@ -379,15 +379,20 @@ numbered AS (
     JOIN host_event ON host_event.file_id = step.file_id AND host_event.ts >= step.ts AND host_event.ts < step.ts + step.dur
     JOIN slice USING (id) LEFT JOIN arg_set USING (arg_set_id) WHERE slice.category = 'cpu_op'
 ),
--- Lines whose operators make nodes of that graph, none of which backward comes to.
+-- Lines whose operators make nodes of that graph, none of which backward comes to, in that step or a later one.
 unread AS (
-    WITH line AS (
+    WITH gone_through AS (
+        SELECT DISTINCT host_event.file_id, TRY_CAST(args->>'$."Sequence number"' AS BIGINT) AS number
+        FROM host_event JOIN slice USING (id) JOIN arg_set USING (arg_set_id)
+        WHERE slice.category = 'cpu_op' AND args->>'$."Fwd thread id"' <> '0'
+    ),
+    line AS (
         SELECT file_id, sourced, count(DISTINCT number) AS nodes
         FROM numbered JOIN (SELECT file_id, max(number) FILTER (WHERE is_forward) AS last FROM numbered GROUP BY file_id) USING (file_id)
         WHERE is_forward AND sourced >= 0 AND number < last AND file_id IN (SELECT file_id FROM numbered WHERE NOT is_forward)
           AND (file_id, sourced) NOT IN (SELECT (file_id, sourced) FROM passed_on)
         GROUP BY file_id, sourced
-        HAVING NOT bool_or((file_id, number) IN (SELECT (file_id, number) FROM numbered WHERE NOT is_forward))
+        HAVING NOT bool_or((file_id, number) IN (SELECT (file_id, number) FROM gone_through))
     ),
     spent AS (
         SELECT file_id, source, any_value(nodes) AS nodes, sum(typical_ms) AS ms
@@ -432,25 +437,26 @@ chains AS (
     WITH called AS (
         -- Operators, without those that only call others or make views.
         SELECT host_event.file_id, host_event.id, host_event.ts, sourced, plain.name,
-               lag(CASE WHEN plain.name = 'aten::mm' THEN host_event.id END) OVER one AS before_id, lag(sourced) OVER one AS before_sourced
+               lag(CASE WHEN plain.name IN ('aten::mm', 'aten::bmm') THEN host_event.id END) OVER one AS before_id, lag(sourced) OVER one AS before_sourced
         FROM host_event JOIN plain ON plain.number = named
-        WHERE plain.name LIKE 'aten::%' AND NOT regexp_matches(plain.name, '^aten::(matmul|linear|t|transpose|numpy_T|as_strided|resolve_conj|resolve_neg|view|detach)$')
+        WHERE plain.name LIKE 'aten::%' AND NOT regexp_matches(plain.name, '^aten::(matmul|linear|einsum|t|transpose|numpy_T|permute|as_strided|resolve_conj|resolve_neg|_?reshape(_alias)?|(_unsafe_)?view|(un)?squeeze|expand|detach)$')
         WINDOW one AS (PARTITION BY host_event.file_id ORDER BY host_event.ts, host_event.id)
     ),
     followed AS (
         SELECT called.file_id, id, before_id, sourced
         FROM called ASOF LEFT JOIN backward ON backward.file_id = called.file_id AND called.ts >= backward.ts
-        WHERE name = 'aten::mm' AND before_id IS NOT NULL AND before_sourced = sourced AND coalesce(called.ts >= backward.ts + backward.dur, true)
+        WHERE name IN ('aten::mm', 'aten::bmm') AND before_id IS NOT NULL AND before_sourced = sourced AND coalesce(called.ts >= backward.ts + backward.dur, true)
     ),
     sized AS (
         SELECT slice.id, TRY_CAST(args->'$."Input Dims"' AS BIGINT[][]) AS dims FROM slice JOIN arg_set USING (arg_set_id)
         WHERE slice.id IN (SELECT id FROM followed UNION SELECT before_id FROM followed)
     ),
     pair AS (
-        SELECT followed.file_id, place AS source, first.dims[1] AS a, first.dims[2] AS b, second.dims[1] AS c, second.dims[2] AS d
+        -- Of batches, which all have the same number of products, one.
+        SELECT followed.file_id, place AS source, first.dims[1][-2:] AS a, first.dims[2][-2:] AS b, second.dims[1][-2:] AS c, second.dims[2][-2:] AS d
         FROM followed JOIN named_place ON named_place.number = sourced
         JOIN sized AS first ON first.id = before_id JOIN sized AS second ON second.id = followed.id
-        WHERE len(first.dims[1]) = 2 AND len(first.dims[2]) = 2 AND len(second.dims[1]) = 2 AND len(second.dims[2]) = 2
+        WHERE len(a) = 2 AND len(b) = 2 AND len(c) = 2 AND len(d) = 2 AND len(list_distinct([dim[:-3] FOR dim IN first.dims[:2] || second.dims[:2]])) = 1
     ),
     ordered AS (
         SELECT file_id, source, (a[1] * a[2] * b[2] + c[1] * c[2] * d[2])
@@ -458,10 +464,10 @@ chains AS (
                        CASE WHEN d = [a[1], b[2]] THEN c[1] * c[2] * a[2] + c[1] * b[1] * b[2] END) AS times
         FROM pair
     )
-    SELECT ordered.file_id, ordered.source, any_value(line.ms) AS ms, any_value(line.calls) AS calls, max(times) AS times
+    SELECT ordered.file_id, ordered.source, any_value(line.ms) AS ms, any_value(line.calls) AS calls, any_value(line.called) AS called, max(times) AS times
     FROM ordered JOIN (
-        SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls FROM host_cause
-        WHERE class = 'operators' AND what = 'aten::mm' GROUP BY file_id, source
+        SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS called FROM host_cause
+        WHERE class = 'operators' AND what IN ('aten::mm', 'aten::bmm') GROUP BY file_id, source
     ) AS line ON line.file_id = ordered.file_id AND line.source = ordered.source
     WHERE times >= 3 GROUP BY ordered.file_id, ordered.source
 ),
@@ -620,7 +626,7 @@ UNION ALL SELECT file_id, 'evaluation', source, what,
                                AND loops.source = evaluations.source AND loops.ms <= 2 * evaluations.ms)), calls, NULL, NULL, NULL
 FROM evaluations
 UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
-UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, NULL, NULL, times FROM chains
+UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, called, NULL, times FROM chains
 UNION ALL SELECT file_id, 'casts', source, 'aten::copy_', ms, calls, NULL, NULL, NULL FROM casts
 UNION ALL SELECT file_id, 'enlarged', source, times::VARCHAR, ms, calls, NULL, NULL, win FROM enlarged
 UNION ALL SELECT file_id, 'broadcast', source, what, ms, calls, alike, NULL, times FROM broadcasts

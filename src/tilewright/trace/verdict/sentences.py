@@ -169,7 +169,11 @@ def _broadcast(cause: Candidate, step: Step) -> Advice:
 def _chain(cause: Candidate, step: Step) -> Advice:
     times = cause.inner_ms or 1.0
     why = f"One product takes the other's result; the other order multiplies {times:,.0f} × fewer numbers."
-    action = "a @ (b @ c) instead of a @ b @ c, or torch.linalg.multi_dot([a, b, c]), which finds the order"
+    action = (
+        "Contract two operands at a time, in the other order; where opt_einsum is installed, einsum finds the order"
+        if cause.inner_what == "einsum"
+        else "a @ (b @ c) instead of a @ b @ c, or torch.linalg.multi_dot([a, b, c]), which finds the order"
+    )
     return Advice("Multiplying matrices in a costly order", why, action, cause.ms * (1 - 1 / times))
 
 

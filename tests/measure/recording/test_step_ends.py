@@ -1,0 +1,161 @@
+"""What ends a step of a program that knows nothing of the recorder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.measure.recording.test_recorder import LEAN
+from tilewright.measure.recording.plan import Recording, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
+
+X = torch.ones(3, 4)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def two_optimizers() -> Callable[[], object]:
+    generator, critic = model(), model()
+    rules = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, generator)]
+
+    def step() -> None:
+        for rule in rules:
+            critic(generator(X)).sum().backward()
+            rule.step()
+
+    return step
+
+
+def one_for_each_layer() -> Callable[[], object]:
+    layers = model()
+    rules = [torch.optim.SGD([weight], lr=0.1) for weight in layers.parameters()]
+
+    def step() -> None:
+        layers(X).sum().backward()
+        for rule in rules:
+            rule.step()
+
+    return step
+
+
+def made_anew() -> Callable[[], object]:
+    layers = model()
+
+    def step() -> None:
+        rule = torch.optim.SGD(layers.parameters(), lr=0.1)
+        layers(X).sum().backward()
+        rule.step()
+
+    return step
+
+
+def by_hand() -> Callable[[], object]:
+    layers = model()
+
+    def step() -> None:
+        layers(X)
+        gradients = torch.autograd.grad(layers(X).sum(), list(layers.parameters()))
+        with torch.no_grad():
+            torch._foreach_add_(list(layers.parameters()), gradients, alpha=-0.1)
+
+    return step
+
+
+def only_forward() -> Callable[[], object]:
+    encoder, decoder = model(), model()
+
+    def step() -> None:
+        with torch.no_grad():
+            decoder(encoder(X))
+
+    return step
+
+
+def a_model_that_fails() -> Callable[[], object]:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError
+
+    inner, outer = Fails(), model()
+
+    def step() -> None:
+        with torch.no_grad():
+            outer(X)
+            with pytest.raises(ValueError):
+                nn.Sequential(outer[0], inner)(X)
+
+    return step
+
+
+def recorded(folder: Path, make: Callable[[], Callable[[], object]], steps: int, **options: Any) -> Recording:
+    recorder = Recorder(RecordingPlan(wait=4, warmup=1, active=2, detail=LEAN, **options), folder,
+                        by_optimizer=True, by_calls=True)  # fmt: skip
+    recorder.start()
+    step = make()
+    for _ in range(steps):
+        step()
+    return recorder.stop()
+
+
+@pytest.mark.parametrize(
+    "make", [two_optimizers, one_for_each_layer, made_anew, by_hand, only_forward, a_model_that_fails]
+)
+def test_one_thing_ends_each_step(make: Callable[[], Callable[[], object]], tmp_path: Path) -> None:
+    done = recorded(tmp_path, make, 12)
+    assert (done.steps_seen, done.steps_kept, done.failed) == (12, 2, "")
+
+
+def test_optimizers_that_follow_each_other_all_end_steps(tmp_path: Path) -> None:
+    first, second = made_anew(), two_optimizers()
+    seen = iter([first] * 3 + [second] * 9)
+    assert recorded(tmp_path, lambda: lambda: next(seen)(), 12).steps_seen == 12
+
+
+@pytest.mark.parametrize("before", [2, 9])
+def test_what_is_only_called_before_a_program_trains_ends_no_step_if_nothing_was_recorded_yet(
+    before: int, tmp_path: Path
+) -> None:
+    """From the fifth step on they are recorded; those of the training call its model twice, the first one in turn."""
+    evaluate = only_forward()
+    made: list[Callable[[], object]] = []
+
+    def make() -> Callable[[], object]:
+        seen = 0
+
+        def step() -> None:
+            nonlocal seen
+            seen += 1
+            if seen <= before:
+                evaluate()
+            else:
+                made[:] = made or [by_hand()]
+                made[0]()
+
+        return step
+
+    done = recorded(tmp_path, make, before + 12)
+    assert done.steps_seen == (12 if before == 2 else 9 + 2 * 12 - 1)
+
+
+def test_a_program_that_has_an_optimizer_has_no_hook_on_its_models(tmp_path: Path) -> None:
+    from torch.nn.modules import module
+
+    counts: list[int] = []
+
+    def make() -> Callable[[], object]:
+        counts.append(len(module._global_forward_hooks))
+        step = made_anew()
+
+        def counting() -> None:
+            step()
+            counts.append(len(module._global_forward_hooks))
+
+        return counting
+
+    assert recorded(tmp_path, make, 3).steps_seen == 3
+    assert counts == [1, 0, 0, 0]
