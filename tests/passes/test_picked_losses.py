@@ -17,7 +17,7 @@ from tilewright.backend import recording
 from tilewright.graph.insert import replace
 from tilewright.hardware.target import target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.loss import compute_across
+from tilewright.passes.loss import split_losses
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_classes_of_places_for_a_gpu(reduction: str, places: tuple[int, ...], dt
     graph = aten(program, x, target)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         replace(node, node.args[0])
-    compute_across(graph, target_named("h200"))
+    split_losses(graph, target_named("h200"))
     assert not any("nll_loss" in call or "softmax" in call for call in calls(graph))
     for name, mine, theirs, exact in zip(
         ("loss", "gradient"), run(graph, x, target), program(x, target), program(x.double(), target), strict=True
@@ -110,7 +110,7 @@ def test_logits_with_strides_of_their_own_for_a_gpu(
     graph = aten(program, x, target)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         replace(node, node.args[0])
-    compute_across(graph, target_named("h200"))
+    split_losses(graph, target_named("h200"))
     stays = len(places) == 3 and laid is not lies_last
     assert any("nll_loss" in call or "softmax" in call for call in calls(graph)) == stays
     for mine, theirs in zip(run(graph, x, target), program(x, target), strict=True):
@@ -163,7 +163,7 @@ def test_numbers_of_losses_across(scale: float) -> None:
     generator = torch.Generator().manual_seed(1)
     x, y = (scale**0.5 * torch.randn(50, 8, generator=generator) for _ in "xy")
     graph = aten(pairs, x, y)
-    compute_across(graph, target_named("h200"))
+    split_losses(graph, target_named("h200"))
     assert not any("nll_loss" in call for call in calls(graph))
     torch.testing.assert_close(run(graph, x, y).double(), pairs_in_double(x, y), rtol=1e-5, atol=1e-5)
 

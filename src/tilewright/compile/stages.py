@@ -31,7 +31,7 @@ from tilewright.passes.in_place import write_back_together, write_in_place
 from tilewright.passes.index.embeddings import add_sums_in_place
 from tilewright.passes.index.sorted_rows import gather_back, narrow_sorts
 from tilewright.passes.index.upsampling import gather_gradients
-from tilewright.passes.loss import compute_across, compute_from_rows, compute_where_read
+from tilewright.passes.loss import compute_where_read, split_losses
 from tilewright.passes.norm.rms import as_aten, norm_as_one
 from tilewright.passes.norm.split import (
     compute_from_moments,
@@ -90,12 +90,11 @@ JOINT = Stage(
         Pass("skinny_products", skinny_products, hand_written=True),
         Pass("sum_sorted", sum_sorted, hand_written=True),
         Pass("sum_by_index", sum_by_index, hand_written=True),
-        Pass("compute_across", compute_across),
         compute_where_read,
         Pass("choose_candidates", choose_candidates, hand_written=True),
         # Behind the choice: a hand-written norm adds a residual to what a product gives, but no bias.
         products.add_biases_in_kernels,
-        Pass("compute_from_rows", compute_from_rows),
+        Pass("split_losses", split_losses),
         drop_kept_copies,
         lay_operands,
         Pass("pad_groups", pad_groups),

@@ -6,7 +6,7 @@ On a GPU, each reader of a log-softmax of long rows, as of log-probabilities of 
     p = gather(y, -1, i)        [*, K]   →   p = (gather(x, -1, i) - top) - total
     others of y                          →   y = (x - top) - total, in the kernel of each reader
 
-Cross entropy is computed from the two numbers (`compute_across`, `compute_from_rows`):
+Cross entropy is computed from the two numbers (`split_losses`):
 
     y = _log_softmax(x, 1)                      [N, C]   →   top = amax(x, 1); total = log(sum(exp(x - top), 1))  [N, 1]
     loss, count = nll_loss_forward(y, t, …)                  loss = mean(-((gather(x, t) - top) - total))
@@ -97,31 +97,18 @@ NONE, MEAN = 0, 1
 WIDE = (torch.float32, torch.float64)
 
 
-def compute_from_rows(graph: fx.Graph, target: Target) -> None:
-    """Rewrite the losses of rows in `graph`, a joint or inference graph of ATen operators, in place, on a CPU."""
-    if target.language == "triton":
-        return
-    for match in _losses_of_rows(graph, ()):
-        _replace(match)
-
-
-def compute_across(graph: fx.Graph, target: Target) -> None:
-    """Rewrite the losses whose classes are not contiguous (images, transposed logits), on a GPU."""
-    if target.language != "triton":
-        return
-    for match in [match for match in _losses_of_rows(graph, NARROW) if lies_across(match.softmax)]:
-        _replace(match)
-    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss2d_forward.default):
-        _view_logits_first(loss)
-        match, refusal = matched(loss, loss.args[0])
-        if refusal is None and _is_taken(match, 4, NARROW):
+def split_losses(graph: fx.Graph, target: Target) -> None:
+    """Rewrite losses in `graph`, a joint or inference graph of ATen operators, in place: on a CPU those of rows, on a
+    GPU those whose classes are not contiguous (images, transposed logits)."""
+    on_gpu = target.language == "triton"
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default):
+        match = _match(loss, 2, NARROW if on_gpu else ())
+        if match is not None and (not on_gpu or lies_across(match.softmax)):
             _replace(match)
-
-
-def _losses_of_rows(graph: fx.Graph, narrow: Sequence[torch.dtype]) -> list[Match]:
-    losses = graph.find_nodes(op="call_function", target=aten.nll_loss_forward.default)
-    matches = [matched(loss, loss.args[0]) for loss in losses]
-    return [match for match, refusal in matches if refusal is None and _is_taken(match, 2, narrow)]
+    for loss in graph.find_nodes(op="call_function", target=aten.nll_loss2d_forward.default) if on_gpu else ():
+        _view_logits_first(loss)
+        if (match := _match(loss, 4, NARROW)) is not None:
+            _replace(match)
 
 
 def _view_logits_first(loss: fx.Node) -> None:
@@ -165,15 +152,15 @@ def _can_view(x: fx.Node, shape: torch.Size) -> bool:
     return True
 
 
-def _is_taken(match: Match, dims: int, narrow: Sequence[torch.dtype]) -> bool:
-    """Whether the classes are the second of `dims` dimensions, without class weights."""
-    softmax, loss = match.softmax, match.loss
-    if calls.operator_name(softmax.target) != "_log_softmax" or loss.args[2] is not None:
-        return False
-    logits = calls.output(softmax.all_input_nodes[0])
-    if logits is None or logits.dim() != dims or softmax.args[1] not in (1, 1 - dims):
-        return False
-    return logits.dtype in (*WIDE, *narrow) and softmax.meta["val"].dtype == logits.dtype
+def _match(loss: fx.Node, dims: int, narrow: Sequence[torch.dtype]) -> Match | None:
+    """The pattern around a loss without class weights, whose classes are the second of `dims` dimensions."""
+    softmax: Any = loss.args[0]
+    if softmax.target is not aten._log_softmax.default or loss.args[2] is not None:
+        return None
+    match, refusal = matched(loss, softmax)
+    logits = calls.tensor(softmax.args[0])
+    fits = logits.dim() == dims and softmax.args[1] in (1, 1 - dims) and logits.dtype in (*WIDE, *narrow)
+    return match if refusal is None and fits and softmax.meta["val"].dtype == logits.dtype else None
 
 
 def _replace(match: Match) -> None:

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from tilewright.graph import calls
 from tilewright.graph.canonical import example, is_last
-from tilewright.graph.insert import Writer, insert_known, insert_results, replace
+from tilewright.graph.insert import Writer, insert_known, insert_results, replace_results
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.rule import Value, call, rule, triton
 
@@ -75,27 +75,18 @@ def norm_as_one(node: Node, x: Node, eps: float | None, weight: Node | None = No
     call("norm", "x", Value("weight"), None, Value("eps"), False),
     where=lambda node: MARK in node.meta.get("custom", {}),
 )
-def as_aten(node: Node, x: Node, weight: Node | None, eps: float) -> Node:
-    value = calls.tensor(x)
+def as_aten(node: Node, x: Node, weight: Node | None, eps: float) -> list[Node | None]:
+    value, wanted = calls.tensor(x), [True, weight is not None]
     shape = [value.shape[-1]]
     rstd_like = value.new_empty((*value.shape[:-1], 1), dtype=torch.float32)
-    results = {int(str(user.args[1])): user for user in node.users}
     new = insert_known(node, aten._fused_rms_norm.default, (node.meta["val"][0], rstd_like), x, shape, weight, eps)
     y, rstd = insert_results(node, new, 2)
-    for backward in list(results[2].users) if 2 in results else []:
+    for backward in {user for result in node.users for user in result.users if result.args[1] == 2}:
         assert str(backward.target) == "tilewright.norm_backward.default"
-        dx, dw, _ = backward.meta["val"]
-        wanted = [True, weight is not None]
         gradient = insert_known(
-            backward, aten._fused_rms_norm_backward.default, (dx, dw if weight is not None else None),
+            backward, aten._fused_rms_norm_backward.default,
+            tuple(dx if given else None for dx, given in zip(backward.meta["val"], wanted, strict=False)),
             backward.args[0], x, shape, rstd, weight, wanted,
         )  # fmt: skip
-        for user in list(backward.users):
-            place: Any = user.args[1]
-            replace(user, insert_known(backward, operator.getitem, gradient.meta["val"][place], gradient, place))
-        node.graph.erase_node(backward)
-    for place, result in results.items():
-        if place == 0:
-            result.replace_all_uses_with(y)
-        node.graph.erase_node(result)
-    return node
+        replace_results(backward, insert_results(backward, gradient, sum(wanted)))
+    return [y, None, None]
