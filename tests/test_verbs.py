@@ -252,6 +252,8 @@ def test_tensors_that_the_code_makes_are_timed_too(monkeypatch: pytest.MonkeyPat
     done = tilewright.optimize(Doubled(), torch.randn(4, 8, requires_grad=training), training=training)
     assert all(row.ok for row in done.verified)
     assert all(op.measured_us for op in done.program.operators if op.stage == "before")
+    # What is there before the program runs is no launch of it.
+    assert not [op for op in done.program.operators if "constant" in op.name]
 
 
 class Tags(nn.Module):

@@ -111,7 +111,7 @@ def operators_after(
     maker = {value: unit.name for unit in units if isinstance(unit, Region) for value in unit.lowered.outputs}
     for index, (unit, distances) in enumerate(zip(units, _distances(units), strict=True)):
         if isinstance(unit, fx.Node):
-            if not _is_result_of_several(unit):
+            if unit.op != "get_attr" and not _is_result_of_several(unit):
                 record = _operator(name, "after", index, unit, operator_cost(unit, shapes), shapes, profile, distances)
                 reads = tuple(dict.fromkeys(maker.get(n, _behind_results(n).name) for n in unit.all_input_nodes))
                 launches.append(replace(record, inputs=reads))

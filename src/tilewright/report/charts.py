@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilewright.report.kinds import KINDS
+from tilewright.report.quantity import nbytes
 
 if TYPE_CHECKING:
     import altair
@@ -178,30 +179,31 @@ def live_memory(points: Rows) -> dict[str, Any]:
     import altair as alt
 
     graphs = list(dict.fromkeys(str(point["graph"]) for point in points))
-    peaks = [
-        max((point for point in points if point["stage"] == stage), key=lambda point: int(point["live_bytes"]))
+    # In the legend, since equal peaks of both stages would lie on each other in the chart.
+    labels = {
+        stage: f"{stage} fusion, peak {nbytes(max(int(p['live_bytes']) for p in points if p['stage'] == stage))}"
         for stage in dict.fromkeys(str(point["stage"]) for point in points)
-    ]
+    }
+    colours = ["gray" if stage == "before" else "steelblue" for stage in labels]
+    legend = alt.Legend(title=None, orient="top", labelLimit=0, symbolOpacity=1)
     base = (
         alt.Chart(alt.NamedData("memory"))
         .transform_window(step="row_number()", groupby=["graph", "stage"])
         .transform_joinaggregate(steps="max(step)", groupby=["graph", "stage"])
         # Each graph is as wide as the others, whatever its number of steps.
-        .transform_calculate(part=f"indexof({json.dumps(graphs)}, datum.graph) + (datum.step - 1) / datum.steps")
+        .transform_calculate(
+            part=f"indexof({json.dumps(graphs)}, datum.graph) + (datum.step - 1) / datum.steps",
+            peak=f"{json.dumps(labels)}[datum.stage]",
+        )
         .encode(
             x=alt.X("part:Q", axis=alt.Axis(title=" then ".join(graphs), labels=False, tickCount=len(graphs))),
             y=alt.Y("live_bytes:Q", axis=_axis("B"), stack=None),
-            color=alt.Color("stage:N", scale=alt.Scale(domain=["before", "after"], range=["gray", "steelblue"])),
+            color=alt.Color("peak:N", scale=alt.Scale(domain=[*labels.values()], range=colours), legend=legend),
         )
     )
     curves = base.mark_area(interpolate="step-after", opacity=0.12, line=True)
     points_ = base.mark_point(filled=True, size=24).encode(tooltip=["name:N", "stage:N", "graph:N", "live_bytes:Q"])
-    names = [f"{peak['graph']} {peak['stage']} {peak['index']}" for peak in peaks]
-    at_peak = f"indexof({json.dumps(names)}, datum.graph + ' ' + datum.stage + ' ' + datum.index) >= 0"
-    labels = base.transform_filter(at_peak).transform_calculate(
-        peak="datum.stage + ' fusion: peak ' + format(datum.live_bytes, '.3s') + 'B'"
-    )
-    return spec_of(alt.layer(curves, points_, labels.mark_text(dy=-10).encode(text="peak:N")), height=280)
+    return spec_of(alt.layer(curves, points_), height=280)
 
 
 def allocated() -> dict[str, Any]:

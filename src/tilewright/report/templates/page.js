@@ -10,6 +10,12 @@ function sourceCell(row) {
   return [html("span", { title: code }, code), html("small", { title: place }, place)];
 }
 
+// `folder/file.py:12` as `file.py:12` above its folder.
+function placeCell(row) {
+  const [, folder, file] = /^(.*\/)?(.*)$/s.exec(row.source ?? "–");
+  return [html("span", { title: row.source }, file), ...(folder ? [html("small", { title: row.source }, folder)] : [])];
+}
+
 function shapeCell(row) {
   const sizes = row.shape.join("×") || "scalar";
   return [row.shape_symbolic ?? sizes, html("small", {}, row.shape_symbolic ? `${sizes} ${row.dtype}` : row.dtype)];
@@ -51,7 +57,7 @@ function viewColumn(key, rows) {
   const number = show !== null || values.some((value) => typeof value === "number");
   const label = labelOf(key);
   // A line of code with its place, or the place alone.
-  if (key === "source") return values.some((value) => /:\d+: /.test(value)) ? { key, label, kind: "source", aside: true, cell: sourceCell } : { key, label, kind: "code" };
+  if (key === "source") return values.some((value) => /:\d+: /.test(value)) ? { key, label, kind: "source", aside: true, cell: sourceCell } : { key, label, kind: "source", cell: placeCell };
   if (number) {
     const write = show ?? given((value) => (Number.isInteger(value) ? count(value) : plainNumber(value)));
     return { key, label, number, aside: ASIDE.has(key), cell: (row) => write(row[key]) };
