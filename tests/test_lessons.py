@@ -1,20 +1,25 @@
 """Lessons: answers are graded in words, wrong operators are refused for the right reason, each lesson has its pages."""
 
+import ast
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from string import Formatter
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from examples.lessons import operators
 from examples.lessons.catalogue import LESSONS
 from examples.lessons.check import check
 from examples.lessons.lesson import value
-from examples.lessons.operators import EXERCISES, grade
-from examples.lessons.predictions import words
+from examples.lessons.operators import EXERCISES, Sentences, grade
+from examples.lessons.predictions import translations, words
+from examples.lessons.stray import STRAY
 from tilewright.cli import completion
 from tilewright.records.errors import TilewrightError, UsageError, VerificationError
 
@@ -178,7 +183,37 @@ def test_both_languages_know_the_same_mistakes() -> None:
     def keys(table: dict[str, object]) -> object:
         return {name: keys(part) if isinstance(part, dict) else "" for name, part in table.items()}
 
-    assert keys(english) == keys(chinese)
+    assert keys(english) == keys({name: part for name, part in chinese.items() if name != "operators"})
+
+
+def test_what_is_said_of_an_operator_is_said_in_chinese_too() -> None:
+    tree = ast.parse(Path(operators.__file__).read_text("utf-8"))
+    calls = [
+        c for c in ast.walk(tree) if isinstance(c, ast.Call) and isinstance(c.func, ast.Name) and c.func.id == "say"
+    ]
+    said = [call.args[0] for call in calls]
+    sentences = {arg.value for arg in said if isinstance(arg, ast.Constant)}
+    sentences |= {getattr(operators, arg.id) for arg in said if isinstance(arg, ast.Name) and arg.id != "words"}
+    sentences |= {*STRAY.values()}
+    for exercise in EXERCISES.values():
+        sentences |= {*exercise.impostors} | {trial.name for trial in exercise.trials}
+        sentences |= {trial.points_to for trial in exercise.trials}
+    chinese = translations("zh")
+    # The name of a dtype and a shape is the same in both.
+    assert {s for s in sentences if s and not re.fullmatch(r"\w+\[[\d, ]+\]", s)} == {*chinese}
+    fields = Formatter().parse
+    assert all(
+        {f for _, f, *_ in fields(en)} - {None} == {f for _, f, *_ in fields(zh)} - {None} for en, zh in chinese.items()
+    )
+
+
+def test_a_wrong_operator_is_refused_in_chinese() -> None:
+    chinese = Sentences(translations("zh"))
+    with pytest.raises(VerificationError, match="它算的是用 tanh 近似的 GELU"):
+        list(grade("gelu", lambda x: F.gelu(x, approximate="tanh"), chinese))
+    with pytest.raises(VerificationError, match=r"转置过的 fp32\[64, 96\].6,144 个元素里错了 .*它的元素在内存里不相邻"):
+        list(grade("gelu", as_if_contiguous, chinese))
+    assert re.fullmatch(r"fp32\[4, 256\].对", next(iter(grade("gelu", F.gelu, chinese))))
 
 
 def test_the_shell_offers_the_lessons() -> None:

@@ -43,6 +43,10 @@ def check(name: str, file: Path, language: str = "en") -> Iterator[str]:
         install()
     from tilewright.case_names import load_object
 
+    from .operators import Sentences
     from .operators import grade as grade_operator
+    from .predictions import translations
 
-    yield from grade_operator(lesson.operator, load_object(f"{file}:{lesson.operator}"))
+    yield from grade_operator(
+        lesson.operator, load_object(f"{file}:{lesson.operator}"), Sentences(translations(language))
+    )

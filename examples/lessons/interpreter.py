@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ import triton.language as tl
 
 from tilewright.emit import interpreted_libdevice
 
-
-class StrayAccessError(Exception):
-    """A load or store of an element that no tensor of the launch has."""
+from .stray import Access, StrayAccessError
 
 
 def install() -> None:
@@ -64,17 +62,14 @@ def _extents(arguments: Sequence[Any]) -> Iterator[tuple[int, int]]:
             yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
-def _check(pointers: Any, mask: Any, extents: Sequence[tuple[int, int]], does: Literal["reads", "writes"]) -> None:
+def _check(pointers: Any, mask: Any, extents: Sequence[tuple[int, int]], does: Access) -> None:
     addresses = np.asarray(pointers.data).astype(np.int64)
     touched = addresses[np.broadcast_to(np.asarray(mask.data).astype(bool), addresses.shape)]
     inside = np.zeros(touched.shape, dtype=bool)
     for first, end in extents:
         inside |= (first <= touched) & (touched < end)
     if not inside.all():
-        raise StrayAccessError(
-            f"line {_line()} {does} {np.count_nonzero(~inside):,} elements outside of its tensors: a mask is missing "
-            "or too wide, or the grid has too many programs"
-        )
+        raise StrayAccessError(_line(), does, int(np.count_nonzero(~inside)))
 
 
 def _line() -> int:

@@ -12,8 +12,12 @@ from torch import Tensor
 from tilewright.measure.truth.contract import compare
 from tilewright.records.errors import UsageError, VerificationError
 
+from .stray import STRAY, StrayAccessError
+
 Function = Callable[[Tensor], Tensor]
 _ROUNDED = "no element is far off, but the error is more than twice PyTorch's: a step rounds more than it must"
+_ROUNDED_TO_16_BITS = "{where}; errors of both signs and below 1 %, as 16 bits round: compute in float32 throughout"
+_WRONG = "{count} of {all} elements are wrong, the first at {at}: {said} where {truth} is right"
 _ONE_ROUNDING = 1.5
 """How many times PyTorch's error a result in bf16 may have: PyTorch rounds once, and a second rounding doubles it."""
 
@@ -124,7 +128,20 @@ EXERCISES = {
 }
 
 
-def grade(name: str, function: object) -> Iterator[str]:
+@dataclass(frozen=True)
+class Sentences:
+    """The sentences of this file in another language, by the English ones; those without a translation as they are."""
+
+    translated: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, sentence: str, **facts: object) -> str:
+        return self.translated.get(sentence, sentence).format(**facts)
+
+
+ENGLISH = Sentences()
+
+
+def grade(name: str, function: object, say: Sentences = ENGLISH) -> Iterator[str]:
     """A line for each trial; VerificationError, which says what is wrong, at the first that fails."""
     if not callable(function):
         raise UsageError(f"{name} is not a function")
@@ -133,28 +150,35 @@ def grade(name: str, function: object) -> Iterator[str]:
         x = trial.make()
         device = "cuda" if torch.cuda.is_available() else "cpu"
         x = x.to(device)
-        if fault := _fault(name, function, exercise, trial, x):
-            raise VerificationError(f"{trial.name}: {fault}")
-        yield f"{trial.name}: right"
-    yield f"{name} is right on all {len(exercise.trials)} inputs; `tilewright bench` says how fast it is"
+        if fault := _fault(name, function, exercise, trial, x, say):
+            raise VerificationError(say("{trial}: {fault}", trial=say(trial.name), fault=fault))
+        yield say("{trial}: right", trial=say(trial.name))
+    count = len(exercise.trials)
+    yield say("{name} is right on all {count} inputs; `tilewright bench` says how fast it is", name=name, count=count)
 
 
-def _fault(name: str, function: Callable[..., object], exercise: Exercise, trial: Trial, x: Tensor) -> str:
+def _fault(
+    name: str, function: Callable[..., object], exercise: Exercise, trial: Trial, x: Tensor, say: Sentences
+) -> str:
     before = x.clone()
     try:
         result = function(x)
     except Exception as error:
         # Triton's interpreter wraps what a kernel raises.
         cause = error.__cause__ or error
-        return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}{_hint(trial) if trial.is_a_layout else ''}"
+        if isinstance(cause, StrayAccessError):
+            return say(STRAY[cause.does], line=cause.line, count=f"{cause.count:,}")
+        said = str(cause).partition("\n")[0]
+        return f"{type(cause).__name__}: {said}{_hint(trial, say) if trial.is_a_layout else ''}"
     if not isinstance(result, Tensor):
-        return f"{name} returned {type(result).__name__}, not a tensor"
+        return say("{name} returned {kind}, not a tensor", name=name, kind=type(result).__name__)
     if not torch.equal(x.nan_to_num(), before.nan_to_num()):
-        return "it wrote to its input, which the caller still needs: write to torch.empty_like(x)"
+        return say("it wrote to its input, which the caller still needs: write to torch.empty_like(x)")
     if result.shape != x.shape or result.dtype != x.dtype:
-        return (
-            f"the result is {_kind(result)} where the input is {_kind(x)}: "
-            f"give it the input's shape and dtype (torch.empty_like(x))"
+        return say(
+            "the result is {result} where the input is {x}: give it the input's shape and dtype (torch.empty_like(x))",
+            result=_kind(result),
+            x=_kind(x),
         )
     eager, truth = exercise.reference(before), exercise.reference(before.double())
     verified = compare(result, eager, truth)
@@ -162,13 +186,14 @@ def _fault(name: str, function: Callable[..., object], exercise: Exercise, trial
         return ""
     for words, impostor in exercise.impostors.items():
         if trial in (ORDINARY, RAGGED) and compare(result, impostor(before), impostor(before.double())).ok:
-            return f"it computes {words}"
-    where = _where(result, truth)
+            return say("it computes {words}", words=say(words))
+    where = _where(result, truth, say)
     if not where and trial is not NARROW:
-        return _ROUNDED
+        return say(_ROUNDED)
     if where and x.dtype == torch.float32 and _is_rounding(result, truth):
-        return f"{where}; errors of both signs and below 1 %, as 16 bits round: compute in float32 throughout"
-    return f"{where or f'the error is more than {_ONE_ROUNDING} times that of PyTorch'}{_hint(trial)}"
+        return say(_ROUNDED_TO_16_BITS, where=where)
+    where = where or say("the error is more than {times} times that of PyTorch", times=_ONE_ROUNDING)
+    return f"{where}{_hint(trial, say)}"
 
 
 def _is_rounding(result: Tensor, truth: Tensor) -> bool:
@@ -178,15 +203,15 @@ def _is_rounding(result: Tensor, truth: Tensor) -> bool:
     return bool(error.isfinite().all()) and float(error.abs().max()) < 0.01 and float(error.mean().abs()) < spread / 4
 
 
-def _hint(trial: Trial) -> str:
-    return f"; {trial.points_to}" if trial.points_to else ""
+def _hint(trial: Trial, say: Sentences) -> str:
+    return say("; {hint}", hint=say(trial.points_to)) if trial.points_to else ""
 
 
 def _kind(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
 
 
-def _where(result: Tensor, truth: Tensor) -> str:
+def _where(result: Tensor, truth: Tensor, say: Sentences) -> str:
     """How many elements are wrong, and the first of them; nothing if none is far off."""
     share = 1e-2 if result.dtype.itemsize == 2 else 1e-4
     off = (result.double() - truth).abs() > share * truth.abs() + 1e-6
@@ -195,7 +220,11 @@ def _where(result: Tensor, truth: Tensor) -> str:
     if not len(wrong):
         return ""
     at = tuple(wrong[0].tolist())
-    return (
-        f"{len(wrong):,} of {truth.numel():,} elements are wrong, the first at {list(at)}: "
-        f"{result[at].item():.6g} where {truth[at].item():.6g} is right"
+    return say(
+        _WRONG,
+        count=f"{len(wrong):,}",
+        all=f"{truth.numel():,}",
+        at=list(at),
+        said=f"{result[at].item():.6g}",
+        truth=f"{truth[at].item():.6g}",
     )

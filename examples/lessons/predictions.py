@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tilewright.records.errors import UsageError
 
@@ -16,8 +17,17 @@ Phrases = Mapping[str, str]
 
 def words(name: str, language: str) -> tuple[dict[str, Words], Phrases]:
     """What `en.toml` or `zh.toml` says of each question of a lesson, and the phrases around it."""
-    said = tomllib.loads((Path(__file__).parent / f"{language}.toml").read_text(encoding="utf-8"))
+    said = _said(language)
     return {question: Words(**row) for question, row in said[name].items() if isinstance(row, dict)}, said["phrases"]
+
+
+def translations(language: str) -> Mapping[str, str]:
+    """What is said of operators, by the English sentence; nothing in English."""
+    return _said(language).get("operators", {})
+
+
+def _said(language: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / f"{language}.toml").read_text(encoding="utf-8"))
 
 
 def grade(lesson: Lesson, said: Mapping[str, Words], phrases: Phrases, file: Path) -> Iterator[str]:
@@ -68,7 +78,7 @@ def _verdict(question: Question, words: Words, answer: str, lesson: Lesson) -> t
     mistake = next((m for m in words.mistakes if _equal(said, value(m, lesson.sizes), 1)), None)
     # What is measured may be off by more than a mistake is.
     if _equal(said, truth, question.factor if mistake is None else min(question.factor, _NEAR)):
-        return "right" if question.factor == 1 else "near", facts
+        return "right" if question.factor == 1 or facts["said"] == facts["truth"] else "near", facts
     if mistake is not None:
         return "mistaken", facts | {"why": words.mistakes[mistake]}
     if said <= 0 or truth <= 0:
