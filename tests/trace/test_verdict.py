@@ -284,12 +284,30 @@ def test_a_recompilation_by_its_guard(reason: str, action: str) -> None:
         ("aten::mul_", "aten::mul_", "torch._foreach_mul_ takes a list"),
         ("item", "aten::item aten::select", "Read all elements at once with .tolist()"),
         ("aten::select", "aten::fill_ aten::select", "torch.arange"),
+        ("aten::mm", "AddmmBackward0 aten::mm aten::pow grad", "torch.func.vmap(torch.func.grad(loss)"),
+        ("aten::mm", "AddmmBackward0 aten::mm aten::sigmoid aten::tanh", "nn.LSTM and nn.GRU take all steps"),
+        ("aten::pow", "PowBackward0 aten::pow", "weight_decay= of the optimizer"),
         ("aten::select", "aten::copy_ aten::maximum aten::select", "in one operation on a whole tensor"),
     ],
 )
 def test_loops_over_parameters(what: str, names: str, action: str) -> None:
     cause = Candidate(0, "loop", "train.py:5", what, 5.0, 200, names, None, 100.0)
     assert action in advice_on(cause, Step(10.0)).action
+
+
+@pytest.mark.parametrize(("threads", "win"), [(1, 30.0), (2, 15.0)])
+def test_a_worker_that_computes_takes_a_core_from_the_step(threads: int, win: float) -> None:
+    """Of two cores: 30 ms of 100 make the batch, and the other 70 are computed on one core, or on both."""
+    cause = Candidate(0, "data", "train.py:5", "DataLoader", 30.0, 1, "Python", "data.py:3", 20.0)
+    assert advice_on(cause, Step(100.0, cores=2, threads=threads)).win_ms == pytest.approx(win)
+
+
+@pytest.mark.parametrize(
+    ("beside", "action"), [("ThreadPoolExecutor-0_3", "ProcessPoolExecutor"), ("Thread-1", "several threads")]
+)
+def test_what_the_threads_that_are_waited_for_should_do(beside: str, action: str) -> None:
+    cause = Candidate(0, "sleep and locks", "train.py:5", "result_iterator", 80.0, 8, None, None, None)
+    assert action in advice_on(cause, Step(100.0, beside=f"{beside} at words.py:7")).action
 
 
 @pytest.mark.parametrize(("queued_ms", "win"), [(0.0, 20.0), (50.0, 0.0)])

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.measure.recording.line_tracer import is_of_pytorch, traced_by_another
 
@@ -27,6 +27,19 @@ RECOMPILED = "compiled again: "
 """Prefix of a mark, followed by PyTorch's reason, in its words."""
 _TRIGGERS = ("DYNAMO", "LAZY_BACKWARD")
 """What begins a compilation. PyTorch also names the recording of CUDA graphs and autotuning, which run kernels."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def named_as(replaced: Callable[..., Any]) -> Callable[[F], F]:
+    """As `wraps`, and stacks show that name too."""
+
+    def named(function: F) -> F:
+        function.__code__ = function.__code__.replace(co_name=replaced.__name__)
+        return wraps(replaced)(function)  # type: ignore[return-value]
+
+    return named
 
 
 class Replacements:

@@ -10,12 +10,12 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
-from tilewright.measure.recording.compilation import Replacements
+from tilewright.measure.recording.compilation import Replacements, named_as
 from tilewright.measure.recording.modules import FORWARD, LayerNames, layer_names
 from tilewright.records.errors import warn_once
 
@@ -217,7 +217,7 @@ class Ranges:
         import torch
 
         def ranged(function: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(function)
+            @named_as(function)
             def call(*arguments: Any, **options: Any) -> Any:
                 if self._mark is None:
                     return function(*arguments, **options)

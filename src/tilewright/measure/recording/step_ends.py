@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 from weakref import ref
 
-from tilewright.measure.recording.compilation import Replacements
+from tilewright.measure.recording.compilation import Replacements, named_as
 
 _MODEL, _BACKWARD, _OPTIMIZER = 1, 2, 3
 
@@ -66,7 +65,7 @@ class StepEnds:
         self._calls.enter_context(self._around_backward())
         initialise = Optimizer.__init__
 
-        @wraps(initialise)
+        @named_as(initialise)
         def init(optimizer: Any, *arguments: Any, **options: Any) -> None:
             # Only its steps count from here on.
             self._calls.close()
@@ -97,7 +96,7 @@ class StepEnds:
         import torch
 
         def ending(function: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(function)
+            @named_as(function)
             def call(*arguments: Any, **options: Any) -> Any:
                 result = function(*arguments, **options)
                 if threading.get_ident() == self._thread:

@@ -3,7 +3,7 @@
 CREATE OR REPLACE TEMP MACRO plain_name(name) AS
 regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
     -- Of modules whose functions have names that others' have too.
-    '^(asyncio|subprocess)(?:/\w+)?\.py\(\d+\): ', '\1.'),
+    '^(asyncio|subprocess|multiprocessing|random|urllib|http|requests|urllib3|httpx)(?:/\w+)?\.py\(\d+\): ', '\1.'),
     '^<built-in (?:function|method) (\S+?)(?: of type object.*| of module.*| of .* object.*)?>$', '\1'),
     '^(?:.*(?:\.py|>)|In \[\d+\])\((?:\d+|\?)\): |^(nn\.Module: .*)_\d+$', '\1'), '^autograd::engine::evaluate_function: ', ''), '^enumerate\((DataLoader)\)#.*$', '\1');
 

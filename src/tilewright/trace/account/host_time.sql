@@ -28,9 +28,12 @@ SELECT row_number() OVER () - 1 AS number, category, name,
             WHEN category IN ('cuda_runtime', 'cuda_driver') AND regexp_matches(name, '^cu(da)?(Mem|Malloc|Free|HostAlloc)')
              AND NOT regexp_matches(name, 'Memcpy|Memset') OR name = '<built-in function _cuda_emptyCache>' THEN 307
             WHEN regexp_matches(name, '^<built-in function (sleep|select|waitpid|sem_wait|_wait_for_tstate_lock)>$')
+              -- What another process sends is unpickled here.
+              OR regexp_matches(name, '(^|/)multiprocessing/(queues|connection|pool)\.py\(\d+\): (get|recv|recv_bytes|wait)$')
               OR regexp_matches(name, '^<built-in method (acquire|__enter__) of (_thread|_multiprocessing)\.')
               OR regexp_matches(name, '^<built-in method (poll|select|control|get) of (select|_queue)\.') THEN 306
-            WHEN regexp_matches(name, '^<built-in function (open|print|input|fsync|stat|listdir|scandir|rename|unlink|mkdir|fromfile)>$')
+            WHEN regexp_matches(name, '^<built-in function (open|print|input|p?read|p?write|fsync|fdatasync|l?stat|listdir|scandir|rename|replace|unlink|remove|mkdir|rmdir|link|sendfile|getaddrinfo|fromfile)>$')
+              OR regexp_matches(name, '(^|/)(urllib/request\.py\(\d+\): urlopen|http/client\.py\(\d+\): (request|getresponse)|requests/sessions\.py\(\d+\): request|urllib3/connectionpool\.py\(\d+\): urlopen|httpx/_client\.py\(\d+\): request)$')
               OR regexp_matches(name, '^<built-in method \w+ of (_io\.|_csv\.|_socket\.|_ssl\.|sqlite3\.|mmap\.)')
               OR regexp_matches(name, '^<built-in method (fromfile|tofile|from_file|_write_file) of ')
               OR regexp_matches(name, '(torch/serialization|numpy/lib/(_npyio_impl|npyio))\.py\(\d+\): (load|save|loadtxt|savetxt)$')

@@ -38,7 +38,7 @@ WITH called AS (
 )
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
-       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, ms) FILTER (WHERE what IS NOT NULL) AS what, string_agg(names, ' ') AS names, max(calls) AS runs,
+       sum(ms) AS ms, sum(operators) AS operators, arg_max(what, ms) FILTER (WHERE what IS NOT NULL) AS what, string_agg(names, ' ') || CASE WHEN bool_or(called = 'grad') THEN ' grad' ELSE '' END AS names, max(calls) AS runs,
        string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names, sum(ms) FILTER (WHERE is_torch AND called = 'backward') AS backward_ms,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
        sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
@@ -251,12 +251,14 @@ call_time AS (
                             WHEN regexp_matches(name, 'torch/optim/\w+\.py\(\d+\): __init__$') THEN 'new optimizer'
                             WHEN name LIKE '%: \_init\_group' ESCAPE '\' THEN 'state of an optimizer'
                             WHEN name LIKE '%: \_next\_index' ESCAPE '\' THEN 'sampler'
+                            WHEN name LIKE '%/autograd/functional.py(%' THEN 'jacobian'
                             WHEN regexp_matches(name, 'torch/(jit|fx|export)/') THEN 'trace'
                             WHEN name LIKE '%/nn/modules/module.py(%' THEN 'modules' ELSE plain END AS what FROM plain
         WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2', 'aten::randperm',
                        'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
            OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/utils/data/dataloader\.py\(\d+\): _next_index$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
+           OR regexp_matches(name, 'torch/autograd/functional\.py\(\d+\): (jacobian|hessian)$')
            OR regexp_matches(name, 'torch/(jit/(_trace|_script)|fx/_symbolic_trace|export/__init__)\.py\(\d+\): (trace|script|symbolic_trace|export)$')
            OR regexp_matches(name, 'torch/nn/modules/module\.py\(\d+\): (eval|train|state_dict|load_state_dict|requires_grad_|apply|_apply|(named_)?(parameters|buffers|modules|children))$')
     ),
@@ -307,6 +309,9 @@ replaceable AS (
     FROM call_time LEFT JOIN gradient_sums USING (file_id)
     LEFT JOIN (FROM call_time WHERE what = 'state of an optimizer') AS state ON state.file_id = call_time.file_id
     WHERE call_time.what NOT IN ('torch::autograd::AccumulateGrad', 'state of an optimizer')
+      -- Of several rows, each by its own backward.
+      AND (call_time.what <> 'jacobian' OR (SELECT count(*) FROM backward WHERE backward.file_id = call_time.file_id)
+                                           >= 8 * (SELECT any_value(steps) FROM host_step_time WHERE host_step_time.file_id = call_time.file_id))
 ),
 -- Lines that make tensors of nothing but sizes and numbers, and that nothing differentiates.
 constants AS (
@@ -320,7 +325,7 @@ constants AS (
                            AND line_of(later.source) - line_of(host_cause.source) BETWEEN 0 AND 3)) AS is_one_hot
     FROM host_cause LEFT JOIN gradient_sums USING (file_id)
     WHERE class IN ('operators', 'Python') AND source IS NOT NULL
-      AND called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu')
+      AND (what = 'aten::fill_' AND called IN ('empty', 'empty_like', 'new_empty', 'empty_strided', 'resize_') OR called IN ('zero_', 'fill_', 'zeros', 'ones', 'full', 'arange', 'eye', 'linspace', 'zeros_like', 'ones_like', 'full_like', 'new_zeros', 'new_ones', 'new_full', 'tril', 'triu'))
     GROUP BY file_id, source HAVING bool_or(called NOT IN ('tril', 'triu'))
 ),
 -- Calls of a model whose result is detached and goes to another at once: what a generator made for its critic, which trains.
@@ -428,7 +433,8 @@ asides AS (
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$')) >= 0.5 * sum(ms), false) AS is_drawn,
            coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check,
            -- In place, or as a · x + b · y.
-           bool_or(is_update) OR bool_and(regexp_full_match(what, 'aten::(mul|add|detach|to|_to_copy|copy_|empty_strided)')) AND coalesce(sum(calls) FILTER (WHERE what = 'aten::mul') = 2 * sum(calls) FILTER (WHERE what = 'aten::add'), false) AS is_update
+           bool_or(is_update) OR bool_and(regexp_full_match(what, 'aten::(mul|add|detach|to|_to_copy|copy_|empty_strided)')) AND coalesce(sum(calls) FILTER (WHERE what = 'aten::mul') = 2 * sum(calls) FILTER (WHERE what = 'aten::add'), false) AS is_update,
+           coalesce(sum(ms) FILTER (WHERE regexp_full_match(what, 'aten::(mul|add|sub|rsub|div)')) >= 0.5 * sum(ms), false) AS is_arithmetic
     FROM (SELECT *, line - dense_rank() OVER (PARTITION BY file_id, file ORDER BY line) AS block FROM spent)
     GROUP BY file_id, file, block
 ),
@@ -596,8 +602,11 @@ attention AS (
 ),
 logits AS (
     SELECT file_id, arg_max(source, host_distance.ms) AS source, 'log_softmax' AS what,
-           sum(host_distance.ms) AS ms, sum(calls) AS calls, sum(host_distance.win) AS win
-    FROM host_distance WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') GROUP BY file_id
+           sum(host_distance.ms) AS ms, sum(calls) AS calls,
+           -- What they take since others use the processors, fewer passes do not save.
+           sum(greatest(host_distance.win - CASE WHEN attributed_by = 'host' THEN host_distance.ms * (1 - 1 / times) ELSE 0 END, 0)) AS win
+    FROM host_distance LEFT JOIN stretch USING (file_id)
+    WHERE regexp_matches(operator, '^aten::(_log_softmax|nll_loss)') AND TRY_CAST(shapes AS BIGINT[][])[1][-1] >= 256 GROUP BY file_id
 )
 SELECT file_id, kind, source, what, ms, calls, inner_what, inner_source, inner_ms FROM waits
 UNION ALL SELECT file_id, 'communication', source, 'collectives', waited_ms, calls, 'rank ' || last_rank, NULL, NULL FROM exchange
@@ -634,7 +643,7 @@ UNION ALL SELECT file_id, 'breaks', source, 'graph breaks', ms, calls, NULL, NUL
 UNION ALL SELECT attention.file_id, 'attention', source, dims, ms, calls / steps, NULL, NULL, NULL FROM attention JOIN host_step_time USING (file_id)
 UNION ALL SELECT file_id, 'interpreter', source, what, ms, 1, NULL, NULL, NULL FROM interpreter
 UNION ALL SELECT file_id, 'logits', source, what, ms, calls, NULL, NULL, win FROM logits
-UNION ALL SELECT file_id, 'aside', source, what, ms, calls, CASE WHEN is_drawn THEN 'drawn' WHEN is_check THEN 'check' WHEN is_update THEN 'update' END, first::VARCHAR, last FROM asides;
+UNION ALL SELECT file_id, 'aside', source, what, ms, calls, CASE WHEN is_drawn THEN 'drawn' WHEN is_check THEN 'check' WHEN is_update THEN 'update' WHEN is_arithmetic THEN 'arithmetic' END, first::VARCHAR, last FROM asides;
 
 -- What another cause says of the same lines is more exact.
 DELETE FROM host_candidate AS general WHERE kind IN ('aside', 'data') AND EXISTS (

@@ -81,13 +81,18 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "It computes all singular vectors, whatever is read of them.",
         "torch.linalg.svdvals for the values alone, matrix_norm(A, 2) or some steps of power iteration for the largest",
     ),
+    "jacobian": (
+        "A Jacobian row by row",
+        "torch.autograd.functional goes backward once for each element of the result, from Python.",
+        "torch.func.jacrev(f)(x), or jacobian(f, x, vectorize=True), goes backward once for all of them",
+    ),
     "recompute": (
         "Computing forward again in backward (checkpoint)",
         "torch.utils.checkpoint keeps no activations, and backward computes them once more.",
         "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
     ),
 }
-_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5}
+_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5, "jacobian": 0.8}
 """How much of the time the cheaper way saves, where it is not almost all."""
 
 

@@ -14,6 +14,9 @@ _LAYS_OUT = ("einsum", "reshape", "flatten", "matmul", "bmm", "tensordot")
 """Functions that copy an operand where it lies in another order than they take."""
 _NORMS = ("aten::norm", "aten::linalg_vector_norm")
 _SQUARES = {"aten::pow", *_NORMS}
+_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"}
+_GATES = {"aten::sigmoid", "aten::tanh"}
+"""Of cells of recurrent networks."""
 _IN_A_LIST = (
     *("add_", "sub_", "mul_", "div_", "zero_", "copy_", "lerp_", "addcmul_", "addcdiv_", "clamp_min_", "clamp_max_"),
     *("sqrt_", "neg_", "abs_", "norm", "mul", "add", "abs", "max"),
@@ -61,7 +64,12 @@ def _loop(cause: Candidate, step: Step) -> Advice:
         else "Do it in one operation on a whole tensor or batch instead of a loop, or compile it with torch.compile"
     )
     name = cause.what.removeprefix("aten::")
-    if derived and names & _SQUARES:
+    if derived and names & _PRODUCTS:
+        if "grad" in names:
+            action = "torch.func.vmap(torch.func.grad(loss), (None, 0, 0)) gives the gradient of each sample at once"
+        elif names & _GATES == _GATES:
+            action += "; nn.LSTM and nn.GRU take all steps of a sequence in one call"
+    elif derived and names & _SQUARES:
         action = (
             "Do it in one operation on a whole tensor or batch; of parameters weight_decay= of the optimizer is an L2 "
             "penalty without any call, and torch._foreach_norm takes a list of tensors"
@@ -106,6 +114,13 @@ def _python(cause: Candidate, step: Step) -> Advice:
         why = "It makes a tensor of Python's numbers, one by one."
         action = "Keep the data as a tensor or a NumPy array (torch.from_numpy), made once before the loop"
         return Advice(f"torch.{cause.what}()", why, action, 0.99 * cause.ms)
+    if cause.what.startswith("random."):
+        why = "It draws one element after the other in Python, and a deque is walked through to each."
+        action = (
+            "Keep them in tensors made before the loop, written in turn, and draw all rows at once: "
+            "x[torch.randint(n, (k,))]"
+        )
+        return Advice(f"{cause.what}()", why, action, 0.99 * cause.ms)
     if cause.what in _IMPORTS:
         why = "The step finds, reads and runs a module."
         return Advice("Importing a module", why, "Import it once, before the loop", 0.99 * cause.ms)
@@ -151,6 +166,12 @@ def _constant(cause: Candidate, step: Step) -> Advice:
         why = f"scatter_ writes into {cause.what}, a row of all classes for each index, and most of it stays as it was."
         action = "functional.embedding(indices, weight) reads the chosen rows alone, .gather() one element of each row"
         return Advice(f"Making a one-hot tensor (torch.{cause.what}())", why, action, 0.99 * cause.ms)
+    if "empty" in cause.what or cause.what == "resize_":
+        why = (
+            "torch.use_deterministic_algorithms(True) fills new memory with NaN, also where all of it is written next."
+        )
+        action = "torch.utils.deterministic.fill_uninitialized_memory = False, or make the tensor once before the loop"
+        return Advice(f"Filling new memory ({cause.what}())", why, action, 0.99 * cause.ms)
     why = f"{cause.what} fills memory that was allocated anew, in every step."
     action = "Make it once before the loop (register_buffer in a module), and write only what changes"
     return Advice(f"Making a tensor (torch.{cause.what.removeprefix('new_')}())", why, action, 0.99 * cause.ms)
@@ -273,6 +294,12 @@ def _aside(cause: Candidate, step: Step) -> Advice:
             slow, least = "Updating tensors beside the training", 0.2
             action = (
                 "Do it in one pass (average.lerp_(value, 0.001), torch._foreach_lerp_ for lists), or every 10th step"
+            )
+        case "arithmetic":
+            slow, least = "Computing beside the training", 0.2
+            action = (
+                "If it updates a state, do it in place and in one pass (average.lerp_(value, 0.001), "
+                "torch._foreach_lerp_ for lists); if it does not change, once before the loop; else every 100th step"
             )
         case _:
             slow, least = "Computing beside the training", 0.2

@@ -36,19 +36,21 @@ _COMPILED_ANEW = "Keep out of the compiled function what the guard names, or pas
 
 _WRITES = {
     *("write", "writelines", "writerow", "writerows", "save", "flush", "fsync", "savetxt", "tofile", "_write_file"),
-    *("send", "sendall", "truncate", "close", "rename", "unlink", "mkdir"),
+    *("send", "sendall", "truncate", "close", "rename", "replace", "unlink", "remove", "mkdir", "fdatasync", "pwrite"),
 }
+_NETWORK = ("urllib", "http", "requests", "urllib3", "httpx")
 
 
 def advise_data(cause: Candidate, step: Step) -> Advice:
     rest = max(step.bare_ms - cause.ms, 1e-6)
+    cores = max(step.cores, 1)
     if step.has_workers:
         return _slow_workers(cause, step, rest)
     needed = min(max(math.ceil(cause.ms / rest), 1), MOST_WORKERS)
     waits = cause.inner_what in ("sleep", "read", "open", "readinto", "recv")
-    workers = needed if waits else min(needed, max(step.cores, 1))
-    # Workers that compute share the cores with the step.
-    shared = 0.0 if waits else step.bare_ms / min(workers + 1, max(step.cores, 1))
+    workers = needed if waits else min(needed, cores)
+    # Workers that compute share the cores with the step's threads.
+    shared = 0.0 if waits else (cause.ms + rest * min(max(step.threads, 1), cores)) / cores
     action = f"DataLoader(..., num_workers={workers}) loads the next batches meanwhile"
     why = f"The DataLoader has no workers, so each batch is made within the step{_inner(cause, step)}."
     return Advice("Waiting for data", why, action, step.bare_ms - max(rest, cause.ms / workers, shared))
@@ -103,6 +105,13 @@ def advise_sleep(cause: Candidate, step: Step) -> Advice:
         why = "The step runs an event loop, which waits for its coroutines, and then does nothing else."
         action = "asyncio.gather(...) awaits several at once; or begin them a step earlier, in a thread of their own"
         return Advice(f"Waiting in {cause.what}()", why, action, cause.ms)
+    if cause.what.startswith("multiprocessing."):
+        why = "Another process makes what it waits for and sends it through a pipe; it is copied and unpickled here."
+        action = (
+            "Send tensors of torch.multiprocessing, whose memory is shared and not copied, or let more processes make "
+            "them: a DataLoader's workers do both"
+        )
+        return Advice(f"Waiting for another process ({cause.what}())", why, action, cause.ms)
     program = cause.what.removeprefix("subprocess.")
     if program in ("system", "popen") or program != cause.what:
         why = "The step starts another program and waits until that has ended."
@@ -116,6 +125,11 @@ def advise_sleep(cause: Candidate, step: Step) -> Advice:
         thread, _, place = step.beside.partition(" at ")
         why = f"{why[:-1]}; {thread} is mostly at {place} meanwhile."
         action = f"Make what {thread} does faster, let several threads do it, or begin it steps earlier"
+        if thread.startswith("ThreadPool"):
+            action = (
+                "Let processes do what is Python (ProcessPoolExecutor, a DataLoader's workers), since threads run it "
+                "one at a time; or begin it steps earlier"
+            )
     return Advice(f"Waiting in {cause.what}", why, action, cause.ms)
 
 
@@ -135,6 +149,13 @@ def advise_io(cause: Candidate, step: Step) -> Advice:
                 "Keep the rows and write them by one executemany and one commit every 100th step, or read them once"
             )
             return Advice("A database", why, action, 0.99 * cause.ms)
+        case str(what) if what.partition(".")[0] in _NETWORK:
+            why = "The step asks another program, often on another machine, and waits for its answer."
+            action = (
+                "Ask once before the loop, for several steps at once, or a step earlier in another thread "
+                "(ThreadPoolExecutor.submit)"
+            )
+            return Advice(f"Waiting for the network ({what}())", why, action, 0.99 * cause.ms)
         case str(what) if what in _WRITES:
             why = f"The program writes within the step and waits for it ({cause.what})."
             return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
