@@ -25,6 +25,7 @@ from tilewright.measure.racing.results import read_results
 from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, PEERS, Peer, name_attention
 from tilewright.passes.attention.mask_parts import Band
+from tilewright.passes.attention.written_out import WRITTEN_OUT
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SHAPES = ((2, 3, 7, 16),) * 3
@@ -289,3 +290,73 @@ def test_every_fused_attention_of_pytorch_is_known_with_its_backward() -> None:
             argument.name for argument in peer.forward._schema.arguments
         }
         assert {"query", "key", "value", "out"} <= {argument.name for argument in peer.backward._schema.arguments}
+
+
+@pytest.mark.parametrize("hides", ["nothing", "causal", "bool mask", "bias"])
+@pytest.mark.parametrize("lies", ["heads apart", "heads beside", "one sequence"])
+def test_written_out_it_is_the_formula(lies: str, hides: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, queries, keys = (1 if lies == "one sequence" else 2), 37, 37 if hides == "causal" else 29
+    # Query 5 sees no key.
+    seen = (torch.rand(1, 3, queries, keys) > 0.3) & (torch.arange(queries) != 5)[:, None]
+    bias = torch.randn(batch, 1, queries, keys).masked_fill(~seen[:, :1], -torch.inf)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        if lies != "heads apart":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        given = mask if hides in ("bool mask", "bias") else None
+        return F.scaled_dot_product_attention(q, k, v, given, is_causal=hides == "causal", scale=0.7)
+
+    sizes = [(queries, 24), (keys, 24), (keys, 24)]
+    shapes = [(batch, 3, n, d) if lies == "heads apart" else (batch, n, 3, d) for n, d in sizes]
+    # Scores of some hundreds: a softmax without its maximum would overflow.
+    inputs = [torch.randn(shape) * scale for shape, scale in zip(shapes, (9, 9, 1), strict=True)]
+    inputs.append(seen if hides == "bool mask" else bias)
+    graph = aten(attend, *inputs)
+    (node,) = graph.find_nodes(op="call_function", target=CPU)
+    # As on a GPU that is here, where results keep the strides of PyTorch's.
+    monkeypatch.setattr("tilewright.kernels.device.interpreted", lambda: True)
+    found = FusedAttention(node, ON_CPU, Constants(graph), target_named("cpu"))
+    assert found.writes_scores
+    found.rewrite(WRITTEN_OUT)
+    assert not [call for call in calls(graph) if "attention" in call]
+    truth = attend(*(x if x.dtype == torch.bool else x.double() for x in inputs))
+    outs = run(graph, *inputs), attend(*inputs)
+    assert outs[0].stride() == outs[1].stride()
+    ours, eager = ((out - truth).abs().max() for out in outs)
+    assert ours <= 2 * eager + 4 * torch.finfo(torch.float32).eps * truth.abs().max()
+
+
+def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / 8.0, -1) @ v
+
+
+def under_a_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    hidden = v[:1, :1, :, :1] > k[:1, :1, :, 0]
+    return torch.softmax((q @ k.mT / 8.0).masked_fill(hidden, -torch.inf), -1) @ v
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "is_written"),
+    [
+        (fused, "f32[B=32,H=8,S=512,D=128]", True),
+        (fused, "f32[B=32,H=8,S=512,D=1024]", True),
+        # Scores of twice the bytes of q, k, v and the result, which the program writes only in its own form.
+        (fused, "f32[B=32,H=8,S=512,D=64]", False),
+        (written, "f32[B=32,H=8,S=512,D=64]", True),
+        (written, "f32[B=8,H=8,S=2048,D=64]", False),
+        (under_a_mask, "f32[B=32,H=8,S=512,D=64]", True),
+        (fused, "bf16[B=32,H=8,S=512,D=128]", False),
+    ],
+)
+def test_attention_of_fp32_is_written_out_where_its_products_win(
+    function: Callable[..., Tensor], shape: str, is_written: bool
+) -> None:
+    dtype = shape.partition("[")[0]
+    for training in (False, True):
+        plan = planned(function, f"{shape}, {dtype}[B,H,S,D], {dtype}[B,H,S,D]", training)
+        products = [what for _, _, what in plan.launches() if what.startswith("tilewright.product")]
+        assert len(products) == (2 if is_written and not training else 0)

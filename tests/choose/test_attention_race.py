@@ -14,6 +14,7 @@ from tilewright.kernels.attention import reference
 from tilewright.kernels.attention.request import Mask, Request
 from tilewright.kernels.offer import THEIRS
 from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, PREFIX, WINDOWS, options_of
+from tilewright.passes.attention.written_out import WRITTEN_OUT
 from tilewright.records import outcomes
 from tilewright.records.outcomes import Outcome
 
@@ -87,12 +88,13 @@ def test_all_alternatives_of_a_race_compute_one_formula(
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_our_kernels_of_a_race_compute_the_formula_too(groups: int) -> None:
-    """Where nothing hides keys, few queries go through the kernel that splits the keys, windows through theirs."""
+    """Where nothing hides keys, few queries go through the kernel that splits the keys, windows through theirs, and
+    attention may be written out."""
     request = REQUEST._replace(device=torch.device("cpu"), dtype=torch.float32, kv_heads=groups, right=None)
     q, k, v = attention_race._operands(request)
     repeated = (x.double().repeat_interleave(3 // groups, 1) for x in (k, v))
     expected, _ = reference.attention(q.double(), *repeated, scale=request.scale, window=(None, None), mask=None)
-    others = (PREFIX, WINDOWS)[: 1 + (groups == 3)]
+    others = (PREFIX, WINDOWS, WRITTEN_OUT)[: 1 + 2 * (groups == 3)]
     raced = Raced(request, ON_CPU, causal=False, bias=None, training=False, others=others)
     kernels = attention_race._runnable(raced)
     assert list(kernels) == [THEIRS, *(peer.name for peer in others)]

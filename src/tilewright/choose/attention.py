@@ -47,6 +47,7 @@ from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import BY_FORWARD, CUDNN, FLASH, ON_CPU, OWN, PREFIX, WINDOWS, Peer, choice
 from tilewright.passes.attention.own import has_triton
 from tilewright.passes.attention.sdpa import is_pinned
+from tilewright.passes.attention.written_out import WRITTEN_OUT
 from tilewright.records.errors import Refusal
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
     training, own = bool(call.backwards), PREFIX if call.splits_cache else OWN
     ours, libraries = _ours(offer, call, target), _libraries(call, theirs, target)
     kernels = [*([] if ours.refusal else [own]), *libraries, *([WINDOWS] if call.fits_windows else [])]
+    kernels += [WRITTEN_OUT] if call.writes_scores and WRITTEN_OUT.refuses(call.request, target) is None else []
     # Without a race the forward alone may be known to be as fast.
     idles = training and ours.unraced is None and theirs in libraries and _idles(call.request, target)
     races = attention_races(call, kernels)
@@ -131,6 +133,8 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
         found.insert(0 if windows.unraced is None else 1, windows)
     # A library gives way to another one only if that clearly won.
     base = replace(found[-1], refusal=None, unraced="no race was run here", clear=1 / CLEAR)
+    if WRITTEN_OUT in kernels:
+        found.append(_written_out(base, call, theirs))
     for pair in product([own, *libraries], repeat=1 + training):
         if {*pair} in ({own}, {theirs}) or (own in pair and ours.refusal):
             continue
@@ -167,6 +171,18 @@ def _work(call: FusedAttention, forward: Peer, backward: Peer) -> tuple[Work, ..
     return tuple(
         replace(work_of([node]), kind=kind) for node, kind in zip((call.node, *call.backwards), kinds, strict=True)
     )
+
+
+def _written_out(base: Offer, call: FusedAttention, theirs: Peer) -> Offer:
+    """The offer of two products and a softmax; for a GPU that is not there it is predicted."""
+    mask, _ = call.of_library
+    # It reads the mask that tilewright's kernels make needless.
+    offer = replace(base, kernel=WRITTEN_OUT.name, saves=() if mask is not None else base.saves)
+    if not offer.races:
+        work = WRITTEN_OUT.works(call.request, 0 if mask is None else calls.nbytes(mask))
+        instead = _work(call, theirs, theirs)
+        offer = replace(offer, unraced=None, work=work, instead=instead, clear=CLEAR)
+    return _of(offer, call, theirs, (WRITTEN_OUT,))
 
 
 def _windows(ours: Offer, call: FusedAttention, theirs: Peer) -> Offer:

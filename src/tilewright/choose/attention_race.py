@@ -17,7 +17,7 @@ from tilewright.launch.race import Alternatives, Race, random_operand
 from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import CUDNN, EFFICIENT, FLASH, Peer, Saved, options_of, perform_now
 
-MADE_FROM = ("kernels/attention",)
+MADE_FROM = ("kernels/attention", "kernels/product")
 
 
 class Bias(NamedTuple):

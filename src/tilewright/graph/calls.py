@@ -90,6 +90,16 @@ def readers(node: Node) -> Iterator[Node]:
             yield user
 
 
+def mark(node: Node, name: str) -> None:
+    """Mark a call of torch's: the ATen operators that it becomes are marked too."""
+    # AOTAutograd copies only this key of a node's metadata.
+    node.meta["custom"] = {**node.meta.get("custom", {}), name: True}
+
+
+def is_marked(node: Node, name: str) -> bool:
+    return name in node.meta.get("custom", {})
+
+
 def is_view(node: Node) -> bool:
     """Whether the call returns a view of its first operand."""
     if node.op != "call_function":

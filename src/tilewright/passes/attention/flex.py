@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from tilewright.graph import calls
 from tilewright.graph.canonical import argument, canonical_name, example, static, tensor_of
 from tilewright.graph.constants import MOST_BYTES, UNIFORM, computed
 from tilewright.graph.insert import Writer
@@ -86,8 +87,7 @@ def _by_shown_keys(node: Node) -> Node:
     score, blocks = node.args[3:5]
     function_of(score)
     function_of(blocks[-1])  # type: ignore[index]
-    # AOTAutograd copies only this key of a node's metadata.
-    node.meta["custom"] = {**node.meta.get("custom", {}), MARK: True}
+    calls.mark(node, MARK)
     return node
 
 
@@ -129,7 +129,7 @@ def lower_flex_attention(node: Node, compute: Callable[[Node], Node]) -> Node:
         raise
 
 
-@rule(call("flex_attention", ...), on=cpu, where=lambda node: MARK in node.meta.get("custom", {}))
+@rule(call("flex_attention", ...), on=cpu, where=lambda node: calls.is_marked(node, MARK))
 def find_shown_keys(node: Node) -> Node:
     """Let each call find the keys: the operator stands for functions that AOTAutograd has traced."""
     node.target = attend_to_shown_keys

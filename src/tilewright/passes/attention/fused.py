@@ -21,7 +21,7 @@ from tilewright.graph.canonical import same_shape, static, tensor_of
 from tilewright.graph.constants import Constants
 from tilewright.graph.insert import insert_call, replace
 from tilewright.hardware.target import FOR_GPUS, Target
-from tilewright.passes.attention.library import OWN, PREFIX, Peer, options_of
+from tilewright.passes.attention.library import OWN, PREFIX, RECOGNISED, Peer, options_of
 from tilewright.passes.attention.mask_parts import Band, Prefix, prefix_of, read_hidden_keys
 from tilewright.passes.attention.spelling import unrepeated
 from tilewright.passes.zeros import shared_zeros
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
 
 aten = torch.ops.aten
+MOST_SCORES, MOST_RECOGNISED = 1, 4
+"""Bytes of scores that may be written over those of q, k, v and the result; the second if the program writes them too,
+at least three times. 256 queries and keys of heads of 64 have 1, 1024 have 4."""
 
 
 class FusedAttention:
@@ -220,6 +223,16 @@ class FusedAttention:
         r = self.request
         sees_all = not self.masks and self.band == Band(None, None) and r.group == 1 and static(self._scores())
         return sees_all and refuses(r.dtype, r.queries, r.keys, r.head_size, r.value_size) is None
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether its scores may be written to memory: it has no backward, their sizes are known, and they are few
+        beside its operands and its result, unless the program itself writes them."""
+        knows_band = self.is_plain or not self.of_library[1]
+        if self.backwards or not knows_band or not static(self._scores()):
+            return False
+        r, most = self.request, MOST_RECOGNISED if calls.is_marked(self.node, RECOGNISED) else MOST_SCORES
+        return r.queries * r.keys <= most * (r.queries + r.keys) * (r.head_size + r.value_size)
 
     @property
     def is_plain(self) -> bool:

@@ -40,6 +40,8 @@ WIDEST = 256
 """Largest head size of FlashAttention-2, and of cuDNN on Hopper."""
 STEP = 8
 """cuDNN and FlashAttention-2 need head sizes that are multiples of this."""
+RECOGNISED = "tilewright_recognised"
+"""Marks an attention that the program wrote out, with its scores in memory."""
 Perform = Callable[..., Sequence[Any]]
 """Calls an operator, or inserts its call into a graph: (operator, which results, *args, **kwargs) → these results."""
 

@@ -22,6 +22,7 @@ import torch
 from torch.fx import Graph, Node
 
 from tilewright.cost.kinds import attention_kind, attention_us
+from tilewright.graph import calls
 from tilewright.graph.canonical import (
     MODES,
     argument,
@@ -38,7 +39,7 @@ from tilewright.graph.insert import Writer
 from tilewright.graph.source import source_line
 from tilewright.hardware.target import Target
 from tilewright.passes.attention.form import check_form, write_attention
-from tilewright.passes.attention.library import ON_CPU, choice
+from tilewright.passes.attention.library import ON_CPU, RECOGNISED, choice
 from tilewright.passes.attention.mask import Masking, classify_masks
 from tilewright.passes.attention.mask_parts import EVERYWHERE
 from tilewright.passes.attention.match import Attention, match_attention, product_above, product_below
@@ -216,6 +217,9 @@ def _replace(graph: Graph, attention: Attention, unread: set[Node], write: Calla
         for node in reversed([node for node in graph.nodes if node not in before]):
             graph.erase_node(node)
         raise
+    for node in graph.nodes:
+        if node not in before:
+            calls.mark(node, RECOGNISED)
     result.replace_all_uses_with(new)
     # Erase what only the old form read, too: constants of masks, transposes of k.
     old = {*attention.replaced, *attention.folded, *unread, result}

@@ -31,6 +31,7 @@ import torch
 from torch import fx
 from torch.fx import Graph, GraphModule, Node
 
+from tilewright.graph import calls
 from tilewright.graph.canonical import argument, canonical_name, example, mutates, same_shape, static, tensor_of
 from tilewright.graph.constants import Constants
 from tilewright.graph.insert import Writer
@@ -232,8 +233,7 @@ def mark_pinned(graph: fx.Graph, target: Target) -> None:
         if getattr(node.target, "__name__", "") == "_sdpa_kernel":
             pinned = not _names(node.args[0]) >= ALL
         elif pinned:
-            # AOTAutograd copies only this key of a node's metadata.
-            node.meta["custom"] = {**node.meta.get("custom", {}), PINNED: True}
+            calls.mark(node, PINNED)
 
 
 def _names(backends: object) -> set[object]:
@@ -251,7 +251,7 @@ def is_pinned(node: fx.Node) -> bool:
         switches.cudnn_sdp_enabled(),
         switches.math_sdp_enabled(),
     )
-    return PINNED in node.meta.get("custom", {}) or not all(enabled)
+    return calls.is_marked(node, PINNED) or not all(enabled)
 
 
 DROPOUT = 10

@@ -66,14 +66,13 @@ def norm_as_one(node: Node, x: Node, eps: float | None, weight: Node | None = No
     write = Writer(node.graph, node)
     smallest = SMALLEST if eps is None else float(eps)
     call = write.call(torch.ops.tilewright.norm.default, x, weight, None, smallest, False)
-    # The one key of a node's metadata that AOTAutograd carries over as it is.
-    call.meta["custom"] = {**call.meta.get("custom", {}), MARK: True}
+    calls.mark(call, MARK)
     return write.call(operator.getitem, call, 0)
 
 
 @rule(
     call("norm", "x", Value("weight"), None, Value("eps"), False),
-    where=lambda node: MARK in node.meta.get("custom", {}),
+    where=lambda node: calls.is_marked(node, MARK),
 )
 def as_aten(node: Node, x: Node, weight: Node | None, eps: float) -> list[Node | None]:
     value, wanted = calls.tensor(x), [True, weight is not None]
