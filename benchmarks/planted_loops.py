@@ -249,7 +249,59 @@ for i in range(14):
         for name, value in model.state_dict().items():
             average[name] = 0.999 * average[name] + 0.001 * value{PLANTED}
 """
+_QUEUED = f"""
+import multiprocessing
+queue = multiprocessing.Queue(maxsize=2)
+def produce():
+    while True: queue.put(np.ones((64, 60_000), np.float32))
+multiprocessing.Process(target=produce, daemon=True).start()
+for i in range(20):
+    rows = queue.get(){PLANTED}
+    train(x=torch.from_numpy(rows[:, :256]))
+"""
+_POOLED = f"""
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(8)
+def letters(text): return sum(letter.isalpha() for letter in text)
+for i in range(20):
+    counts = list(pool.map(letters, ["a word, and more! " * 60] * 64)){PLANTED}
+    train()
+"""
+_SERVED = f"""
+import http.server, threading, urllib.request
+class Service(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): time.sleep(0.05); self.send_response(200); self.end_headers(); self.wfile.write(b"1")
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service); threading.Thread(target=server.serve_forever, daemon=True).start()
+for i in range(20):
+    urllib.request.urlopen(f"http://127.0.0.1:{{server.server_port}}/").read(){PLANTED}
+    train()
+"""
+_ADVERSARIES = """
+made, judged = (nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, last)) for last in (512, 1)); true = torch.randn(256, 512)
+for_made, for_judged = (torch.optim.Adam(net.parameters(), fused=True) for net in (made, judged))
+for i in range(16):
+    fake = made(torch.randn(256, 512))
+    (F.softplus(-judged(true)) + F.softplus(judged(fake.detach()))).mean().backward(); for_judged.step(); for_judged.zero_grad()
+    F.softplus(-judged(fake)).mean().backward(); for_made.step(); for_made.zero_grad()
+"""
+_INFERRED = """
+model = perceptron(1024, 4); total = torch.zeros(10)
+with torch.inference_mode():
+    for i in range(40): total += model(torch.randn(256, 1024)).softmax(-1).sum(0)
+"""
 CAUSES: dict[str, tuple[str, str]] = {
+    "an einsum from the left": (loop("torch.einsum('ij,jk,bk->bi', a, a, v)", "torch.backends.opt_einsum.enabled = False\na, v = torch.randn(700, 700), torch.randn(4, 700)"), "Multiplying matrices in a costly order"),
+    "a Jacobian": (loop("torch.autograd.functional.jacobian(net, z)", "net, z = nn.Sequential(nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 96)), torch.randn(48)"), "A Jacobian row by row"),
+    "a queue of another process": (_QUEUED, "Waiting for another process"),
+    "a pool of threads": (_POOLED, "Waiting in"),
+    "a service": (_SERVED, "Waiting for the network"),
+    "memory that is filled": (loop("z = torch.empty(8_000_000)", "torch.use_deterministic_algorithms(True)"), "Filling new memory"),
+    "a sample of a deque": (loop("random.sample(memory, 512)", "import random; from collections import deque\nmemory = deque(range(100_000))"), "random.sample()"),
+    "an unfolded image": (loop("(F.unfold(z, 5, padding=2).view(2, 8, 25, -1) * w).sum(2)", "z, w = torch.randn(2, 8, 96, 96), torch.randn(1, 1, 25, 1)"), "Unfolding an image"),
+    "files that are looked at": (loop("sizes = [os.stat(path).st_size for path in paths]", "paths = [__file__] * 20_000"), "Looking at files"),
+    "healthy: adversaries": (_ADVERSARIES, "Nothing stands out"),
+    "healthy: only forward": (_INFERRED, "Nothing stands out"),
     "a penalty by a loop": (_PENALTY, "A loop of small calls"),
     "an interpolation before the head": (_SEGMENTED, "Interpolating before a 1 × 1 convolution"),
     "a thread that makes batches": (_PRODUCED, "Waiting in get"),

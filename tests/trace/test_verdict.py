@@ -321,3 +321,15 @@ def test_a_loader_that_starts_its_workers_in_each_step() -> None:
     cause = Candidate(0, "data", "train.py:5", "DataLoader", 8.0, 1, None, None, None)
     advice = advice_on(cause, Step(10.0, has_workers=True, restarts=True))
     assert "persistent_workers=True" in advice.action and advice.win_ms < 8.0
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "Operators run on 1 of 2 cores: torch.set_num_threads(2)"), (2, "")])
+def test_operators_on_fewer_threads_than_cores(threads: int, said: str) -> None:
+    trace = stepped(1)
+    trace.operator("aten::mm", 10, 990)
+    trace.header["tilewright threads"] = str(threads)
+    run = """INSERT INTO run BY NAME SELECT now()::TIMESTAMP AS created, '' AS command, '' AS target, '' AS "case",
+             MAP {}::MAP(VARCHAR, BIGINT) AS dims, MAP {'cores': '2 of a CPU'} AS machine, '' AS tilewright"""
+    first, *others = (text for (text,) in rows(trace.analysed(run), "SELECT sentence FROM verdict ORDER BY place"))
+    assert first.startswith("Nothing stands out")
+    assert "".join(others).startswith(said) and bool(others) == bool(said)

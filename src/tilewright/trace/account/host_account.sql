@@ -11,7 +11,7 @@ regexp_replace(regexp_replace(regexp_replace(regexp_replace(regexp_replace(name,
 CREATE OR REPLACE TABLE plain AS
 SELECT number, name, plain_name(name) AS plain,
        -- PyTorch's own Python, or one operator.
-       regexp_matches(name, '(^|/)torch/|^nn\.Module: ') AS is_torch,
+       regexp_matches(name, '(^|/)(torch|tilewright/measure/recording)/|^nn\.Module: ') AS is_torch,
        category = 'cpu_op' OR regexp_matches(name, ' of (torch|Tensor|Parameter|pybind11|type object)|^aten::') AS is_operator,
        regexp_matches(name, '(\.py|>|^In \[\d+\])\(\d+\): ') AS is_frame
 FROM class_of;

@@ -252,10 +252,11 @@ call_time AS (
                             WHEN name LIKE '%: \_init\_group' ESCAPE '\' THEN 'state of an optimizer'
                             WHEN name LIKE '%: \_next\_index' ESCAPE '\' THEN 'sampler'
                             WHEN name LIKE '%/autograd/functional.py(%' THEN 'jacobian'
+                            WHEN name IN ('aten::im2col', 'aten::col2im') THEN 'unfold'
                             WHEN regexp_matches(name, 'torch/(jit|fx|export)/') THEN 'trace'
                             WHEN name LIKE '%/nn/modules/module.py(%' THEN 'modules' ELSE plain END AS what FROM plain
         WHERE name IN ('autograd::engine::evaluate_function: torch::autograd::AccumulateGrad', 'autograd::engine::evaluate_function: EmbeddingBackward0', 'aten::one_hot', 'aten::sort', 'aten::argsort', 'aten::_unique2', 'aten::randperm',
-                       'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
+                       'aten::im2col', 'aten::col2im', 'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
            OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/utils/data/dataloader\.py\(\d+\): _next_index$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
            OR regexp_matches(name, 'torch/autograd/functional\.py\(\d+\): (jacobian|hessian)$')

@@ -86,13 +86,19 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "torch.autograd.functional goes backward once for each element of the result, from Python.",
         "torch.func.jacrev(f)(x), or jacobian(f, x, vectorize=True), goes backward once for all of them",
     ),
+    "unfold": (
+        "Unfolding an image (unfold)",
+        "It copies each element to every window that it is in, and backward adds all of them up again.",
+        "functional.conv2d(x, weight, stride=, groups=) sums over windows without the copies; windows that do not "
+        "overlap are a reshape",
+    ),
     "recompute": (
         "Computing forward again in backward (checkpoint)",
         "torch.utils.checkpoint keeps no activations, and backward computes them once more.",
         "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
     ),
 }
-_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5, "jacobian": 0.8}
+_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5, "jacobian": 0.8, "unfold": 0.8}
 """How much of the time the cheaper way saves, where it is not almost all."""
 
 

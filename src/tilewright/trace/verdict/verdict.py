@@ -23,6 +23,7 @@ STANDS_OUT = 0.1
 """Of the step: a smaller gain is no verdict."""
 _LISTED = 0.01
 _STOPPED = 0.3
+_COMPUTING = 80.0
 
 _TABLES = """
 CREATE OR REPLACE TABLE cause (         -- what could make a step slow, the largest gain first
@@ -206,7 +207,22 @@ def _nothing_stands_out(connection: DuckDBPyConnection) -> list[str]:
             f"For {share(stopped, 1)} of the step its thread did not run, though nothing in the program made it wait.",
             "Other programs probably used the processors: measure again when the machine is idle.",
         ]
-    return said
+        return said
+    return [*said, *_idle_cores(connection, on_host or 0.0)]
+
+
+def _idle_cores(connection: DuckDBPyConnection, percent: float) -> list[str]:
+    """Where operators take so much of the step of the only process, and run on fewer threads than there are cores."""
+    ((threads, processes, workers),) = connection.execute(
+        """SELECT max(TRY_CAST(str_value AS BIGINT)), count(*), (SELECT coalesce(max(workers), 0) FROM recording)
+           FROM metadata WHERE name = 'tilewright threads'"""
+    ).fetchall()
+    cores = host_cores(connection)
+    if not cores or processes != 1 or workers or percent < _COMPUTING or not 0 < threads < cores:
+        return []
+    if connection.execute("FROM device_slice LIMIT 1").fetchall():
+        return []
+    return [f"Operators run on {threads} of {cores} cores: torch.set_num_threads({cores}) lets them use all."]
 
 
 def _longest(connection: DuckDBPyConnection, bare: float) -> str:

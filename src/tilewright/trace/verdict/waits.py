@@ -38,6 +38,7 @@ _WRITES = {
     *("write", "writelines", "writerow", "writerows", "save", "flush", "fsync", "savetxt", "tofile", "_write_file"),
     *("send", "sendall", "truncate", "close", "rename", "replace", "unlink", "remove", "mkdir", "fdatasync", "pwrite"),
 }
+_LISTS = ("stat", "lstat", "listdir", "scandir")
 _NETWORK = ("urllib", "http", "requests", "urllib3", "httpx")
 
 
@@ -159,6 +160,10 @@ def advise_io(cause: Candidate, step: Step) -> Advice:
         case str(what) if what in _WRITES:
             why = f"The program writes within the step and waits for it ({cause.what})."
             return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
+    if cause.what in _LISTS:
+        why = f"The step asks the file system {cause.calls:,.0f} times ({cause.what})."
+        action = "List the files once before the loop, or look for new ones every 100th step"
+        return Advice("Looking at files", why, action, cause.ms)
     why = f"The program reads within the step and waits for it ({cause.what})."
     return Advice("Reading", why, "Read it once before the loop, or in a DataLoader's workers", cause.ms)
 
