@@ -285,6 +285,21 @@ for i in range(16):
     (F.softplus(-judged(true)) + F.softplus(judged(fake.detach()))).mean().backward(); for_judged.step(); for_judged.zero_grad()
     F.softplus(-judged(fake)).mean().backward(); for_made.step(); for_made.zero_grad()
 """
+_AGAIN = f"""
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__(); self.embedding, self.head = nn.Embedding(500, 256), nn.Linear(256, 500)
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True) for _ in range(3)])
+    def forward(self, ids):
+        h = self.embedding(ids)
+        for layer in self.layers: h = layer(h)
+        return self.head(h[:, -1])
+model, ids = Decoder().eval(), torch.randint(0, 500, (4, 64))
+with torch.no_grad():
+    for i in range(40):
+        scores = model(ids){PLANTED}
+        ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], 1)
+"""
 _INFERRED = """
 model = perceptron(1024, 4); total = torch.zeros(10)
 with torch.inference_mode():
@@ -300,6 +315,7 @@ CAUSES: dict[str, tuple[str, str]] = {
     "a sample of a deque": (loop("random.sample(memory, 512)", "import random; from collections import deque\nmemory = deque(range(100_000))"), "random.sample()"),
     "an unfolded image": (loop("(F.unfold(z, 5, padding=2).view(2, 8, 25, -1) * w).sum(2)", "z, w = torch.randn(2, 8, 96, 96), torch.randn(1, 1, 25, 1)"), "Unfolding an image"),
     "files that are looked at": (loop("sizes = [os.stat(path).st_size for path in paths]", "paths = [__file__] * 20_000"), "Looking at files"),
+    "all tokens again": (_AGAIN, "Calling the model on all tokens again"),
     "healthy: adversaries": (_ADVERSARIES, "Nothing stands out"),
     "healthy: only forward": (_INFERRED, "Nothing stands out"),
     "a penalty by a loop": (_PENALTY, "A loop of small calls"),

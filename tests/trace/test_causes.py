@@ -193,6 +193,32 @@ def test_a_difference_of_all_pairs_is_summed_a_line_later(sums: list[int], named
     assert all(percent == pytest.approx(79.8, abs=0.5) for _, percent in found)
 
 
+@pytest.mark.parametrize(("more", "trains", "named"), [(4, False, True), (0, False, False), (4, True, False)])
+def test_a_model_that_is_given_all_tokens_again(more: int, trains: bool, named: bool) -> None:
+    """Steps of 1 ms, of which the model's call takes 800 µs; a batch of four sequences, from 64 tokens on."""
+    trace = Trace()
+    trace.frame("train.py(1): main", 0, 3000)
+    for step in range(3):
+        begin = 1000 * step
+        trace.step(step, begin, begin + 1000)
+        trace.frame("nn.Module: GPT_0", begin + 100, begin + 900)
+        trace.frame("train.py(40): forward", begin + 101, begin + 899)
+        trace.operator("aten::embedding", begin + 110, begin + 120, dims=[[2000, 64], [4, 64 + more // 4 * step]])
+        trace.operator("aten::mm", begin + 120, begin + 890)
+        if trains:
+            trace.frame(BACKWARD, begin + 950, begin + 999)
+    lines(
+        trace,
+        *(pair for step in range(3) for pair in ((1000 * step, 2), (1000 * step + 99, 5), (1000 * step + 901, 9))),
+    )
+    found = Analysis([trace]).rows("SELECT source, percent, win_ms_per_step, why FROM cause WHERE kind = 'grown'")
+    assert bool(found) == named
+    if named:
+        ((source, percent, win, why),) = found
+        assert source == "train.py:5" and percent == pytest.approx(80, abs=0.5)
+        assert win == pytest.approx(0.9 * (1 - 4 / 264) * 0.8, rel=0.01) and "given 264 tokens, 4 more" in why
+
+
 def test_float64_is_named_where_it_begins() -> None:
     trace = Trace()
     trace.step(0, 0, 1000)

@@ -376,6 +376,32 @@ evaluations AS (
            list_median(list_resize(list(ns / step_ns), any_value(steps), 0)) * any_value(step_running.bare_ms) AS ms, max(calls) AS calls
     FROM one_step JOIN host_step_time USING (file_id) JOIN step_running USING (file_id, step_ts) GROUP BY one_step.file_id
 ),
+-- Calls of a model that looks up more rows in each step, as one that is given all tokens again with the next one.
+grown AS (
+    WITH looked_up AS (
+        SELECT host_event.file_id, step.ts AS step_ts, sourced, arg_min(list_product(TRY_CAST(args->'$."Input Dims"' AS BIGINT[][])[2]), host_event.ts) AS many
+        FROM host_event JOIN plain ON number = named JOIN slice USING (id) JOIN arg_set USING (arg_set_id)
+        ASOF JOIN host_step AS step ON step.file_id = host_event.file_id AND host_event.ts >= step.ts
+        WHERE plain.name = 'aten::embedding' AND host_event.file_id NOT IN (SELECT file_id FROM backward) GROUP BY ALL
+    ),
+    growth AS (
+        SELECT file_id, list(many ORDER BY step_ts) AS every, every[-1] AS many, every[-1] - every[-2] AS more FROM looked_up GROUP BY file_id, sourced
+        HAVING len(every) >= 3 AND more > 0 AND 10 * more <= many AND every[-2] - every[-3] = more
+    ),
+    one_step AS (
+        SELECT whole_call.file_id, step_ts, sum(part * shared(whole_call.ts, whole_call.dur, running.ts, running.dur)) AS ns,
+               count(DISTINCT whole_call.ts) AS calls, any_value(name) AS name, max(whole_call.ts) AS ts
+        FROM whole_call JOIN running ON running.file_id = whole_call.file_id AND running.ts < whole_call.ts + whole_call.dur AND running.ts + running.dur > whole_call.ts
+        WHERE whole_call.file_id IN (SELECT file_id FROM growth) GROUP BY ALL
+    ),
+    placed AS (
+        SELECT one_step.*, place FROM one_step ASOF LEFT JOIN line_reached ON line_reached.file_id = one_step.file_id AND one_step.ts >= line_reached.ts
+        LEFT JOIN named_place ON named_place.number = line_reached.number
+    )
+    SELECT placed.file_id, plain_name(any_value(name)) AS what, any_value(place) AS source, median(ns / step_ns) * any_value(bare_ms) AS ms, max(calls) AS calls,
+           (SELECT max(many) FROM growth WHERE growth.file_id = placed.file_id) AS many, (SELECT arg_max(more, many) FROM growth WHERE growth.file_id = placed.file_id) AS more
+    FROM placed JOIN step_running USING (file_id, step_ts) GROUP BY placed.file_id
+),
 -- The operators of one step by the gradients' graph: an operator's number is that of the next node, so that it has made one if a
 -- later operator has a larger number; without a gradient it has none.
 numbered AS (
@@ -635,6 +661,7 @@ UNION ALL SELECT file_id, 'evaluation', source, what,
                  greatest(ms, (SELECT max(loops.ms) FROM loops WHERE loops.file_id = evaluations.file_id
                                AND loops.source = evaluations.source AND loops.ms <= 2 * evaluations.ms)), calls, NULL, NULL, NULL
 FROM evaluations
+UNION ALL SELECT file_id, 'grown', source, what, ms, calls, many::VARCHAR, NULL, more FROM grown
 UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, called, NULL, times FROM chains
 UNION ALL SELECT file_id, 'casts', source, 'aten::copy_', ms, calls, NULL, NULL, NULL FROM casts

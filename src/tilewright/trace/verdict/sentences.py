@@ -244,6 +244,16 @@ def _evaluation(cause: Candidate, step: Step) -> Advice:
     return Advice("Calling the model without a backward", why, action, 0.99 * cause.ms)
 
 
+def _grown(cause: Candidate, step: Step) -> Advice:
+    many, more = float(cause.inner_what or 1), cause.inner_ms or 0.0
+    why = f"{cause.what} is given {many:,.0f} tokens, {more:,.0f} more in each step, and computes all others once more."
+    action = (
+        "Keep the keys and values of the tokens before (a KV cache: use_cache=True, past_key_values), and give the "
+        "model the new ones alone"
+    )
+    return Advice("Calling the model on all tokens again", why, action, 0.9 * (1 - more / many) * cause.ms)
+
+
 def _unread(cause: Candidate, step: Step) -> Advice:
     why = f"Its {cause.calls:,.0f} operators keep what a gradient needs, and backward comes to none of them."
     action = (
@@ -361,6 +371,7 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "evaluation": _evaluation,
     "attention": _attention,
     "breaks": _breaks,
+    "grown": _grown,
     "unread": _unread,
     "aside": _aside,
 }
