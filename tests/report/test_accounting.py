@@ -77,7 +77,7 @@ def test_classes_waits_and_wins(shown: Callable[..., str]) -> None:
         "train.py:10 in step",
         "no synchronisation",
         "at its floor",
-        "tilewright knows the bytes of 100.0 % of the device",
+        "of the device's time tilewright knows the bytes for 100.0 %",
     ):
         assert words in text, words
 
@@ -98,7 +98,7 @@ def test_a_host_alone(shown: Callable[..., str]) -> None:
     trace = Trace()
     trace.step(0, 0, 400)
     trace.operator("aten::exp", 1, 300, dims=[[1 << 20]])
-    assert "tilewright knows the bytes of 100.0 % of the operators' own time" in shown(trace)
+    assert "of the operators' own time tilewright knows the bytes for 100.0 %" in shown(trace)
 
 
 def test_a_run_without_a_timeline(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ CUT = replace(RECORDING, cut=True, steps_kept=0)
         (RECORDING, ("1 of 200 steps: 131,000 events", "about 130,000", "limit is 200,000 (--events raises it)")),
         (
             replace(RECORDING, plan=RecordingPlan(active=1), bare_us=1000.0, recorded_us=1100.0),
-            ("1 step: 131,000 events", "1.00 ms bare and 1.10 ms while recorded (+10 %)"),
+            ("1 step: 131,000 events", "1.00 ms without the profiler and 1.10 ms while recorded (+10 %)"),
         ),
         (replace(RECORDING, step_events=900, steps_kept=7), ("7 steps of 200, then the program ended",)),
         (replace(CUT, step_events=5_000_000), ("first 0.12 s of one step of 200", "about 5,000,000")),

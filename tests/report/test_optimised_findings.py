@@ -36,12 +36,12 @@ def launches() -> Program:
 def test_what_is_slow_why_and_what_to_do() -> None:
     assert findings(launches()) == [
         "Of the 1.00 ms of all 3 launches most goes to mm 500 µs (50%), forward0_gelu 400 µs (40%), fill 100 µs (10%).",
-        "40% of it is above the floors, most of that in forward0_gelu: 4.00× its floor, which is DRAM-bound.",
+        "40% of it exceeds the floors, most of that in forward0_gelu, which takes 4.00× its floor and is DRAM-bound.",
         "It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits forward0_gelu. "
         "The largest fusion not made, mm → gelu, would save 64.0 MB: the tile does not fit.",
-        "1 of 2 predictions are off by more than 2 times, most time that of forward0_gelu (100 µs predicted, 400 µs "
-        "measured): predictions of such kernels are not fitted to this device yet; `tilewright doctor --kernels` does "
-        "that.",
+        "1 of 2 predictions are off by more than 2 times. The largest error is forward0_gelu's: 100 µs "
+        "predicted, 400 µs measured. Predictions of such kernels are not fitted to this device yet; `tilewright doctor "
+        "--kernels` does that.",
     ]
 
 
@@ -62,7 +62,7 @@ def test_launches_that_take_longer_alone_than_together_say_nothing_of_prediction
     said = findings(Program([slow]), [timed("eager", 90.0), timed("tilewright", 100.0)])
     assert "take 3.00× as long as in the program" in said[1] and "predictions" not in said[-1]
     said = findings(Program([slow]), [timed("tilewright", 1e4)])
-    assert said[1] == "The program takes 10.0 ms: the rest is the host's, or other programs used this machine."
+    assert said[1] == "A call takes 10.0 ms. The rest is time of the host, or of other programs on this machine."
 
 
 def test_other_kernels_have_other_advice() -> None:

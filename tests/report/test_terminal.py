@@ -182,6 +182,14 @@ def test_a_line_says_the_stage_what_is_counted_and_the_seconds() -> None:
     assert str(line) == "compiling"
 
 
+def test_why_flops_grow_is_said() -> None:
+    said = "tilewright.product computes one of fp32 as 6 of 16 bits"
+    linear = tilewright.explain(torch.nn.Linear(2048, 4096), torch.randn(4096, 2048, device="meta"), on="h200")
+    before, after = printed(linear, 250).split("after fusion", 1)
+    assert said not in before and said in after
+    assert said not in printed(tilewright.explain(torch.nn.Linear(8, 8), torch.randn(8, 8), on="cpu"), 250)
+
+
 def test_a_terminal_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")

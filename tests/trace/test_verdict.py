@@ -70,7 +70,7 @@ def test_a_loop_over_small_batches_is_one_cause_with_its_two_lines() -> None:
     lines(trace, *reached, (961, 9))
     slow, why, action = verdict(trace)
     assert slow.startswith("A loop of small calls takes 9") and slow.endswith((" at train.py:5.", " at train.py:6."))
-    assert why.startswith("It makes 224 calls a step of ") and "as addmm" in why.replace("aten::", "")
+    assert why.startswith("A step makes 224 small calls, such as ") and "as addmm" in why.replace("aten::", "")
     assert "batch instead of a loop" in action
     columns = {name for name, *_ in trace.rows("DESCRIBE cause")}
     assert columns == documented_keys("a row of `causes`")

@@ -42,7 +42,7 @@ def is_fusible(node: fx.Node) -> str | None:
     if node.op != "call_function":
         return "is no operator"
     if node.target is keep_mask:
-        return "PyTorch's own generator draws the mask"
+        return "the mask is drawn by PyTorch's own kernel, whose random numbers no generated kernel has"
     row = row_of(node.target)
     if row is None or row.body is None or row.operator_class in ("compute", "library", "random"):
         return _without_body(node.target, row)
@@ -69,7 +69,7 @@ def _without_body(operator: Any, row: Row | None) -> str:
     if row.own and row.body is None:
         return f"{operator} is a kernel of tilewright's own, into which nothing can be fused"
     if row.operator_class == "random" and str(operator).startswith("tilewright."):
-        return f"{operator} moves PyTorch's generator on, which is no kernel"
+        return f"{operator} only advances PyTorch's random generator; there is no kernel to fuse with"
     if row.operator_class in ("compute", "library", "random"):
         return f"{operator} is a library call, into which nothing can be fused"
     return f"no kernel is generated for {operator}"

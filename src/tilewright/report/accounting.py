@@ -64,7 +64,7 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
         ahead = f"kernels began {duration(lag_us)} after their launch (median)"
         yield f"{device}: {ahead}; {mean:.1f} launches queued on average, {most} at most"
     for (bare,) in connection.execute(_BARE).fetchall():
-        yield f"what you would win is of a step without the profiler, which takes {duration(bare)}"
+        yield f'"What you would win" refers to a step without the profiler, which takes {duration(bare)}'
     for took, least in connection.execute(_BELOW).fetchall():
         yield (
             f"operators with a floor took {duration(took)}, less than their floors of {duration(least)}: their data "
@@ -76,9 +76,9 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
             "them again, best while nothing else runs"
         )
     ((without_shapes, on_device),) = connection.execute(_SHAPES).fetchall()
-    known = [f"the {what} of {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall()]
+    known = [f"the {what} for {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall()]
     if known:
         whose = "the device's time" if on_device else "the operators' own time"
-        yield f"tilewright knows {', '.join([f'{known[0]} of {whose}', *known[1:]])}"
+        yield f"of {whose} tilewright knows {', '.join(known)}"
     if without_shapes:
         yield "no operator has shapes, and so no cost: record_shapes=True of PyTorch's profiler adds them"

@@ -54,7 +54,12 @@ def operator_rows(operators: Sequence[Operator], names: Sequence[str], everythin
     shown = kinds if everything else _most_expensive(kinds)
     parts: list[RenderableType] = [_operator_table(shown, names), _rest(shown, costly, "operators")]
     if free := len(operators) - len(costly):
-        parts.append(Text(f"and {free:,} view{'s' if free > 1 else ''} that cost nothing; --tree has them", "dim"))
+        views = (
+            f"{free:,} views that cost nothing; --tree has them"
+            if free > 1
+            else "a view that costs nothing; --tree has it"
+        )
+        parts.append(Text(f"and {views}", "dim"))
     return Group(*parts)
 
 

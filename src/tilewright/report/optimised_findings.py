@@ -61,7 +61,7 @@ def findings(program: Program, rows: Sequence[Measurement] = (), ceilings: Seque
         )
     elif together > _DISTURBED * whole:
         sentences.append(
-            f"The program takes {duration(together)}: the rest is the host's, or other programs used this machine."
+            f"A call takes {duration(together)}. The rest is time of the host, or of other programs on this machine."
         )
     if unknown := [op for op in launches if op.floor_us is None]:
         longest = max(unknown, key=_time)
@@ -72,9 +72,9 @@ def findings(program: Program, rows: Sequence[Measurement] = (), ceilings: Seque
     worst, lost = max(launches, key=_lost), sum(map(_lost, launches))
     if round(100 * lost / whole):
         sentences.append(
-            f"{lost / whole:.0%} of it is above the floors, most of that in {worst.name}: "
+            f"{lost / whole:.0%} of it exceeds the floors, most of that in {worst.name}, which takes "
             f"{ratio(_time(worst) / worst.floor_us if worst.floor_us else None)} its floor"
-            + (f", which is {worst.bound}." if worst.bound else ".")
+            + (f" and is {worst.bound}." if worst.bound else ".")
         )
         sentences.append(" ".join([_advice(worst, program.regions, ceilings), *_refused(program)]))
     elif len(unknown) < len(launches):
@@ -99,8 +99,8 @@ def _mispredicted(launches: Sequence[Operator]) -> list[str]:
         return []
     worst = max(wrong, key=lambda op: abs(_time(op) - _predicted(op)))
     return [
-        f"{len(wrong):,} of {len(priced):,} predictions are off by more than {_FAR_OFF} times, most time that of "
-        f"{worst.name} ({duration(_predicted(worst))} predicted, {duration(_time(worst))} measured): predictions of "
+        f"{len(wrong):,} of {len(priced):,} predictions are off by more than {_FAR_OFF} times. The largest error is "
+        f"{worst.name}'s: {duration(_predicted(worst))} predicted, {duration(_time(worst))} measured. Predictions of "
         "such kernels are not fitted to this device yet; `tilewright doctor --kernels` does that."
     ]
 

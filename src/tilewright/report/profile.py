@@ -157,6 +157,6 @@ def _overhead(recording: Recording) -> str:
         return ""
     more = 100 * (recording.recorded_us / recording.bare_us - 1)
     return (
-        f"; a step takes {duration(recording.bare_us)} bare and {duration(recording.recorded_us)} while recorded "
-        f"({more:+.0f} %{': other programs slowed the bare steps' if more < _NOISE else ''})"
+        f"; a step takes {duration(recording.bare_us)} without the profiler and {duration(recording.recorded_us)} "
+        f"while recorded ({more:+.0f} %{': other programs slowed the bare steps' if more < _NOISE else ''})"
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tilewright.operators.own.product import PRODUCTS_OF_PARTS
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, GraphName, Operator, Program, Verdict
 from tilewright.report.launch_rows import operator_rows, plain, region_rows, unused_label
@@ -139,6 +140,8 @@ def _totals(title: str, launches: Sequence[Operator], names: Sequence[str]) -> T
     products = [launch.cost for launch in known if launch.operator_class == "compute"]
     if products:
         text.append(f"\n  matmul FLOPs {_sum(products, 'flops', names)}")
+    if any(launch.target == "tilewright.product.default" for launch in known):
+        text.append(f" (tilewright.product computes one of fp32 as {PRODUCTS_OF_PARTS} of 16 bits)")
     if len(known) < len(launches):
         text.append(f"\n  and {len(launches) - len(known)} of unknown cost, in none of these sums", "red")
     return text

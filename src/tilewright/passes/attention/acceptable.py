@@ -187,7 +187,7 @@ def _by_rows(write: Writer, call: SdpaCall, changes: list[str]) -> SdpaCall:
         )
     shared = call._replace(grouped=True)
     if times > 1 and not call.grouped and fused_kernel(write, shared) is not None:
-        changes.append("heads that share keys read them once")
+        changes.append("heads that share keys read these once")
         return shared
     if times > 1 and fused_kernel(write, call) is None:
         changes.append("keys and values repeated for each head")

@@ -100,7 +100,7 @@ def _decide(node: Node, constants: Constants, target: Target) -> Decision | None
         call = _in_one_dtype(write, call, changes)
         grouped = _grouped(write, call)
         if grouped is not None:
-            changes, call = [*changes, "heads that share keys read them once"], grouped
+            changes, call = [*changes, "heads that share keys read these once"], grouped
         changed, new = accepted(write, call, target)
         changes += changed
         if not changes:

@@ -49,8 +49,8 @@ def _loop(cause: Candidate, step: Step) -> Advice:
     if cause.inner_what == "Python" and cause.what in _TEXT:
         return _python(cause, step)
     each = spent(cause.ms / cause.calls)
-    many = f"{cause.calls:,.0f} calls a step of {each} each"
-    why = f"It makes {many}, as {cause.what}: the work is to call, not to compute."
+    many = f"{cause.calls:,.0f} small calls, such as {cause.what}, of {each} each"
+    why = f"A step makes {many}: the time goes into calling, not into computing."
     names = {cause.what, *(cause.inner_what or "").split()}
     derived = any("Backward" in name for name in names)
     reads = not derived and any(part in name for name in names for part in ("item", "_local_scalar", "tolist"))
@@ -90,8 +90,8 @@ def _loop(cause: Candidate, step: Step) -> Advice:
 
 def _small(cause: Candidate, step: Step) -> Advice:
     each = spent(cause.ms / cause.calls)
-    many = f"{cause.calls:,.0f} calls a step of {each} each"
-    why = f"It makes {many}, as {cause.what}, from Python: the work is to call, not to compute."
+    many = f"{cause.calls:,.0f} small calls from Python, such as {cause.what}, of {each} each"
+    why = f"A step makes {many}: the time goes into calling, not into computing."
     action = (
         'torch.compile(model, mode="reduce-overhead") replays them as one CUDA graph'
         if step.busy_ms

@@ -56,7 +56,7 @@ FORMS = {
     "graph": "a CUDA graph: no time of the host for operators and launches",
     "class:CLASS": "without that class of the host's time",
     "workers:N": "a DataLoader with so many workers",
-    "batch:TIMES": "a batch as many times as large; the gain is of a whole step",
+    "batch:TIMES": "a batch that many times as large; each step then has more to do",
     "pinned": "copies from and to the host in pinned memory, for which it does not wait",
     "bf16": "parameters and data in bf16 instead of fp32",
     "optimizer": "a fused optimizer",
