@@ -21,7 +21,7 @@ from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
 from tilewright.graph.canonical import is_last
 from tilewright.graph.insert import insert_call
-from tilewright.graph.views import part_of
+from tilewright.graph.views import base_of, part_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import Offer
@@ -142,15 +142,10 @@ class _Pair:
 
 
 def _unwidened(node: fx.Node) -> fx.Node:
-    """The operand of views that only add or remove axes of size 1."""
-
-    def keeps_other_axes(view: fx.Node) -> bool:
-        if not calls.is_view(view) or view.target is operator.getitem:
-            return False
-        seen, shown = (calls.shape_of(x.meta["val"]) for x in (view, view.all_input_nodes[0]))
-        return [size for size in seen if size != 1] == [size for size in shown if size != 1]
-
-    return calls.through(node, keeps_other_axes)
+    """The tensor that `node` shows, if only axes of size 1 are added or removed; else `node` itself."""
+    base = base_of(node)
+    sizes = [[size for size in calls.shape_of(x.meta["val"]) if size != 1] for x in (node, base)]
+    return base if sizes[0] == sizes[1] else node
 
 
 def _rotary(node: fx.Node) -> _Rotary | None:
