@@ -16,7 +16,7 @@ from tests.passes.test_sample_sums import image, of_norm
 from tests.tables import rows, sections, value
 from tilewright.hardware.target import Target, target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.copies import drop_copies, drop_round_trips
+from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.loss import compute_where_read
 from tilewright.passes.norm.split import split_norms, sum_samples_last
 from tilewright.passes.products import FEW, add_biases_in_kernels, add_biases_in_products, contract, sum_few_terms
@@ -44,11 +44,11 @@ def drop_round_trips_and_unread(graph: fx.Graph, target: Target) -> None:
 REWRITES: dict[str, Rewrite] = {
     **{"add_biases_in_kernels": add_biases_in_kernels, "add_biases_in_products": add_biases_in_products},
     **{"compute_where_read": compute_where_read, "contract": contract, "contract in TF32": contract_in_tf32},
-    **{"drop_copies": drop_copies, "drop_round_trips": drop_round_trips_and_unread, "simplify": simplify},
+    **{"drop_round_trips": drop_round_trips_and_unread, "simplify": simplify},
     **{"split_norms": split_norms, "split_strided_rows": split_strided_rows, "sum_few_terms": sum_few_terms},
     **{"sum_samples_last": sum_samples_last},
 }
-EXACT = ("simplify", "drop_round_trips", "drop_copies")
+EXACT = ("simplify", "drop_round_trips")
 """Those whose results have eager's bits."""
 
 

@@ -24,7 +24,6 @@ from tilewright.passes.attention.shift import zero_shift_gradients
 from tilewright.passes.constants import copy_constants_once, fold_constants
 from tilewright.passes.convolution import other_forms
 from tilewright.passes.convolution.channels_last import drop_kept_copies, lay_operands
-from tilewright.passes.copies import drop_copies
 from tilewright.passes.dropout import split_dropout
 from tilewright.passes.encoder_layers import write_layers_out
 from tilewright.passes.in_place import write_back_together, write_in_place
@@ -78,7 +77,6 @@ JOINT = Stage(
         as_aten,
         Pass("fold_constants", fold_constants),
         copy_constants_once,
-        drop_copies,
         products.contract,
         Pass("simplify", simplify),
         leaky_gradient_from_result,

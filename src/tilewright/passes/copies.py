@@ -1,56 +1,16 @@
-"""Needless copies: a copy is replaced by its original if both have one layout and neither is written to or returned.
+"""Casts to a wider dtype and back that have only views and copies between them are views of what is cast.
 
-    h = exp(x); c = clone(h); y = sin(c)     →   h = exp(x); y = sin(h)
-
-A copy stays if its original does not begin at a multiple of 16 bytes, or if the caller holds one of them or a view of
-it and may write to it, even between forward and backward. Casts to a wider dtype and back that have only views and
-copies between them go too (`drop_round_trips`):
-
-    w = _to_copy(x, float32); v = view(w, …); y = _to_copy(v, bfloat16)      →   y = view(x, …)
+w = _to_copy(x, float32); v = view(w, …); y = _to_copy(v, bfloat16)      →   y = view(x, …)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.layouts import before_widening, layout, widening_below
-from tilewright.graph.views import maker, shows_operand, written
-from tilewright.passes.rule import call, rule
+from tilewright.graph.layouts import before_widening, widening_below
+from tilewright.graph.views import maker
 from tilewright.passes.units import gradients
-
-
-def _is_needless(node: fx.Node, original: fx.Node) -> bool:
-    if layout(node) != layout(original) or not _begins_aligned(original):
-        return False
-    original = calls.through(original, shows_operand)
-    readers = [*_readers(node), *_readers(original)]
-    return original.op == "call_function" and not any(
-        reader.op == "output" or operand in written(reader) for operand, reader in readers
-    )
-
-
-def _begins_aligned(node: fx.Node) -> bool:
-    """Whether a tensor is known to begin at a multiple of 16 bytes, as library kernels require."""
-    value = calls.output(node)
-    begin = None if value is None else value.storage_offset() * value.itemsize
-    return not isinstance(begin, int) or begin % 16 == 0
-
-
-def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Every call that reads the storage of `node`, with the view that it reads."""
-    for user in node.users:
-        yield node, user
-        if shows_operand(user):
-            yield from _readers(user)
-
-
-@rule(call(torch.ops.aten.clone.default, "original", ...), where=_is_needless)
-def drop_copies(node: fx.Node, original: fx.Node) -> fx.Node:
-    return original
 
 
 def drop_round_trips(graph: fx.Graph) -> None:

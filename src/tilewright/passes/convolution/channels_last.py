@@ -305,7 +305,6 @@ class _Relayout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: torch.memory_format, back: torch.memory_format) -> Tensor:
         ctx.back = back
-        # `drop_copies` removes copies that change nothing.
         return _copy_in_layout(x, layout)
 
     @staticmethod
