@@ -14,6 +14,8 @@ from tests.waiting import HANG_S
 from tilewright import __version__
 from tilewright.runtime import compiler
 
+WITHOUT_PYTORCH = "PyTorch is not installed: pip install torch; trace, sql, report, diff and whatif work without it"
+
 
 def test_without_a_command_it_says_what_to_do_first(tilewright: Tilewright) -> None:
     ended = tilewright()
@@ -29,6 +31,23 @@ def test_the_version_is_that_of_the_package(tilewright: Tilewright) -> None:
     assert (ended.code, ended.out) == (0, f"tilewright {__version__}\n")
     as_module = subprocess.run([sys.executable, "-m", "tilewright", "--version"], capture_output=True, text=True)
     assert as_module.stdout == ended.out
+
+
+@pytest.mark.parametrize(("verb", "code"), [(["doctor"], 1), (["trace", "{trace}"], 0), (["sql", "SELECT 1"], 0)])
+def test_without_pytorch_it_says_so_and_reads_traces(verb: list[str], code: int, tmp_path: Path) -> None:
+    trace = Path(__file__).parents[1] / "trace" / "fixtures" / "syncs.json.gz"
+    blocked = "import sys; sys.modules['torch'] = None; from tilewright.cli.app import main; main()"
+    environment = os.environ | {"TILEWRIGHT_HOME": str(tmp_path)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", blocked, *(word.format(trace=trace) for word in words)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
+
+    if verb[0] == "sql":
+        run("trace", "{trace}")
+    ended = run(*verb)
+    assert ended.returncode == code
+    assert ended.stderr == ("" if not code else f"tilewright: {WITHOUT_PYTORCH}\n")
 
 
 @pytest.mark.parametrize("verb", ["optimize", "bench", "bisect"])

@@ -34,6 +34,11 @@ def message_of(error: BaseException) -> tuple[str, int]:
         return "interrupted; nothing was left half-written", INTERRUPTED
     if isinstance(error, TilewrightError):
         return str(error), error.exit_code
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return (
+            "PyTorch is not installed: pip install torch; trace, sql, report, diff and whatif work without it",
+            TilewrightError.exit_code,
+        )
     if isinstance(error, SystemExit):
         return f"the model's code ends the program {error_location(error)}", TargetError.exit_code
     # click's own errors of usage carry an exit code and know how to show themselves.
