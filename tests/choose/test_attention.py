@@ -164,6 +164,12 @@ def test_few_key_heads_leave_the_backward_to_pytorch_in_a_plan(heads: tuple[int,
     assert launched == ["tilewright.attention.default", f"{backward}.default"]
 
 
+def test_heads_wider_than_the_kernels_stay_with_pytorch() -> None:
+    plan = planned(F.scaled_dot_product_attention, ",".join(["bf16[2,1,8192,264]"] * 3))
+    (decision,) = (d for d in plan.decisions if d.passed_by == "attention")
+    assert decision.verdict == "refused" and "tilewright.attention does not replace" in decision.reason
+
+
 ROOT = Path(__file__).parents[2]
 NAMES = {"tilewright.attention": "tilewright", "cudnn": "cudnn", "flash": "flash2"}
 Times = dict[str, float]

@@ -124,7 +124,8 @@ def _raced_offers(offer: Offer, call: FusedAttention, theirs: Peer, target: Targ
     kernels = [*([] if ours.refusal else [own]), *libraries, *([WINDOWS] if call.fits_windows else [])]
     kernels += [WRITTEN_OUT] if call.writes_scores and WRITTEN_OUT.refuses(call.request, target) is None else []
     # Without a race the forward alone may be known to be as fast.
-    idles = training and ours.unraced is None and theirs in libraries and _idles(call.request, target)
+    is_known = not ours.refusal and ours.unraced is None
+    idles = training and is_known and theirs in libraries and _idles(call.request, target)
     races = attention_races(call, kernels)
     ours = replace(ours, races=races, with_backward=training, saves=_masking(call) if races else ())
     found = [_of(replace(ours, unraced=IDLE if idles else ours.unraced), call, theirs, (own,) * (1 + training))]
