@@ -295,6 +295,14 @@ def test_loops_over_parameters(what: str, names: str, action: str) -> None:
     assert action in advice_on(cause, Step(10.0)).action
 
 
+def test_workers_that_compute_while_others_use_the_processors() -> None:
+    """Both could run for 40 of 200 ms, and computed in 36 of them."""
+    cause = Candidate(0, "data", "train.py:5", "DataLoader", 90.0, 1, None, None, None)
+    step = Step(100.0, has_workers=True, cores=2, workers=2, workers_ms=36.0, workers_queued_ms=160.0)
+    advice = advice_on(cause, step)
+    assert "40 ms for one, 90 % of it computing" in advice.why and "no core for another worker" in advice.action
+
+
 @pytest.mark.parametrize(("threads", "win"), [(1, 30.0), (2, 15.0)])
 def test_a_worker_that_computes_takes_a_core_from_the_step(threads: int, win: float) -> None:
     """Of two cores: 30 ms of 100 make the batch, and the other 70 are computed on one core, or on both."""

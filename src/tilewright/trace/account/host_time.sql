@@ -29,6 +29,7 @@ SELECT row_number() OVER () - 1 AS number, category, name,
              AND NOT regexp_matches(name, 'Memcpy|Memset') OR name = '<built-in function _cuda_emptyCache>' THEN 307
             WHEN regexp_matches(name, '^<built-in function (sleep|select|waitpid|sem_wait|_wait_for_tstate_lock)>$')
               -- What another process sends is unpickled here.
+              OR regexp_matches(name, '(^|/)subprocess\.py\(\d+\): (run|call|check_call|check_output|communicate|wait)$')
               OR regexp_matches(name, '(^|/)multiprocessing/(queues|connection|pool)\.py\(\d+\): (get|recv|recv_bytes|wait)$')
               OR regexp_matches(name, '^<built-in method (acquire|__enter__) of (_thread|_multiprocessing)\.')
               OR regexp_matches(name, '^<built-in method (poll|select|control|get) of (select|_queue)\.') THEN 306

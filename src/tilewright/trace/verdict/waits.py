@@ -75,10 +75,10 @@ def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
     if batch_ms <= step.workers * rest:
         return Advice("Waiting for data", f"{why}, since other programs use the processors.", "Measure again", 0.0)
     why += f"; {step.workers} of them {'take' if step.workers > 1 else 'takes'} {spent(batch_ms)} for one"
-    why += f", {share(step.workers_ms, step.bare_ms)} of it computing." if step.workers_ms else "."
+    why += f", {share(min(step.workers_ms, batch_ms), batch_ms)} of it computing." if step.workers_ms else "."
     needed = math.ceil(batch_ms / rest)
     # Those that compute need a core each, beside the step's.
-    computing = step.workers_ms > 0.5 * step.workers * step.bare_ms
+    computing = step.workers_ms > 0.5 * batch_ms
     most = max(step.cores, 1) if computing else max(MOST_WORKERS, 2 * step.workers)
     workers = min(needed, most)
     if workers <= step.workers:
