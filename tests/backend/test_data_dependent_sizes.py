@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.tables import functions
 from tilewright.backend import Recording, backend, recording
 
 
@@ -18,23 +20,8 @@ def whole_graphs(executor: None) -> Iterator[None]:
         yield
 
 
-def places(x: Tensor) -> tuple[Tensor, Tensor]:
-    return (x * 2).exp(), torch.nonzero(x > 0)
-
-
-def chosen(x: Tensor) -> Tensor:
-    return ((x * 2).exp()[x > 0] * 2 + 1).sum()
-
-
-def routed(x: Tensor) -> Tensor:
-    """As a mixture of experts sends rows to one of them."""
-    rows = torch.nonzero(x.sin()[:, 0] > 0)[:, 0]
-    sent = torch.nn.functional.gelu(x[rows] @ x.t()).softmax(-1)
-    return x.new_zeros(7, 7).index_add(0, rows, sent).exp() + 1
-
-
-def different(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.exp() * 2, torch.unique(x.long()) * 3
+TABLE = Path(__file__).with_name("data_dependent_sizes.txt")
+RESULTS, TRAINED, NUMBERS = (functions(TABLE, section) for section in ("results", "trained", "numbers"))
 
 
 def agrees_at_each(
@@ -64,8 +51,9 @@ def runs_without_python(record: Recording) -> bool:
     return record.fallbacks == [] and all(programs)
 
 
-@pytest.mark.parametrize("function", [places, different], ids=lambda f: f.__name__)
-def test_the_rest_of_the_graph_is_compiled(function: Callable[[Tensor], Any]) -> None:
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_rest_of_the_graph_is_compiled(name: str) -> None:
+    function = RESULTS[name]
     generator = torch.Generator().manual_seed(2)
     run = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
     with recording() as record:
@@ -78,54 +66,13 @@ def test_the_rest_of_the_graph_is_compiled(function: Callable[[Tensor], Any]) ->
     assert [fallback for fallback in record.fallbacks if "graph" in fallback.what] == []
 
 
-def in_part(x: Tensor) -> Tensor:
-    """Values at a mask are replaced by what is computed of them."""
-    positive = x > 0
-    return (torch.index_put(x.exp() * 2, (positive,), x[positive] * 3).sigmoid() * x).sum()
-
-
-def parted(x: Tensor) -> Tensor:
-    low = x[:, 0] <= 0
-    return torch.cat([x[~low].exp(), x[low].sin()]).mul(2).square().sum()
-
-
-def normalised(x: Tensor) -> Tensor:
-    return torch.nn.functional.layer_norm(x[x[:, 0] > 0], (9,)).square().sum() + x.cos().sum()
-
-
-def picked(x: Tensor) -> Tensor:
-    """The loss of the rows that count, as with an index to ignore."""
-    counts = x[:, 0] > 0
-    return torch.nn.functional.cross_entropy(x[counts] * 2, torch.arange(7, device=x.device)[counts], reduction="sum")
-
-
-def selected(x: Tensor) -> Tensor:
-    return torch.masked_select(x.exp(), x > 0.2).square().sum() + x.tanh().sum()
-
-
-def experts(x: Tensor) -> Tensor:
-    """A mixture of three experts: each takes the rows that are sent to it."""
-    gates = x[:, :3].softmax(-1)
-    best, out = gates.argmax(-1), torch.zeros_like(x)
-    for number in range(3):
-        rows = torch.nonzero(best == number)[:, 0]
-        sent = torch.nn.functional.silu(x[rows] @ (x.t() @ x))
-        out = out.index_add(0, rows, sent * gates[rows, number, None])
-    return out.tanh().sum()
-
-
-TRAINED = [chosen, routed, in_part, parted, normalised, picked, selected, experts]
-
-
 SHIFTS = (0.0, 0.5, -0.3, -9.0, 9.0, 0.1)
 """Other counts at every call, none and all among them."""
 
 
-@pytest.mark.parametrize(
-    ("function", "dynamic"),
-    [*((function, False) for function in TRAINED), (experts, True)],
-)
-def test_a_backward_is_planned_once_for_all_counts(function: Callable[[Tensor], Tensor], dynamic: bool) -> None:
+@pytest.mark.parametrize(("name", "dynamic"), [*((name, False) for name in TRAINED), ("experts", True)])
+def test_a_backward_is_planned_once_for_all_counts(name: str, dynamic: bool) -> None:
+    function = TRAINED[name]
     record = agrees_at_each(lambda x: function(x).sum(), SHIFTS, dynamic=dynamic)
     assert len(record.graphs) == 2 and runs_without_python(record)
     assert all(any(step.generated for step in graph.executable.steps) for graph in record.graphs)
@@ -160,27 +107,7 @@ def test_what_an_unused_result_of_such_a_size_depends_on_has_no_gradient(dynamic
         assert ours[1] is None
 
 
-def scaled(x: Tensor) -> Tensor:
-    """A number that is read from data, in place of a tensor."""
-    return (x.exp() * x.mean().item()).tanh().sum()
-
-
-def counted_positive(x: Tensor) -> Tensor:
-    count = int((x[:, 0] > 0).sum().item())
-    return x.exp()[:3].sum() * count + count
-
-
-def judged(x: Tensor) -> Tensor:
-    return (x.cos() * bool((x > 0).all().item())).sum()
-
-
-def cut(x: Tensor) -> Tensor:
-    count = int((x[:, 0] > 0).sum().item())
-    torch._check(count <= 7)
-    return x.exp()[:count].sum() + torch.ones(count, 3).sum()
-
-
-@pytest.mark.parametrize("function", [scaled, counted_positive, judged, cut], ids=lambda f: f.__name__)
-def test_numbers_read_from_data_are_values_of_the_program(function: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_read_from_data_are_values_of_the_program(name: str) -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        assert runs_without_python(agrees_at_each(function, (0.0, 1.0, -1.0, 9.0, 0.2)))
+        assert runs_without_python(agrees_at_each(NUMBERS[name], (0.0, 1.0, -1.0, 9.0, 0.2)))

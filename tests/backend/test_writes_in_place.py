@@ -1,6 +1,7 @@
 """Writes to a part of an input: in place where that is all, and always with what eager leaves there, bit for bit."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tests.backend.compiling import compiled, tensors, twin
 from tests.contract import called
+from tests.tables import functions, programs
 from tilewright.backend import Recording, recording
 from tilewright.records.program import Decision
 
@@ -44,129 +46,34 @@ def cache() -> Tensor:
     return torch.randn(2, 3, 8, 4)
 
 
-def by_slice(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 3:4] = k
-    return c * 2
+TABLE = Path(__file__).with_name("writes.txt")
+PARTS, TURNED = (functions(TABLE, section, {"PLACE": PLACE}) for section in ("parts", "turned"))
+WHOLE = programs(TABLE, "whole")
 
 
-def by_number(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 3] = k[:, :, 0]
-    return c * 2
-
-
-def by_tensor(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, PLACE] = k
-    return c * 2
-
-
-def by_index_copy(c: Tensor, k: Tensor) -> Tensor:
-    c.index_copy_(2, PLACE, k)
-    return c * 2
-
-
-def nested(c: Tensor, k: Tensor) -> Tensor:
-    c[0, :, 3:4].copy_(k[0])
-    return c * 2
-
-
-def broadcast_and_cast(c: Tensor, k: Tensor) -> Tensor:
-    c[..., 2:5, :] = k.to(torch.bfloat16)
-    return c * 2
-
-
-def two_places(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 1:2] = k
-    c.index_copy_(2, PLACE, k + 1)
-    c[0, 1].index_copy_(0, PLACE + 1, k[1, 2])
-    return c * 2
-
-
-def a_place_for_each_entry(c: Tensor, k: Tensor) -> Tensor:
-    c[torch.arange(2), :, torch.tensor([5, 6])] = k[:, :, 0]
-    return c * 2
-
-
-def only_written(c: Tensor, k: Tensor) -> None:
-    c[:, :, 3:4] = k.neg()
-
-
-def returned(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 3:4] = k.neg()
-    return c
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        by_slice, by_tensor, by_index_copy, nested, broadcast_and_cast, two_places, a_place_for_each_entry,
-        only_written, returned,
-    ],
-)  # fmt: skip
-def test_only_a_part_is_written(function: Callable[..., Any]) -> None:
-    record = after_steps(function, cache(), torch.randn(2, 3, 1, 4))
+@pytest.mark.parametrize("name", PARTS)
+def test_only_a_part_is_written(name: str) -> None:
+    record = after_steps(PARTS[name], cache(), torch.randn(2, 3, 1, 4))
     assert not copied_whole(record)
     assert {d.verdict for d in decisions(record)} == {"taken"}
 
 
-@pytest.mark.parametrize("function", [by_number, by_tensor, nested])
-def test_heads_and_places_changed_over_in_memory(function: Callable[..., Any]) -> None:
-    record = after_steps(function, cache().transpose(1, 2).contiguous().transpose(1, 2), torch.randn(2, 3, 1, 4))
+@pytest.mark.parametrize("name", TURNED)
+def test_heads_and_places_changed_over_in_memory(name: str) -> None:
+    record = after_steps(TURNED[name], cache().transpose(1, 2).contiguous().transpose(1, 2), torch.randn(2, 3, 1, 4))
     assert not copied_whole(record)
 
 
-def a_row_added_to(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 2:3] += k
-    return c * 2
-
-
-def old_and_new(c: Tensor, k: Tensor) -> Tensor:
-    before = c * 2
-    c[:, :, 3:4] = k
-    return before + c
-
-
-def between_two_writes(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 3:4] = k
-    middle = c.amax()
-    c[:, :, 4:5] = k
-    return c + middle
-
-
-def accumulated(c: Tensor, k: Tensor) -> Tensor:
-    c.index_put_((torch.tensor([0, 0]),), k, accumulate=True)
-    return c * 2
-
-
-def from_itself(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 5:7] = c[:, :, 0:2]
-    return c * k
-
-
-def a_view_of_it_given_back(c: Tensor, k: Tensor) -> Tensor:
-    c[:, :, 3:4] = k.neg()
-    return c[:, :, 2:4]
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (a_row_added_to, "reads it before the last write"),
-        (old_and_new, "reads it before the last write"),
-        (between_two_writes, "reads it before the last write"),
-        (accumulated, "a write adds to the old value"),
-        (from_itself, "a part of it is written to another"),
-        (a_view_of_it_given_back, "the caller also gets the new value"),
-    ],
-)
-def test_where_the_old_value_is_needed_the_whole_is_copied(function: Callable[..., Any], reason: str) -> None:
-    record = after_steps(function, cache(), torch.randn(2, 3, 1, 4))
+@pytest.mark.parametrize("name", WHOLE)
+def test_where_the_old_value_is_needed_the_whole_is_copied(name: str) -> None:
+    record = after_steps(WHOLE[name].function, cache(), torch.randn(2, 3, 1, 4))
     (decision,) = decisions(record)
-    assert decision.verdict == "refused" and reason in decision.reason
+    assert decision.verdict == "refused" and WHOLE[name].fields["reason"] in decision.reason
 
 
 def test_an_expanded_input_is_refused_as_by_eager() -> None:
     with pytest.raises(RuntimeError, match="more than one element"), torch.no_grad():
-        compiled(by_slice)(torch.zeros(1, 3, 8, 4).expand(2, 3, 8, 4), torch.ones(2, 3, 1, 4))
+        compiled(PARTS["by slice"])(torch.zeros(1, 3, 8, 4).expand(2, 3, 8, 4), torch.ones(2, 3, 1, 4))
 
 
 def test_two_caches_in_one_memory() -> None:
@@ -187,6 +94,7 @@ def test_two_caches_in_one_memory() -> None:
 
 
 def test_a_view_into_a_larger_tensor_that_begins_elsewhere() -> None:
+    by_slice = PARTS["by slice"]
     run = compiled(by_slice)
     for begin in (0, 1):
         base, other = torch.zeros(3, 3, 8, 4), torch.zeros(3, 3, 8, 4)

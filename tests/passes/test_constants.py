@@ -1,6 +1,7 @@
 """Constants of a program: tensors copied to the GPU are held by the graph, numbers held as tensors are numbers."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.backend.compiling import compiled
 from tests.gpu.kernels.launching import in_turn
+from tests.tables import programs
 from tilewright.backend import recording
 from tilewright.hardware.target import target_named
 from tilewright.passes.constants import copy_constants_once
@@ -76,64 +78,19 @@ def test_what_else_is_copied_stays(program: Callable[[Tensor], Tensor]) -> None:
     assert len(module.graph.nodes) == before
 
 
-def scaled(x: Tensor) -> Tensor:
-    scale = torch.sqrt(torch.tensor(x.shape[-1], dtype=torch.float) * 3)
-    return x / scale.to(x.dtype) + 1
-
-
-def promoted(x: Tensor) -> Tensor:
-    return x.to(torch.int64) * torch.tensor(0.5, dtype=torch.float64)
-
-
-def both(x: Tensor) -> tuple[Tensor, Tensor]:
-    half = torch.tensor(0.5)
-    return x * half, half + 1
-
-
-def added_to(x: Tensor) -> Tensor:
-    total = torch.tensor(2.0)
-    total += x.sum()
-    return x * total
-
-
-def assigned(x: Tensor) -> Tensor:
-    mask = torch.ones_like(x)
-    mask[:, 1:] = 0
-    return x * mask
-
-
-def clipped(x: Tensor) -> Tensor:
-    return torch.maximum(x, torch.tensor(0.25, dtype=x.dtype)).fmod(torch.tensor(0.5, dtype=x.dtype))
-
-
-def subtracted_from(x: Tensor) -> Tensor:
-    return torch.tensor(2.0) - x
-
-
-def chosen(x: Tensor) -> Tensor:
-    return torch.where(x > 0, torch.tensor(0.25, dtype=x.dtype), x) + torch.where(x < 1, x, torch.tensor(0.25))
-
-
-def mapped(x: Tensor) -> Tensor:
-    return torch.func.vmap(lambda row: 0.3 * row.sin() + row * 2)(x)
-
-
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
+READS = programs(Path(__file__).with_name("constants.txt"), "read")
 
 
-READS = {scaled: 1, promoted: 1, both: None, added_to: None, assigned: 1, clipped: 1, subtracted_from: 1, chosen: 1}
-READS |= {mapped: 1}
-"""Functions, and what their kernel reads where they become one."""
-
-
-@pytest.mark.parametrize(("function", "reads", "dtype"), in_turn(READS.items(), [tuple(RTOL)]))
-def test_results_are_eagers(function: Callable[[Tensor], Tensor], reads: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "dtype"), in_turn(READS, [tuple(RTOL)]))
+def test_results_are_eagers(name: str, dtype: torch.dtype) -> None:
+    function, reads = READS[name].function, READS[name].fields["tensors"]
     x = torch.randn(5, 16, dtype=dtype)
     with recording() as record:
         call = compiled(function)
         for _ in range(2):
             torch.testing.assert_close(call(x), function(x), rtol=RTOL[dtype], atol=1e-5)
-    if reads is not None:
+    if reads:
         (graph,) = record.graphs
         (kernel,) = [region.lowered for region in graph.plan.fusion.regions]
-        assert len(kernel.inputs) == reads
+        assert len(kernel.inputs) == int(reads)

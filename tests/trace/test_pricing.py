@@ -4,6 +4,7 @@ import json
 import operator
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests import tables
 from tests.kernels.registered import all_operators
 from tests.operators import samples
+from tests.tables import value
 from tilewright.cost.operators import operator_cost
 from tilewright.graph.dims import symbolic_shapes
 from tilewright.operators.shapes import CallAxes, NumberAxes, UnknownShape
@@ -43,82 +46,10 @@ MATRIX, VECTOR, LOGITS, INDEX = ones(N, M), ones(M), ones(N, K), zeros(N)
 CELLS = [ones(4 * M, K), ones(4 * M, M), ones(4 * M), ones(4 * M), ones(B, M), ones(B, M)]
 LSTM = (aten.mkldnn_rnn_layer, ones(N, B, K), *CELLS, False, [], 2, M, 1, True, False, False)
 RUN = LSTM[0](*LSTM[1:], True)
-PRODUCTS: list[tuple[Any, ...]] = [
-    (*LSTM, False),
-    (
-        aten.mkldnn_rnn_layer_backward,
-        LSTM[1],
-        *CELLS,
-        *RUN[:3],
-        RUN[0],
-        None,
-        None,
-        False,
-        2,
-        M,
-        1,
-        True,
-        True,
-        False,
-        [],
-        False,
-        RUN[3],
-    ),
-    (aten.mm, ones(N, K), ones(K, M)),
-    (aten.mm, ones(K, N).bfloat16().t(), ones(K, M).bfloat16()),
-    (aten.mm, ones(1, 1), ones(1, 1)),
-    (aten.addmm, ones(M), ones(N, K), ones(K, M)),
-    (aten.bmm, ones(B, N, K), ones(B, K, M)),
-    (aten.mv, ones(N, K), ones(K)),
-    (aten.mkldnn_convolution, ones(B, 8, M, K), ones(12, 4, 3, 2), ones(12), [1, 2], [2, 3], [2, 1], 2),
-    (aten.mkldnn_convolution, ones(B, 8, K), ones(12, 8, 3), None, [0], [1], [1], 1),
-    (
-        aten.convolution_backward,
-        ones(B, 6, 4, 5),
-        ones(B, 2, M, K),
-        ones(6, 2, 4, 3),
-        [6],
-        [1, 2],
-        [0, 0],
-        [1, 1],
-        False,
-        [0, 0],
-        1,
-        [True, True, False],
-    ),
-    (aten.native_batch_norm, ones(B, N, M), ones(N), ones(N), ones(N), ones(N), True, 0.1, 1e-5),
-    (aten.native_dropout, MATRIX, 0.1, True),
-    (aten.embedding, ones(K, M), INDEX),
-    (aten.embedding_dense_backward, MATRIX, INDEX, 11, -1, False),
-]
-OWN: list[tuple[Any, ...]] = [
-    (own.activation, MATRIX, "gelu"),
-    (own.activation_backward, MATRIX, MATRIX, "gelu"),
-    (own.gated_activation, MATRIX, MATRIX, "gelu"),
-    (own.gated_activation_backward, MATRIX, MATRIX, MATRIX, "gelu"),
-    (own.softmax, ones(B, N, M).bfloat16(), True),
-    (own.softmax, ones(0, M), False),
-    (own.softmax_backward, MATRIX, MATRIX, True),
-    (own.norm, ones(B, N, M).bfloat16(), VECTOR, VECTOR, 1e-5, True),
-    (own.norm, MATRIX, None, None, 1e-5, False),
-    (own.add_norm, MATRIX, MATRIX, VECTOR, None, 1e-5, False),
-    (own.norm_backward, MATRIX, MATRIX, None, VECTOR, True, ones(N), ones(N), True),
-    (own.cross_entropy, LOGITS, INDEX, -100, 0.1, 1e-4, "mean", False, "auto"),
-    (own.cross_entropy_backward, ones(), LOGITS, INDEX, ones(2, N), ones(), -100, 0.0, 0.0, 0, "auto"),
-    (own.dropout_add_backward, MATRIX, None, MATRIX.bool(), 0.1, "none", 16),
-    (own.linear_gelu, MATRIX, ones(K, M), ones(K), "none", True),
-    (own.linear_gelu, MATRIX, ones(K, M), None, "none", False),
-    (own.weighted_sum, MATRIX, VECTOR),
-    (own.weighted_sum_backward, ones(N), MATRIX, VECTOR, False, True),
-    (own.sorted_bounds, INDEX, 11),
-    (own.embedding_sums, MATRIX, INDEX, INDEX, zeros(12), 11, -1),
-    (own.row_extremes, MATRIX, INDEX, INDEX, zeros(12), 11, True, 0.0, True),
-    (own.matching_sums, MATRIX, MATRIX, MATRIX, INDEX, INDEX, zeros(N + 1)),
-    (own.scatter_sums, MATRIX, zeros(N, M), 11),
-    (own.index_sums, ones(B, N, M), zeros(B, N, M), 11, True),
-]
-
-
+PRODUCTS, OWN = (
+    [value(f"({row['call']})", globals()) for row in tables.rows(Path(__file__).with_name("pricing.txt"), section)]
+    for section in ("library", "own")
+)
 OWN_NAMES = [f"tilewright::{row.name.split('.')[1]}" for row in rows().values() if row.own]
 COMMON = {
     "_log_softmax", "_softmax", "_softmax_backward_data", "add", "addcmul", "amax", "cat", "div", "exp", "gelu",
