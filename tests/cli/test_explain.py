@@ -1,5 +1,6 @@
 """`tilewright explain` end to end: the figures of the definitions, the tree, JSON, every kind of target."""
 
+import io
 import json
 import logging
 import os
@@ -7,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import pytest
 
 from tests.cli.commands import MODELS, OWN_PATH, WITHOUT_MEASURED_CEILINGS, Tilewright, between, documented_keys
 from tests.waiting import HANG_S, until
+from tilewright import cli
+from tilewright.hardware import profiles
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Fallback
 from tilewright.store import query, read_program, read_rows
@@ -197,15 +201,15 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("optimized")
     (folder / "models.py").write_text(MODELS)
     environment = {"TILEWRIGHT_HOME": str(folder / "home")}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MEASURED_CEILINGS, "optimize", "models.py:small", "--seconds", "0.2"],
-        cwd=folder,
-        env=os.environ | OWN_PATH | environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    return {**environment, "code": str(done.returncode), "out": done.stdout, "err": done.stderr}
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("TILEWRIGHT_HOME", environment["TILEWRIGHT_HOME"])
+        patch.delenv("COLUMNS", raising=False)
+        patch.setattr(profiles, "local_profile", lambda **_: profiles.profile_for("cpu"))
+        patch.setattr(sys, "argv", ["tilewright", "optimize", f"{folder}/models.py:small", "--seconds", "0.2"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return {**environment, "code": str(ended.value.code or 0), "out": out.getvalue(), "err": err.getvalue()}
 
 
 @pytest.fixture

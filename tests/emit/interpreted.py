@@ -99,7 +99,8 @@ def test_floats_of_8_bits_are_eagers(dtype: torch.dtype, source: torch.dtype) ->
 
 @pytest.fixture(scope="module")
 def checked() -> Mapping[str, list[tuple[str, Verified]]]:
-    return operators(CPU)
+    """Each operator with half of its operands, all with all: of one operator the others take the same path here."""
+    return operators(CPU, every=2)
 
 
 @pytest.mark.parametrize("name", [*CALLS, *VIEWS])

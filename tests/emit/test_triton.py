@@ -76,7 +76,7 @@ def test_every_operators_kernels_compile(machine_code: dict[str, Any]) -> None:
 
 def test_every_architecture_has_its_machine_code(machine_code: dict[str, Any]) -> None:
     """Compiled for GPUs of two makers that are not there, and never run."""
-    assert sorted(machine_code["architectures"].values()) == [3] * 6
+    assert sorted(machine_code["architectures"].values()) == [1, 1, 1, 2, 2, 2]
 
 
 def test_no_kernel_spills_on_an_h200(machine_code: dict[str, Any]) -> None:
