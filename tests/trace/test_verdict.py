@@ -315,7 +315,8 @@ def test_a_worker_that_computes_takes_a_core_from_the_step(threads: int, win: fl
 )
 def test_what_the_threads_that_are_waited_for_should_do(beside: str, action: str) -> None:
     cause = Candidate(0, "sleep and locks", "train.py:5", "result_iterator", 80.0, 8, None, None, None)
-    assert action in advice_on(cause, Step(100.0, beside=f"{beside} at words.py:7")).action
+    advice = advice_on(cause, Step(100.0, beside=f"{beside} at words.py:7"))
+    assert advice.slow == "Waiting in map" and action in advice.action
 
 
 @pytest.mark.parametrize(("queued_ms", "win"), [(0.0, 20.0), (50.0, 0.0)])

@@ -131,7 +131,9 @@ def advise_sleep(cause: Candidate, step: Step) -> Advice:
                 "Let processes do what is Python (ProcessPoolExecutor, a DataLoader's workers), since threads run it "
                 "one at a time; or begin it steps earlier"
             )
-    return Advice(f"Waiting in {cause.what}", why, action, cause.ms)
+    # A pool's map is waited for where its results are read.
+    what = "map" if cause.what == "result_iterator" else cause.what
+    return Advice(f"Waiting in {what}", why, action, cause.ms)
 
 
 def _called(cause: Candidate) -> str:
