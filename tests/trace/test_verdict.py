@@ -332,13 +332,23 @@ def test_a_loader_that_starts_its_workers_in_each_step() -> None:
     assert "persistent_workers=True" in advice.action and advice.win_ms < 8.0
 
 
-@pytest.mark.parametrize(("threads", "said"), [(1, "Operators run on 1 of 2 cores: torch.set_num_threads(2)"), (2, "")])
-def test_operators_on_fewer_threads_than_cores(threads: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("threads", "cores", "said"),
+    [
+        (1, "2 of a CPU", "Operators run on 1 of 2 cores: torch.set_num_threads(2)"),
+        (2, "2 of a CPU", ""),
+        # A program that is bound to two processors of 64 cores uses both.
+        (2, "64 (2 threads)", ""),
+        (1, "64 (2 threads)", "Operators run on 1 of 2 cores: torch.set_num_threads(2)"),
+        (4, "4 (8 threads)", ""),
+    ],
+)
+def test_operators_on_fewer_threads_than_cores(threads: int, cores: str, said: str) -> None:
     trace = stepped(1)
     trace.operator("aten::mm", 10, 990)
     trace.header["tilewright threads"] = str(threads)
-    run = """INSERT INTO run BY NAME SELECT now()::TIMESTAMP AS created, '' AS command, '' AS target, '' AS "case",
-             MAP {}::MAP(VARCHAR, BIGINT) AS dims, MAP {'cores': '2 of a CPU'} AS machine, '' AS tilewright"""
+    run = f"""INSERT INTO run BY NAME SELECT now()::TIMESTAMP AS created, '' AS command, '' AS target, '' AS "case",
+              MAP {{}}::MAP(VARCHAR, BIGINT) AS dims, MAP {{'cores': '{cores}'}} AS machine, '' AS tilewright"""
     first, *others = (text for (text,) in rows(trace.analysed(run), "SELECT sentence FROM verdict ORDER BY place"))
     assert first.startswith("Nothing stands out")
     assert "".join(others).startswith(said) and bool(others) == bool(said)

@@ -217,10 +217,10 @@ def link_GBps(connection: DuckDBPyConnection) -> float:
 
 
 def host_cores(connection: DuckDBPyConnection) -> int | None:
-    """The cores of the machine, if the run names them."""
+    """The cores that the program could use, if the run names them: no more than the processors it was bound to."""
     named = connection.execute("SELECT machine['cores'] FROM run").fetchall() if _has_run(connection) else []
-    number = re.match(r"\d+", str(named[0][0])) if named else None
-    return int(number[0]) if number else None
+    found = re.match(r"(\d+)(?: \((\d+) threads\))?", str(named[0][0])) if named else None
+    return min(int(number) for number in found.groups() if number) if found else None
 
 
 def _has_run(connection: DuckDBPyConnection) -> bool:
