@@ -76,6 +76,16 @@ def only_forward() -> Callable[[], object]:
     return step
 
 
+def a_transform_of_each_sample() -> Callable[[], object]:
+    transform, classifier = nn.Softmax(-1), model()
+
+    def step() -> None:
+        with torch.no_grad():
+            classifier(torch.stack([transform(sample) for sample in X]))
+
+    return step
+
+
 def a_model_that_fails() -> Callable[[], object]:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,8 +113,12 @@ def recorded(folder: Path, make: Callable[[], Callable[[], object]], steps: int,
 
 
 @pytest.mark.parametrize(
-    "make", [two_optimizers, one_for_each_layer, made_anew, by_hand, only_forward, a_model_that_fails]
-)
+    "make",
+    [
+        two_optimizers, one_for_each_layer, made_anew, by_hand, only_forward, a_transform_of_each_sample,
+        a_model_that_fails,
+    ],
+)  # fmt: skip
 def test_one_thing_ends_each_step(make: Callable[[], Callable[[], object]], tmp_path: Path) -> None:
     done = recorded(tmp_path, make, 12)
     assert (done.steps_seen, done.steps_kept, done.failed) == (12, 2, "")

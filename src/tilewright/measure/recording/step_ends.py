@@ -34,9 +34,9 @@ class StepEnds:
     """Calls `ended` at the end of each step of the program.
 
     An optimizer's step ends one. While entered, in a program that makes no optimizer of PyTorch's, `torch.autograd`'s
-    `backward` or `grad` does so, and in one that does not differentiate a call of a module that is in no other's. Of
-    several optimizers, or models, the same one ends all steps. `anew` is called where what ended steps until then was a
-    part of one; it says whether they can be counted anew.
+    `backward` or `grad` does so, and in one that does not differentiate a call of a module that is in no other's and
+    has parameters: those without transform samples. Of several optimizers, or models, the same one ends all steps.
+    `anew` is called where what ended steps until then was a part of one; it says whether they can be counted anew.
     """
 
     def __init__(
@@ -121,5 +121,7 @@ class StepEnds:
         # An exception may have skipped the exits of inner modules.
         while self._called.pop() is not module:
             pass
-        if not self._called and self._leaders[_MODEL].is_turn_of(module):
+        if self._called or next(module.parameters(), None) is None:
+            return
+        if self._leaders[_MODEL].is_turn_of(module):
             self._end(_MODEL)
