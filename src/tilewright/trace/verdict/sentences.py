@@ -115,7 +115,7 @@ def _python(cause: Candidate, step: Step) -> Advice:
         action = "Keep the data as a tensor or a NumPy array (torch.from_numpy), made once before the loop"
         return Advice(f"torch.{cause.what}()", why, action, 0.99 * cause.ms)
     if cause.what.startswith("random."):
-        why = "It draws one element after the other in Python, and a deque is walked through to each."
+        why = "It draws one element after the other in Python; to each in a deque it walks from one of the ends."
         action = (
             "Keep them in tensors made before the loop, written in turn, and draw all rows at once: "
             "x[torch.randint(n, (k,))]"
