@@ -176,10 +176,12 @@ def _is_part(connection: DuckDBPyConnection) -> bool:
 def _cut(connection: DuckDBPyConnection) -> list[str]:
     """Where nothing stands out in the recorded part of a step."""
     ((events, most),) = connection.execute("SELECT max(step_events), max(most_events) FROM recording").fetchall()
+    # Without a warm-up a step's events are not counted.
+    made, wanted = (f"{events:,}", 2 * events) if events > most else (f"more than {most:,}", 4 * most)
     return [
         "Nothing stands out in the part of a step that was recorded.",
-        f"A step makes {events:,} events, and {most:,} are recorded.",
-        f"Record more, or less of each: tilewright profile --events {2 * events}, or --no-stacks.",
+        f"A step makes {made} events, and {most:,} are recorded.",
+        f"Record more, or less of each: tilewright profile --events {wanted}, or --no-stacks.",
     ]
 
 
