@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from tilewright.records import progress
 from tilewright.records.case import Case
 from tilewright.records.errors import CaptureError, UsageError, VerificationError
 from tilewright.records.measurement import Direction, Measurement, Verified
@@ -86,8 +87,10 @@ def measure(
 
     direction: Direction = "fwd+bwd" if subject.case.training else "infer"
     calls = {impl: partial(subject.call, impl) for impl in impls}
-    for call in calls.values():
+    for count, call in enumerate(calls.values()):
+        progress.tell("implementations compiled", count, len(calls))
         call()
+    progress.tell("implementations compiled", len(calls), len(calls))
     peaks = {impl: None if impl in REPLAYED else peak_bytes(call, subject.device) for impl, call in calls.items()}
     timings = benchmark(calls, device=subject.device, max_seconds=seconds, min_repeats=7)
     where = environment(device_name(detect(), subject.device))
