@@ -14,6 +14,7 @@ from tests.contract import called, keeps_contract, nodes, recorded
 from tests.passes.attention.flex_functions import SLOPES, D, H, K, alibi, of_heads
 from tests.passes.attention.spellings import draw
 from tilewright.kernels.attention.shown_keys import attend_to_shown_keys
+from tilewright.passes.attention.flex import Run, runs_of
 
 pytestmark = [
     # Of eager's call.
@@ -108,6 +109,26 @@ def test_lengths_may_differ_from_call_to_call() -> None:
             actual, expected = compiled(q, mask), call(q.double(), mask)
         torch.testing.assert_close(actual, expected.float())
     assert called(record, "attend_to_shown_keys") and "s" in str(called(record, "attend_to_shown_keys")[0].meta["val"])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (100, 300), (1000, 1000), (4096, 4096)])
+@pytest.mark.parametrize("left", [0, 127, 5000])
+def test_runs_hold_all_that_a_mask_shows(queries: int, keys: int, left: int) -> None:
+    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    mask = (j <= i) & (j >= i - left)
+    left_out = mask.clone()
+    for run in runs_of(mask):
+        for block in range(run.count):
+            at = block * run.size
+            left_out[run.first + at : run.first + at + run.size, run.low + at : run.high + at] = False
+    assert not left_out.any()
+    assert sum(run.count * run.size for run in runs_of(mask)) == queries
+
+
+def test_a_window_is_two_runs_of_small_blocks() -> None:
+    i, j = torch.arange(4096)[:, None], torch.arange(4096)
+    assert runs_of((j <= i) & (j > i - 128)) == [Run(0, 128, 1, 0, 128), Run(128, 128, 31, 0, 256)]
+    assert sum(run.count * run.size * (run.high - run.low) for run in runs_of(j <= i)) < 0.6 * 4096**2
 
 
 def test_functions_that_look_beyond_their_element_stay() -> None:
