@@ -366,3 +366,13 @@ def test_attention_of_fp32_is_written_out_where_its_products_win(
         plan = planned(function, f"{shape}, {dtype}[B,H,S,D], {dtype}[B,H,S,D]", training)
         products = [what for _, _, what in plan.launches() if what.startswith("tilewright.product")]
         assert len(products) == (2 if is_written and not training else 0)
+
+
+def test_copies_of_what_its_products_cannot_read_are_priced() -> None:
+    def predicted(shape: str) -> float:
+        plan = planned(fused, f"{shape}, f32[B,H,S,D], f32[B,H,S,D]", training=False)
+        (decision,) = (d for d in plan.decisions if d.passed_by == "attention")
+        return decision.predicted_us or 0
+
+    # Rows of 127 and 128 numbers: q, k and v are copied to where rows begin at multiples of 16 bytes.
+    assert predicted("f32[B=32,H=8,S=500,D=127]") > 1.1 * predicted("f32[B=32,H=8,S=500,D=128]")

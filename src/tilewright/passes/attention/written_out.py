@@ -23,6 +23,7 @@ from tilewright.cost.products import in_parts
 from tilewright.cost.work import Product, Work
 from tilewright.graph import calls
 from tilewright.hardware.target import Target
+from tilewright.kernels.product.cuda import VECTOR
 from tilewright.launch.nvrtc import bindings_installed
 from tilewright.passes.attention.library import Peer, Perform, Saved
 
@@ -78,15 +79,22 @@ class WrittenOut(Peer):
         return next((reason for reason, fits in reasons.items() if not fits), None)
 
     def works(self, request: Request, mask_nbytes: int) -> tuple[Work, ...]:
-        """Its launches, without copies of operands whose batch and heads do not lie as one axis."""
+        """Its launches, with copies of operands whose batch and heads do not lie as one axis or whose rows do not begin
+        at multiples of 16 bytes."""
         r = request
         heads = r.batch * r.heads
+        operands = [(r.q_strides, r.queries, r.head_size), (r.k_strides, r.keys, r.head_size)]
+        copied = [4 * heads * r.queries * r.keys * (r.keys % VECTOR > 0)]
+        for strides, lines, width in [*operands, (r.v_strides, r.keys, r.value_size)]:
+            lies_apart = r.batch > 1 and r.heads > 1 and strides[0] != r.heads * strides[1]
+            copied.append(4 * heads * lines * width * (lies_apart + (width % VECTOR > 0)))
         scores, results = heads * r.queries * r.keys, heads * r.queries * r.value_size
         rows = kind_name(passes=3, sums_columns=False, columns=r.keys, transposes=False)
         return (
             _product((heads, r.queries, r.keys, r.head_size), heads * (r.queries + r.keys) * r.head_size, scores),
             Work(rows, 4 * scores + mask_nbytes, 4 * scores, 5 * scores, scores, programs=heads * r.queries),
             _product((heads, r.queries, r.value_size, r.keys), scores + heads * r.keys * r.value_size, results),
+            *(Work("pointwise", nbytes, nbytes) for nbytes in copied if nbytes),
         )
 
 
