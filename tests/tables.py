@@ -4,7 +4,8 @@
     name | inputs | program
     cubes | fp32[3,5] | x: x**3
 
-The first line of a section names its fields; a row may leave out its last ones, and go on in indented lines.
+The first line of a section names its fields; a row may leave out its last ones, and go on in indented lines. It has no
+more fields than these, and where the first one is `name`, no other row has its name.
 
 Where the program is more than an expression, the last field of the first line is its parameters, and the statements
 stand below the row. The last of them is the result. `()` stands for no parameters.
@@ -20,6 +21,7 @@ import ast
 import keyword
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from itertools import takewhile, zip_longest
 from pathlib import Path
@@ -37,17 +39,23 @@ NAMES: dict[str, Any] = {
 
 def sections(path: Path) -> list[str]:
     """The names of a file's sections, in order."""
-    return re.findall(r"^\[(.+)\]$", path.read_text("utf-8"), flags=re.M)
+    names = re.findall(r"^\[(.+)\]$", path.read_text("utf-8"), flags=re.M)
+    assert len(names) == len({*names}), f"{path.name} has a section twice: {names}"
+    return names
 
 
 def rows(path: Path, section: str) -> list[dict[str, str]]:
     """The rows of a section, each by the names of its fields; what a row leaves out is empty."""
-    text = re.sub(r"^#.*\n", "", path.read_text(), flags=re.M)
-    sections = re.split(r"^\[(.+)\]\n", text, flags=re.M)
-    header, *lines = re.sub(r"\n +", " ", sections[sections.index(section) + 1]).strip().splitlines()
+    text = re.sub(r"^#.*\n", "", path.read_text("utf-8"), flags=re.M)
+    bodies = re.split(r"^\[.+\]\n", text, flags=re.M)[1:]
+    header, *lines = re.sub(r"\n +", " ", bodies[sections(path).index(section)]).strip().splitlines()
     fields = header.split(" | ")
-    split = [re.split(r" \|(?= |$)", line, maxsplit=len(fields) - 1) for line in lines if line]
-    return [dict(zip_longest(fields, map(str.strip, row), fillvalue="")) for row in split]
+    split = [[*map(str.strip, re.split(r" \|(?= |$)", line))] for line in lines if line]
+    for row in split:
+        assert len(row) <= len(fields), f"{path.name} [{section}]: {row} has more fields than {fields}"
+    if twice := [name for name, count in Counter(row[0] for row in split).items() if count > 1 and fields[0] == "name"]:
+        raise AssertionError(f"{path.name} [{section}]: {twice} are names of several rows")
+    return [dict(zip_longest(fields, row, fillvalue="")) for row in split]
 
 
 def value(text: str, names: Mapping[str, Any] | None = None) -> Any:
@@ -80,6 +88,7 @@ class Program(NamedTuple):
 def programs(path: Path, section: str, names: Mapping[str, Any] | None = None) -> dict[str, Program]:
     """The rows of a section whose statements stand below them, by name; a traceback shows their lines."""
     lines = path.read_text("utf-8").splitlines()
+    assert section in sections(path), f"{path.name} has no section [{section}]"
     start = lines.index(f"[{section}]") + 1
     _, *fields, parameters = lines[start].split(" | ")
     # A `__name__` would say that the functions are of that module.
@@ -90,7 +99,7 @@ def programs(path: Path, section: str, names: Mapping[str, Any] | None = None) -
             name, *texts = line.split(" | ")
             body = takewhile(lambda below: below.startswith(" "), lines[number:])
             function = _function(name, parameters, "\n".join(body), path, number, scope)
-            assert name not in found and len(texts) <= len(fields), line
+            assert name not in found and len(texts) <= len(fields), f"{path.name} [{section}]: {line}"
             found[name] = Program(function, dict(zip(fields, texts + [""] * len(fields), strict=False)))
     return found
 

@@ -114,16 +114,25 @@ def test_a_right_operator_passes(name: str) -> None:
 def test_predictions_are_graded_in_words(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("programs = 62.5\ntiles = 512/64  # a loop\nresident = 32\nwaves = 0.03\nlimit = DRAM-bound\n")
-    graded = list(check("tiles", file))
+    *graded, total = said_of("tiles", file)
     assert graded[0].startswith("programs: you say 62.5; it is 63. There is no half program")
     assert graded[1].startswith("tiles: right, 512/64 = 8. ")
     assert graded[2].startswith("resident: you say 32; it is 16. The limit of blocks is 32")
     assert graded[3].startswith("waves: right, 0.03; it is 0.02983. 63 of 132")
     assert graded[4].startswith("limit: you say DRAM-bound; it is latency-bound. 1 MB in 8 µs")
-    assert graded[5] == "2 of 5 right"
+    assert total == "2 of 5 right"
     file.write_text("programs = 60\n")
-    assert "it is 63, 1.05 times as much" in next(iter(check("tiles", file)))
-    assert list(check("tiles", file))[1] == "tiles: no prediction yet"
+    graded = said_of("tiles", file)
+    assert "it is 63, 1.05 times as much" in graded[0] and graded[1] == "tiles: no prediction yet"
+
+
+def said_of(lesson: str, file: Path) -> list[str]:
+    """What `check` says of predictions that are not all right; the last line is that of the error."""
+    said = list[str]()
+    with pytest.raises(VerificationError) as raised:
+        for line in check(lesson, file):
+            said.append(line)
+    return [*said, str(raised.value)]
 
 
 @pytest.mark.parametrize(

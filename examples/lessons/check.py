@@ -20,7 +20,10 @@ def lesson_named(name: str) -> Lesson:
 
 
 def check(name: str, file: Path, language: str = "en") -> Iterator[str]:
-    """The lines that grade `file`: Python is an operator, anything else holds predictions."""
+    """The lines that grade `file`: Python is an operator, anything else holds predictions.
+
+    Raises VerificationError after the last line if an answer is wrong.
+    """
     lesson = lesson_named(name)
     if language not in ("en", "zh"):
         raise UsageError(f"no language {language!r}; there are en and zh")

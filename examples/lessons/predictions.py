@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilewright.records.errors import UsageError
+from tilewright.records.errors import UsageError, VerificationError
 
 from .lesson import Lesson, Question, Words, value
 
@@ -31,7 +31,10 @@ def _said(language: str) -> dict[str, Any]:
 
 
 def grade(lesson: Lesson, said: Mapping[str, Words], phrases: Phrases, file: Path) -> Iterator[str]:
-    """A sentence or two for each question, in the lesson's order."""
+    """A sentence or two for each question, in the lesson's order, then how many are right.
+
+    Raises VerificationError with that count if a prediction is wrong or missing.
+    """
     given = _read(file)
     known = [question.name for question in lesson.questions]
     if strange := [name for name in given if name not in known]:
@@ -46,7 +49,10 @@ def grade(lesson: Lesson, said: Mapping[str, Words], phrases: Phrases, file: Pat
             phrase, facts = _verdict(question, said[question.name], answer, lesson)
         right += phrase in ("right", "near")
         yield f"{question.name}: {phrases[phrase].format_map(facts)}"
-    yield phrases["total"].format(right=right, all=len(known))
+    total = phrases["total"].format(right=right, all=len(known))
+    if right < len(known):
+        raise VerificationError(total)
+    yield total
 
 
 def _read(file: Path) -> dict[str, str]:
