@@ -109,7 +109,7 @@ def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | 
     """Note something that runs as PyTorch runs it; an error where TILEWRIGHT_STRICT forbids that."""
     record.fallbacks.append(fallback)
     if strict():
-        raise error or CaptureError(f"{fallback.what} at {fallback.where}: {fallback.why}")
+        raise error or CaptureError(f"{fallback.what} at {fallback.where.removesuffix(':')}: {fallback.why}")
     warn_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
 
 

@@ -1,5 +1,6 @@
 """A case priced for a target: all of it captured, nothing run, every kind of model and every refusal."""
 
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -406,7 +407,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], str, bool, type[Exception], str]] =
     ),
     "a branch on a value": (
         branches,
-        *("fp32[N=4]", False, CaptureError, rf"subject is not one graph; it breaks {LINE}if x\.sum\(\) > 0:\n"),
+        *(
+            "fp32[N=4]",
+            False,
+            CaptureError,
+            rf"subject is not one graph; it breaks {LINE}if x\.sum\(\) > 0:\n  which branch",
+        ),
     ),
     "a recurrent layer": (
         lambda x: LSTM(x)[0],
@@ -445,8 +451,18 @@ def predicted(of: PricedCase) -> float:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_captured_says_why(name: str) -> None:
     model, inputs, training, error, said = REFUSED[name]
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=said) as raised:
         capture(case(model, inputs, training))
+    assert "_dynamo/" not in "".join(traceback.format_exception(raised.value)), "frames of PyTorch's compiler"
+    assert name == "no tensors" or raised.value.__context__ is not None
+
+
+def test_the_cause_of_a_refusal_is_shown_if_tracebacks_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWRIGHT_TRACEBACK", "1")
+    with pytest.raises(CaptureError) as raised:
+        capture(case(branches, "fp32[N=4]"))
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "_dynamo/" in shown and "The above exception was the direct cause" in shown
 
 
 def test_after_a_refusal_the_next_capture_works() -> None:

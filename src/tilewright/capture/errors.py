@@ -158,6 +158,8 @@ UNPACKED = "Length mismatch when unpacking"
 """Dynamo's message for a shape, or a tuple of tensors, of more or fewer items; of torch 2.11."""
 RAISED = re.compile(r"raised exception (?!SystemExit|KeyboardInterrupt)(.+)")
 """Of the user's own exceptions, those that say something about the inputs."""
+BRANCH = "Data-dependent branching"
+"""The first line of Dynamo's message for a branch on a value where one graph is asked for."""
 RECURRENT = "RNN, GRU, or LSTM"
 """In Dynamo's message for a recurrent layer, which it traces if asked to."""
 CONSTANT = re.compile(r"\[?ConstantVariable\(\w+: (.*?)\)\]?")
@@ -174,7 +176,8 @@ def capture_error(name: str, error: Exception) -> TilewrightError:
 
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, TilewrightError):
-        return inner
+        # Its traceback is that of PyTorch's compiler.
+        return inner.with_traceback(None)
     text = str(error)
     line = user_line(text.rpartition("from user code:")[2])
     # A module that is one of PyTorch's own layers has no line.
@@ -197,10 +200,9 @@ def capture_error(name: str, error: Exception) -> TilewrightError:
         refusal = f"{type(error).__name__}: {first}"
     if refusal is not None:
         return InputError(f"{name} does not accept its inputs{place}\n  {refusal}")
-    return CaptureError(
-        f"{name} is not one graph{broken}\n  {in_words(first)}; torch.compile would run it as several "
-        "graphs: name a part as the target, or rewrite the line"
-    )
+    advice = "torch.compile would run it as several graphs: name a part as the target, or rewrite the line"
+    why = in_words(text if BRANCH in first else first)
+    return CaptureError(f"{name} is not one graph{broken}\n  {why}" + ("" if RECURRENT in first else f"; {advice}"))
 
 
 SHORT = 40
@@ -247,10 +249,12 @@ def in_words(message: str) -> str:
 
     >>> in_words("generic_jump TensorVariable()")
     "which branch is taken depends on a tensor's value"
+    >>> in_words("Data-dependent branching\\n  Developer debug context: attempted to jump with TensorVariable()")
+    "which branch is taken depends on a tensor's value"
     >>> in_words("Attempted to wrap RNN, GRU, or LSTM\\n  Developer debug context: LSTM(8, 8)")
     "Dynamo traces recurrent layers only if the model's file sets torch._dynamo.config.allow_rnn = True"
     """
-    if jump := re.match(r"generic_jump (\w+)", message):
+    if jump := re.match(rf"(?:generic_jump|{BRANCH}(?:.|\n)* attempted to jump with) (\w+)", message):
         value = "a tensor's value" if jump[1] == "TensorVariable" else "a value that is known only when it runs"
         return f"which branch is taken depends on {value}"
     if RECURRENT in message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 from pathlib import Path
@@ -18,12 +17,11 @@ from tilewright.records.errors import (
     TilewrightError,
     UsageError,
     disk_is_full,
+    traceback_wanted,
     with_advice,
 )
 
 INTERRUPTED = 130
-TRACEBACK = "TILEWRIGHT_TRACEBACK"
-"""With this variable set to 1 an unforeseen exception shows its traceback."""
 _NO_MEMORY = re.compile(r"(?:out of memory|can't allocate memory|not enough memory)\b.*", re.IGNORECASE)
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -61,7 +59,7 @@ def message_of(error: BaseException) -> tuple[str, int]:
         return with_advice(f"cannot write {getattr(error, 'filename', None) or 'a file'}", error), StoreError.exit_code
     if isinstance(error, OSError):
         return with_advice(f"cannot use {error.filename or 'a file'}", error), TilewrightError.exit_code
-    if os.environ.get(TRACEBACK) == "1":
+    if traceback_wanted():
         raise error
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if _is_ours(frame) or is_user_file(frame.filename)), frames[-1])
@@ -70,7 +68,7 @@ def message_of(error: BaseException) -> tuple[str, int]:
     place = f"{Path(last.filename).name}:{last.lineno}"
     return (
         f"a fault of tilewright at {place}: {type(error).__name__}: {first}; "
-        f"{TRACEBACK}=1 shows the traceback, please report it"
+        "TILEWRIGHT_TRACEBACK=1 shows the traceback, please report it"
     ), TilewrightError.exit_code
 
 

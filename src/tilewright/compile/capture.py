@@ -29,7 +29,7 @@ from tilewright.measure.inputs import make_arguments, note_training_mode
 from tilewright.pytorch.compiler import forget_compiled, is_compilers
 from tilewright.pytorch.state import without_onednn
 from tilewright.records.case import Case
-from tilewright.records.errors import CaptureError, InputError
+from tilewright.records.errors import CaptureError, InputError, shown_cause
 from tilewright.records.program import GraphName
 
 
@@ -90,7 +90,7 @@ def capture(
         # Dynamo lets some errors of operators pass, with the user's lines added to their text.
         if not is_compilers(error) and "from user code:" not in str(error):
             raise
-        raise capture_error(case.name, error) from error
+        raise capture_error(case.name, error) from shown_cause(error)
     finally:
         forget_compiled()
     if not captured.graphs:

@@ -35,6 +35,19 @@ def strict() -> bool:
     return os.environ.get("TILEWRIGHT_STRICT") == "1"
 
 
+def traceback_wanted() -> bool:
+    """Whether tracebacks are shown that messages replace: `TILEWRIGHT_TRACEBACK=1`."""
+    return os.environ.get("TILEWRIGHT_TRACEBACK") == "1"
+
+
+def shown_cause(error: BaseException) -> BaseException | None:
+    """What to raise a TilewrightError from whose message says what `error` says in a page of PyTorch's own frames.
+
+    None, unless tracebacks are wanted: Python then prints the new error alone, and keeps `error` as its `__context__`.
+    """
+    return error if traceback_wanted() else None
+
+
 class Refusal(Exception):
     """Why a call that could be rewritten stays as it is; becomes a decision's reason."""
 
@@ -46,7 +59,7 @@ class TilewrightError(Exception):
 
     def _render_traceback_(self, *_: object) -> list[str]:
         """What a notebook shows: the message; with `TILEWRIGHT_TRACEBACK=1` the traceback, too."""
-        if os.environ.get("TILEWRIGHT_TRACEBACK") == "1":
+        if traceback_wanted():
             return "".join(traceback.format_exception(self)).splitlines()
         return f"{type(self).__name__}: {self}".splitlines()
 
