@@ -157,3 +157,14 @@ def compilations() -> tuple[int, int]:
 
     context = CompileContext.current_compile_id()
     return (context.frame_compile_id or 0) + 1 if context else 1, config.recompile_limit
+
+
+COMPUTES_CALL = "_compiled_call_impl"
+"""The attribute of a module whose value, if there is one, computes its call, hooks included. `Module.compile` sets it;
+copies and files of the module leave it out."""
+
+
+def computed_call(module: Any) -> Callable[..., Any]:
+    """What computes a module's call without that attribute."""
+    call: Callable[..., Any] = module._call_impl
+    return call

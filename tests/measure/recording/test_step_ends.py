@@ -1,5 +1,7 @@
 """What ends a step of a program that knows nothing of the recorder."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,16 +114,100 @@ def recorded(folder: Path, make: Callable[[], Callable[[], object]], steps: int,
     return recorder.stop()
 
 
+def a_jacobian() -> Callable[[], object]:
+    layers = model()
+    return lambda: torch.autograd.functional.jacobian(layers, X[0])
+
+
+def a_hessian() -> Callable[[], object]:
+    return lambda: torch.autograd.functional.hessian(lambda x: (x**4).sum(), X[0])
+
+
+def rows_by_hand() -> Callable[[], object]:
+    weight = torch.rand(4, 4)
+
+    def step() -> None:
+        x = X[0].clone().requires_grad_()
+        y = torch.relu(weight @ x)
+        for row in y:
+            torch.autograd.grad(row, x, retain_graph=True)
+
+    return step
+
+
+def a_hessian_by_hand() -> Callable[[], object]:
+    def step() -> None:
+        x = X[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
+        for element in slope:
+            torch.autograd.grad(element, x, retain_graph=True)
+
+    return step
+
+
+def curvature() -> Callable[[], object]:
+    layers = model()
+    weights = list(layers.parameters())
+
+    def step() -> None:
+        slopes = torch.autograd.grad(layers(X).square().sum(), weights, create_graph=True)
+        torch.autograd.grad([slope.square().sum() for slope in slopes], weights)
+
+    return step
+
+
+def two_transforms() -> Callable[[], object]:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x**4).sum()
+
+    def step() -> None:
+        torch.func.jacrev(f)(X[0])
+        torch.func.vmap(torch.func.grad(f))(X)
+
+    return step
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        two_optimizers, one_for_each_layer, made_anew, by_hand, only_forward, a_transform_of_each_sample,
-        a_model_that_fails,
+        two_optimizers, one_for_each_layer, made_anew, by_hand, a_jacobian, a_hessian, rows_by_hand, a_hessian_by_hand,
+        curvature, two_transforms,
     ],
 )  # fmt: skip
 def test_one_thing_ends_each_step(make: Callable[[], Callable[[], object]], tmp_path: Path) -> None:
     done = recorded(tmp_path, make, 12)
     assert (done.steps_seen, done.steps_kept, done.failed) == (12, 2, "")
+
+
+@pytest.mark.parametrize("make", [only_forward, a_transform_of_each_sample, a_model_that_fails])
+def test_a_call_of_a_model_ends_each_step_from_its_second_on(
+    make: Callable[[], Callable[[], object]], tmp_path: Path
+) -> None:
+    done = recorded(tmp_path, make, 13)
+    assert (done.steps_seen, done.steps_kept, done.failed) == (12, 2, "")
+
+
+def test_steps_of_a_model_run_without_a_hook_on_any_module(tmp_path: Path) -> None:
+    """Another, which nothing has called yet, ends them once it is called instead; copies and files are as without."""
+    from torch.nn.modules import module
+
+    first, other = model(), model()
+    hooks: list[int] = []
+
+    def step() -> None:
+        used = first if len(hooks) < 3 else other
+        with torch.no_grad():
+            used(X)
+        parts = (copy.deepcopy(used), *used.modules())
+        hooks.append(len(module._global_forward_hooks) + sum(len(part._forward_hooks) for part in parts))
+        assert all(part._compiled_call_impl is None for part in (parts[0], *parts[2:]))
+        assert pickle.loads(pickle.dumps(used))._compiled_call_impl is None
+
+    done = recorded(tmp_path, lambda: step, 3 + 14)
+    assert (done.steps_seen, done.steps_kept, done.failed) == (12, 2, "")
+    # The warm-up and the two kept steps have the hooks of their ranges.
+    assert [n for n, count in enumerate(hooks) if count] == [0, 8, 10, 11]
+    assert all(part._compiled_call_impl is None for used in (first, other) for part in used.modules())
 
 
 def test_optimizers_that_follow_each_other_all_end_steps(tmp_path: Path) -> None:
@@ -134,7 +220,7 @@ def test_optimizers_that_follow_each_other_all_end_steps(tmp_path: Path) -> None
 def test_what_is_only_called_before_a_program_trains_ends_no_step_if_nothing_was_recorded_yet(
     before: int, tmp_path: Path
 ) -> None:
-    """From the fifth step on they are recorded; those of the training call its model twice, the first one in turn."""
+    """From the sixth call on they are recorded; the training calls its model twice a step, at first unseen."""
     evaluate = only_forward()
     made: list[Callable[[], object]] = []
 
@@ -153,7 +239,7 @@ def test_what_is_only_called_before_a_program_trains_ends_no_step_if_nothing_was
         return step
 
     done = recorded(tmp_path, make, before + 12)
-    assert done.steps_seen == (12 if before == 2 else 9 + 2 * 12 - 1)
+    assert done.steps_seen == (12 if before == 2 else 8 + 2 * (12 - 2))
 
 
 def test_a_program_that_has_an_optimizer_has_no_hook_on_its_models(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, TypeVar
+from weakref import ref
 
 from tilewright.measure.recording.line_tracer import is_of_pytorch, traced_by_another
 
@@ -49,7 +50,7 @@ class Replacements:
     """
 
     def __init__(self) -> None:
-        self._made: list[_Attribute | _Entry | _Listed] = []
+        self._made: list[_Attribute | _Entry | _Own | _Listed] = []
         self._inside: set[int] = set()
         self._compiling: set[int] = set()
         self._hidden = False
@@ -104,6 +105,12 @@ class Replacements:
             yield
 
     @contextmanager
+    def own(self, owner: Any, name: str, value: Any) -> Iterator[None]:
+        """While inside, `owner`, as long as it lives, has `value` as an attribute of its own, which it has not yet."""
+        with self._standing(_Own(owner, name, value)):
+            yield
+
+    @contextmanager
     def listed(self, values: list[Any], value: Any) -> Iterator[None]:
         """While inside, `value` is the last of `values`, or among those that are added later."""
         with self._standing(_Listed(values, value)):
@@ -135,7 +142,7 @@ class Replacements:
         self._installed.close()
 
     @contextmanager
-    def _standing(self, made: _Attribute | _Entry | _Listed) -> Iterator[None]:
+    def _standing(self, made: _Attribute | _Entry | _Own | _Listed) -> Iterator[None]:
         with self.held:
             self._made.append(made)
             if not self._hidden:
@@ -189,6 +196,19 @@ class _Entry:
 
     def take_back(self) -> None:
         self._mapping.pop(self._key, None)
+
+
+class _Own:
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self._owner, self._name, self._value = ref(owner), name, value
+
+    def put(self) -> None:
+        if (owner := self._owner()) is not None:
+            vars(owner).setdefault(self._name, self._value)
+
+    def take_back(self) -> None:
+        if (owner := self._owner()) is not None and vars(owner).get(self._name) is self._value:
+            del vars(owner)[self._name]
 
 
 class _Listed:

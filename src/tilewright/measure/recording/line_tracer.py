@@ -45,7 +45,7 @@ TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 _OF_INDUCTOR = re.compile(r"c[a-z0-9]{40,}\.py")
 
 
-class _UserFiles(dict[str, bool]):
+class UserFiles(dict[str, bool]):
     """Caches whether a file, as code names it, is the user's."""
 
     def __missing__(self, name: str) -> bool:
@@ -68,7 +68,7 @@ class LineTracer:
         self._firsts: dict[int, int] = {}
         """The place of line 0 of a function, by the identity of its code: code has a slow hash."""
         self._codes: list[CodeType] = []
-        self._user_files = _UserFiles()
+        self._user_files = UserFiles()
         self._thread = 0
         self._stopped = False
         self._most = MOST_LINES

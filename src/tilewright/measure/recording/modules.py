@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
@@ -46,6 +46,13 @@ def module_ranges(results: Any, *, layers: bool) -> Iterator[tuple[str, int, int
             if name and event.start_tid in threads:
                 yield name, event.start_time_ns, event.end_time_ns, threads[event.start_tid]
         to_visit += [(child, names) for child in event.children]
+
+
+def outermost_modules() -> Sequence[nn.Module]:
+    """Those alive that are in no other."""
+    modules = _modules_alive()
+    inner = {id(child) for module in modules.values() for child in vars(module).get("_modules", {}).values()}
+    return [it for number, it in modules.items() if number not in inner and "_parameters" in vars(it)]
 
 
 def _modules_alive() -> Mapping[int, nn.Module]:

@@ -1,16 +1,23 @@
-"""Which call of an unmodified program ends a step: of an optimizer, else of backward, else of a model."""
+"""Which call of an unmodified program ends a step: of an optimizer, else a derivative, else a call of a model."""
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import CodeType
 from typing import Any
 from weakref import ref
 
 from tilewright.measure.recording.compilation import Replacements, named_as
+from tilewright.measure.recording.line_tracer import UserFiles
+from tilewright.measure.recording.modules import outermost_modules
 
-_MODEL, _BACKWARD, _OPTIMIZER = 1, 2, 3
+_MODEL, _KEPT_GRAPH, _BACKWARD, _OPTIMIZER = 1, 2, 3, 4
+_GONE_THROUGH = "tilewright gone through"
+"""Key in the metadata of a node of autograd's."""
 
 
 class _Leader:
@@ -19,24 +26,56 @@ class _Leader:
     def __init__(self) -> None:
         self._leader: Callable[[], object] = lambda: None
         self._others: list[Callable[[], object]] = []
+        self.turns = 0
+        """Of the one that leads now."""
 
     def is_turn_of(self, one: object) -> bool:
         leader = self._leader()
         if leader is not None and one is not leader and not any(one is other() for other in self._others):
             self._others.append(ref(one))
             return False
+        self.turns = self.turns + 1 if one is leader else 1
         self._leader = ref(one)
         self._others.clear()
         return True
+
+
+class _Site:
+    """A place in the program's code."""
+
+
+class _Call:
+    """Stands in a module for what computes its call, and tells `ended` of each."""
+
+    def __init__(self, module: Any, ended: Callable[[Any], None]) -> None:
+        self._module, self._ended = ref(module), ended
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        from tilewright.pytorch.state import computed_call
+
+        module = self._module()
+        try:
+            return computed_call(module)(*arguments, **options)
+        finally:
+            self._ended(module)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copy of the module, or a file of it, has none."""
+        return type(None), ()
 
 
 class StepEnds:
     """Calls `ended` at the end of each step of the program.
 
     An optimizer's step ends one. While entered, in a program that makes no optimizer of PyTorch's, `torch.autograd`'s
-    `backward` or `grad` does so, and in one that does not differentiate a call of a module that is in no other's and
-    has parameters: those without transform samples. Of several optimizers, or models, the same one ends all steps.
-    `anew` is called where what ended steps until then was a part of one; it says whether they can be counted anew.
+    `backward` or `grad` does so that frees its graph; where none does, the first that goes through a graph, or the
+    whole `jacobian` or `hessian` that does. In a program that does not differentiate it is a call of a module that is
+    in no other's and has parameters: those without transform samples. Of several optimizers, lines that differentiate,
+    or models, the same one ends all steps. `anew` is called where what ended steps until then was a part of one; it
+    says whether they can be counted anew.
+
+    A model's first call only shows which one it is: PyTorch tells of the calls of all modules, or of one. From its
+    second call on nothing is asked for but its own calls, and those of models that have not been called yet.
     """
 
     def __init__(
@@ -45,71 +84,123 @@ class StepEnds:
         self._replacements = replacements
         self._ended, self._anew = ended, anew
         self._kind = 0
-        self._leaders = {_MODEL: _Leader(), _OPTIMIZER: _Leader()}
+        self._leaders: defaultdict[int, _Leader] = defaultdict(_Leader)
+        self._sites: defaultdict[tuple[CodeType, int], _Site] = defaultdict(_Site)
+        self._user_files = UserFiles()
         self._thread = threading.get_ident()
         self._called: list[Any] = []
         """The modules that are called, outermost first."""
-        self._entered, self._calls = ExitStack(), ExitStack()
+        self._seen: set[int] = set()
+        self._derivatives = 0
+        """Of the functions that go backward several times, those that are called."""
+        self._entered, self._around, self._hooks, self._roots = ExitStack(), ExitStack(), ExitStack(), ExitStack()
 
     def __enter__(self) -> StepEnds:
-        from torch.nn.modules import module
         from torch.optim import Optimizer
 
-        hook, entry = object(), self._replacements.entry
-        for hooks, value in (
-            (module._global_forward_pre_hooks, self._enter_module),
-            (module._global_forward_hooks_always_called, True),
-            (module._global_forward_hooks, self._leave_module),
-        ):
-            self._calls.enter_context(entry(hooks, hook, value))
-        self._calls.enter_context(self._around_backward())
+        self._ask_all()
+        self._around.enter_context(self._around_derivatives())
         initialise = Optimizer.__init__
 
         @named_as(initialise)
         def init(optimizer: Any, *arguments: Any, **options: Any) -> None:
             # Only its steps count from here on.
-            self._calls.close()
+            self._close()
             initialise(optimizer, *arguments, **options)
 
         self._entered.enter_context(self._replacements.attribute(Optimizer, "__init__", init))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._calls.close()
+        self._close()
         self._entered.close()
 
+    def _ask_all(self) -> None:
+        from torch.nn.modules import module
+
+        self._roots.close()
+        self._hooks.close()
+        self._seen.clear()
+        hook, entry = object(), self._replacements.entry
+        for hooks, value in (
+            (module._global_forward_pre_hooks, self._enter_module),
+            (module._global_forward_hooks_always_called, True),
+            (module._global_forward_hooks, self._leave_module),
+        ):
+            self._hooks.enter_context(entry(hooks, hook, value))
+
+    def _close(self) -> None:
+        for asked in (self._hooks, self._roots, self._around):
+            asked.close()
+
     def optimizer_stepped(self, optimizer: object) -> None:
-        self._calls.close()
+        self._close()
         if self._leaders[_OPTIMIZER].is_turn_of(optimizer):
             self._end(_OPTIMIZER)
 
     def _end(self, kind: int) -> None:
         if kind > self._kind:
             if self._kind and not self._anew():
+                if self._kind == _MODEL:
+                    # The program does something else now, perhaps by another model.
+                    self._ask_all()
                 return
             self._kind = kind
+            if kind > _MODEL:
+                self._hooks.close()
+                self._roots.close()
         if kind == self._kind:
             self._ended()
 
     @contextmanager
-    def _around_backward(self) -> Iterator[None]:
+    def _around_derivatives(self) -> Iterator[None]:
         import torch
 
         def ending(function: Callable[..., Any]) -> Callable[..., Any]:
             @named_as(function)
             def call(*arguments: Any, **options: Any) -> Any:
+                if threading.get_ident() != self._thread or self._derivatives:
+                    return function(*arguments, **options)
+                keeps, is_new = _keeps_graph(arguments, options), _is_new_graph(arguments, options)
                 result = function(*arguments, **options)
-                if threading.get_ident() == self._thread:
-                    self._end(_BACKWARD)
+                if is_new:
+                    self._derived(_KEPT_GRAPH if keeps else _BACKWARD)
                 return result
 
             return call
 
+        def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+            @named_as(function)
+            def call(*arguments: Any, **options: Any) -> Any:
+                if threading.get_ident() != self._thread or self._derivatives:
+                    return function(*arguments, **options)
+                self._derivatives += 1
+                try:
+                    result = function(*arguments, **options)
+                finally:
+                    self._derivatives -= 1
+                self._derived(_KEPT_GRAPH)
+                return result
+
+            return call
+
+        functional = torch.autograd.functional
         with ExitStack() as stack:
-            for name in ("backward", "grad"):
-                replacement = ending(getattr(torch.autograd, name))
-                stack.enter_context(self._replacements.attribute(torch.autograd, name, replacement))
+            for owner, name, wrapped in (
+                (torch.autograd, "backward", ending),
+                (torch.autograd, "grad", ending),
+                (functional, "jacobian", whole),
+                (functional, "hessian", whole),
+            ):
+                stack.enter_context(self._replacements.attribute(owner, name, wrapped(getattr(owner, name))))
             yield
+
+    def _derived(self, kind: int) -> None:
+        frame: Any = sys._getframe(2)
+        while frame.f_back is not None and not self._user_files[frame.f_code.co_filename]:
+            frame = frame.f_back
+        if self._leaders[kind].is_turn_of(self._sites[frame.f_code, frame.f_lasti]):
+            self._end(kind)
 
     def _enter_module(self, module: Any, _: Any) -> None:
         if threading.get_ident() == self._thread:
@@ -123,5 +214,55 @@ class StepEnds:
             pass
         if self._called or next(module.parameters(), None) is None:
             return
-        if self._leaders[_MODEL].is_turn_of(module):
-            self._end(_MODEL)
+        self._seen.add(id(module))
+        self._model_called(module)
+
+    def _model_called(self, module: Any) -> None:
+        leader = self._leaders[_MODEL]
+        if not leader.is_turn_of(module) or leader.turns == 1:
+            return
+        # Within the step that ends. While an exception is handled PyTorch goes through the hooks, which stay then.
+        if leader.turns == 2 and sys.exc_info()[1] is None:
+            self._ask_roots(module)
+        if leader.turns == 2 and self._kind == _MODEL:
+            # Another has ended steps until then.
+            self._anew()
+        self._end(_MODEL)
+
+    def _root_called(self, module: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._model_called(module)
+
+    def _ask_roots(self, leader: Any) -> None:
+        """No hook any more: the calls of `leader`, and of models that have not been called, are asked for in these."""
+        from tilewright.pytorch.state import COMPUTES_CALL
+
+        if vars(leader).get(COMPUTES_CALL) is not None:
+            return
+        for module in (leader, *(it for it in outermost_modules() if id(it) not in self._seen)):
+            if next(module.parameters(), None) is not None:
+                call = _Call(module, self._root_called)
+                self._roots.enter_context(self._replacements.own(module, COMPUTES_CALL, call))
+        self._hooks.close()
+
+
+def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether `backward` or `grad`, so called, leaves the graph for another."""
+    given = dict(zip(("", "", "retain_graph", "create_graph"), arguments, strict=False)) | options
+    keeps = given.get("retain_graph")
+    return bool(given.get("create_graph") if keeps is None else keeps)
+
+
+def _is_new_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether nothing went backward through the graph of the first tensor yet: its rows, as y[i], have one graph."""
+    tensors = arguments[0] if arguments else options.get("outputs", options.get("tensors"))
+    while isinstance(tensors, (tuple, list)) and tensors:
+        tensors = tensors[0]
+    node = getattr(tensors, "grad_fn", None)
+    if node is None:
+        return True
+    while len(inner := [it for it, _ in node.next_functions if it is not None]) == 1 and inner[0].next_functions:
+        node = inner[0]
+    is_new = _GONE_THROUGH not in node.metadata
+    node.metadata[_GONE_THROUGH] = True
+    return is_new
