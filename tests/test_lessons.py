@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from examples.lessons import operators
+from examples.lessons import operators, truths
 from examples.lessons.catalogue import LESSONS
 from examples.lessons.check import check
 from examples.lessons.lesson import value
@@ -160,14 +160,38 @@ def test_an_operator_where_none_is_asked_for(tmp_path: Path) -> None:
         list(check("tiles", tmp_path / "mine.py"))
 
 
-def test_what_softmax_reads_and_writes(tmp_path: Path) -> None:
-    """The answers of the page itself, counted on the captured graph."""
+RIGHT = {
+    "softmax": "reads_naive = 5NM + 2N\nwrites_naive = 3*N*M + 2*N\nreads_fused = N*M\nwrites_fused = N M\n"
+    "times_faster = 4\nbound = DRAM-bound\n",
+    "launches": "launch_bound_us = 1000*6.4\ngpu_bound_us = 6.4 + 14000\nwith_item_us = 20400\n"
+    "item_costs_percent = 0.46\n",
+    "tiles": "programs = 63\ntiles = 8\nresident = 16\nwaves = 63/2112\nlimit = latency-bound\n",
+    "gelu": "launches_steps = 9\nreads_steps = 13·N·M\ntraffic_fused = 2NM\nsteps_over_library = 11/2\n"
+    "cuda_over_generated = 1\n",
+    "ladder": "flops = 2N³\nreads_textbook = 2*N**3\nreads_tiled = 2N^3/128\nintensity = N/3\n"
+    "bound = compute-bound\nsoftmax_rungs = 4\n",
+    "attention": "score_passes = 6\nflops = 4BN²d\nwrites_flash = B·N·d\ngrowth = 8**2\nbackward_over_forward = 5/2\n",
+    "block": "products = 8\nlaunches_before = 21\nlaunches_after = 12\nflops_saved = 0\n",
+}
+
+
+@pytest.mark.parametrize("lesson", RIGHT)
+def test_right_answers_are_right(tmp_path: Path, lesson: str) -> None:
+    """As a reader writes them; what is counted, is counted on the captured graph."""
     file = tmp_path / "mine.txt"
-    file.write_text(
-        "reads_naive = 5NM + 2N\nwrites_naive = 3*N*M + 2*N\nreads_fused = N*M\nwrites_fused = N*M\n"
-        "times_faster = 4\nbound = DRAM-bound\n".replace("5NM", "5*N*M")
-    )
-    assert list(check("softmax", file))[-1] == "6 of 6 right"
+    file.write_text(RIGHT[lesson], "utf-8")
+    *_, last = check(lesson, file)
+    assert re.fullmatch(r"(\d) of \1 right", last)
+
+
+def test_each_of_two_steps_that_take_as_long_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truths, "softmax_steps", lambda: {"max": 1.0, "exp": 3.8, "sum": 2.0, "div": 4.0})
+    file = tmp_path / "mine.txt"
+    for answer in ("exp", "div"):
+        file.write_text(f"slowest = {answer}\ndiv_over_sum = 2\n")
+        assert said_of("profiling", file)[2].startswith(f"slowest: right, {answer}. ")
+    file.write_text("slowest = max\n")
+    assert said_of("profiling", file)[2].startswith("slowest: you say max; it is exp / div. ")
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

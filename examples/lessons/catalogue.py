@@ -12,7 +12,7 @@ from .truths import (
     recorded_ratio,
     resident,
     score_passes,
-    slowest_softmax_step,
+    slowest_softmax_steps,
     softmax_steps,
 )
 
@@ -30,7 +30,7 @@ LESSONS = {
         (
             Question("operators", lambda: len(launches(_SOFTMAX, "before"))),
             Question("calls", lambda: 200.0 * len(launches(_SOFTMAX, "before"))),
-            Question("slowest", slowest_softmax_step, choices=_STEPS),
+            Question("slowest", slowest_softmax_steps, choices=_STEPS),
             Question("div_over_sum", lambda: softmax_steps()["div"] / softmax_steps()["sum"], factor=2.5),
         )
     ),
@@ -60,7 +60,7 @@ LESSONS = {
             Question("tiles", lambda: 512 // 64),
             Question("resident", lambda: resident(threads=128, registers=32, shared=32)),
             Question("waves", lambda: 63 / (132 * resident(threads=128, registers=32, shared=32)), factor=1.02),
-            Question("limit", lambda: "latency-bound", choices=_BOUNDS),
+            Question("limit", lambda: ("latency-bound",), choices=_BOUNDS),
         )
     ),
     "gelu": Lesson(
@@ -84,7 +84,7 @@ LESSONS = {
             Question("reads_textbook", lambda: 2 * 4096.0**3),
             Question("reads_tiled", lambda: 2 * 4096.0**3 / 128),
             Question("intensity", lambda: 2 * 4096.0**3 / (3 * 4096.0**2 * 2)),
-            Question("bound", lambda: "compute-bound", choices=_BOUNDS),
+            Question("bound", lambda: ("compute-bound",), choices=_BOUNDS),
             Question("softmax_rungs", recorded_ratio("softmax", "32768x8192 bf16", "torch", "tilewright"), factor=1.3),
         ),
         {"N": 4096},

@@ -6,6 +6,7 @@ On a GPU an access outside of a tensor may go unnoticed; in the interpreter it d
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -48,6 +49,8 @@ def install() -> None:
         _check(pointers, mask, extents, "writes")
         return store(self, pointers, value, mask, *rest)
 
+    # An overflow of the student's is named by the element that it makes wrong.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
     interpreter._convert_float = to_nearest
     executor._init_args_hst = arguments_on_host
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store

@@ -25,8 +25,8 @@ class Question:
     """One prediction: a number or a formula in the lesson's sizes, or one of `choices`."""
 
     name: str
-    truth: Callable[[], float | str]
-    """Counted or measured when it is asked for."""
+    truth: Callable[[], float | Sequence[str]]
+    """Counted or measured when it is asked for; of `choices` each that is right: what was measured may be a tie."""
     factor: float = 1.0
     """How far off a right answer may be: 1 for what is counted, more for what is measured."""
     choices: Sequence[str] = ()
@@ -53,17 +53,20 @@ class Words:
 def value(formula: str, sizes: Mapping[str, int]) -> float:
     """The number that a formula such as `5*N*M + 2*N` gives. Raises UsageError; nothing else is evaluated.
 
-    >>> value("5·N·M + 2N", {"N": 10, "M": 3}), value("5NM + 2e1", {"N": 10, "M": 3})
-    (170.0, 170.0)
+    >>> value("5·N·M + 2N", {"N": 10, "M": 3}), value("5NM + 2e1", {"N": 10, "M": 3}), value("2 N²M³", {"N": 2, "M": 3})
+    (170.0, 170.0, 216.0)
     """
-    text = formula.replace("·", "*").replace("×", "*").replace("^", "**")
-    # A factor needs no sign before a name, as in 5NM; 2e7 is a number.
+    text = formula.strip()
+    for sign, operation in {"·": "*", "×": "*", "^": "**", "²": "**2", "³": "**3"}.items():
+        text = text.replace(sign, operation)
+    # A factor needs no sign before a name, as in 5NM or 5 N M; 2e7 is a number.
+    text = re.sub(r"(?<=[\w)]) +(?=[\w(])", "*", text)
     text = re.sub(r"(?<=\d)(?=[A-Za-z(])(?![eE][+-]?\d)", "*", text)
     text = re.sub(
         r"(?<![\w.])[A-Za-z]{2,}", lambda word: "*".join(word[0]) if {*word[0]} <= {*sizes} else word[0], text
     )
     try:
-        return _number(ast.parse(text.replace("²", "**2").replace(",", ""), mode="eval").body, sizes)
+        return _number(ast.parse(text.replace(",", ""), mode="eval").body, sizes)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
         known = ", ".join(sizes) or "no names"
         raise UsageError(f"cannot read {formula!r}: write a number or a formula with + - * / ** and {known}") from error

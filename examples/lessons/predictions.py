@@ -74,11 +74,11 @@ def _read(file: Path) -> dict[str, str]:
 def _verdict(question: Question, words: Words, answer: str, lesson: Lesson) -> tuple[str, dict[str, str]]:
     """The phrase for an answer, and what stands in it."""
     truth = question.truth()
-    if isinstance(truth, str):
+    if not isinstance(truth, (int, float)):
         if answer not in question.choices:
             raise UsageError(f"{question.name} = {answer}: choose one of {', '.join(question.choices)}")
-        why = words.why if answer == truth else words.mistakes.get(answer, words.why)
-        return "right" if answer == truth else "mistaken", {"said": answer, "truth": truth, "why": why}
+        why = words.why if answer in truth else words.mistakes.get(answer, words.why)
+        return "right" if answer in truth else "mistaken", {"said": answer, "truth": " / ".join(truth), "why": why}
     said = value(answer, lesson.sizes)
     facts = {"said": _shown(answer, said), "truth": _number(truth, question.factor), "why": words.why}
     mistake = next((m for m in words.mistakes if _equal(said, value(m, lesson.sizes), 1)), None)

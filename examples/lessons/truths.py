@@ -50,10 +50,10 @@ def floor_ratio(target: str) -> float:
     return before / after
 
 
-def bound(target: str, name: str) -> str:
+def bound(target: str, name: str) -> tuple[str]:
     """What limits one operator of the graph that is not fused."""
     (row,) = (row for row in launches(target, "before") if row.name == name)
-    return row.bound or "unknown"
+    return (row.bound or "unknown",)
 
 
 def recorded_us(suite: str, case: str, impl: str) -> float:
@@ -97,9 +97,10 @@ def resident(threads: int, registers: int, shared: int) -> float:
     return occupancy(architecture("9.0"), threads, registers, shared).blocks
 
 
-def slowest_softmax_step() -> str:
+def slowest_softmax_steps() -> list[str]:
+    """The slowest step, and those within a tenth of it: which of them comes first changes from run to run."""
     steps = softmax_steps()
-    return max(steps, key=lambda name: steps[name])
+    return [name for name, seconds in steps.items() if seconds >= 0.9 * max(steps.values())]
 
 
 def products(target: str) -> list[Operator]:
