@@ -71,7 +71,7 @@ def machine_code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_operators_kernels_compile(machine_code: dict[str, Any]) -> None:
     """The interpreter takes kernels that the compiler does not: a loop whose values change their shape."""
-    assert len(machine_code["errors"]) > 500 and [error for error in machine_code["errors"] if error] == []
+    assert len(machine_code["errors"]) > 400 and [error for error in machine_code["errors"] if error] == []
 
 
 def test_every_architecture_has_its_machine_code(machine_code: dict[str, Any]) -> None:

@@ -304,15 +304,15 @@ class Calls(Table):
         return super().input(self.moved[id(tensor)][1])
 
 
-def operator_calls(device: torch.device, every: int = 1) -> Calls:
+def operator_calls(device: torch.device, every: int = 1, part: int = 0) -> Calls:
     """One kind of call of every operator with a body: with its first operands and `every` so many-th of the others.
 
-    With all, where PyTorch has no such call for any of these.
+    With all, where PyTorch has no such call for any of these. Of the `every` parts of the others, which one.
     """
     calls = Calls(device)
     for number, (name, makers) in enumerate([*CALLS.items(), *VIEWS.items()]):
         samples = list(combinations(number, 0))
-        few = [one for place, one in enumerate(samples) if not place or (number + place) % every == 0]
+        few = [one for place, one in enumerate(samples) if not place or (number + place) % every == part]
         for chosen in (few, [one for one in samples if one not in few]):
             labels = [f"{name} {one.layout} {one.dtype}" for one in chosen]
             accepted = [

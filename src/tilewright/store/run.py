@@ -166,13 +166,14 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
 
 def read_program(path: Path) -> Program:
     """The program in a finished run; StoreError as `read_rows`."""
-    return Program(
-        operators=read_rows(path, Operator),
-        regions=read_rows(path, Region),
-        decisions=read_rows(path, Decision),
-        memory=read_rows(path, MemoryPoint),
-        fallbacks=read_rows(path, Fallback),
-    )
+    with reading(path) as connection:
+        return Program(
+            operators=select(connection, Operator),
+            regions=select(connection, Region),
+            decisions=select(connection, Decision),
+            memory=select(connection, MemoryPoint),
+            fallbacks=select(connection, Fallback),
+        )
 
 
 def _sweep(parent: Path) -> None:

@@ -14,6 +14,7 @@ neighbours, the allocator's state), so that more steps of the same minute teach 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ def _change(shift: float, variance: float, freedom: float, method: str) -> Chang
     return Change(ratio, low, high, verdict, method)
 
 
+@functools.cache
 def student(probability: float, freedom: float) -> float:
     """Quantile of Student's t above the median; fewer than two degrees of freedom count as two.
 
