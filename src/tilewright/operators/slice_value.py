@@ -33,8 +33,9 @@ def positions(trace: Trace, extent: int, dim: int, rank: int) -> Value:
 def slice_value(value: Value, dim: int, extent: int, start: int, step: int = 1, inside: Value | None = None) -> Value:
     """[…, n, …] → […, extent, …]: element i along `dim` is element `start + i · step` of `value`.
 
-    `inside`: bool, over the new dimension alone. Raises `Unfusable` for a random draw, for a dimension that the memory
-    behind it does not walk through with one stride, and for one of which a reduction behind it covers only some axes.
+    `inside`: bool, over the new dimension alone: where `start + i · step` is an element. Raises `Unfusable` for a
+    random draw, for a dimension that the memory behind it does not walk through with one stride, for one of which a
+    reduction behind it covers only some axes, and for a part of a scan that does not begin where the scan does.
     """
     at = dim % len(value.dims)
     new = inside.dims[at] if inside is not None else group(extent)
@@ -130,9 +131,11 @@ class _Excerpt:
     def _again(self, op: Op, args: tuple[int, ...]) -> int:
         if op.name == "draw":
             raise Unfusable("only a part of a random tensor is read, but all its numbers must be drawn")
+        if op.name == "scan" and _reduced(op) == set(self.old) and self._from_the_first():
+            return self._scan(op, args)
         if op.name in ("reduce", "scan") and _reduced(op) & set(self.old):
             raise Unfusable("it slices a dimension along which a scan or a partial reduction runs")
-        if op.name == "reduce" and self._widened() > MOST_WIDENED:
+        if op.name in ("reduce", "scan") and self._widened() > MOST_WIDENED:
             raise Unfusable(f"a reduction would be computed over {self._widened():.3g} times its elements")
         if op.name == "index":
             return self._index(op)
@@ -141,6 +144,18 @@ class _Excerpt:
         if op.name == "check" and self.inside is not None:
             args = (args[0], self._within(args[1:]))
         return self._put(replace(op, args=args))
+
+    def _from_the_first(self) -> bool:
+        """Whether the part holds the first elements, in order and without gaps, maybe after places outside of it."""
+        return self.step == 1 and self.places is None and self.start <= 0
+
+    def _scan(self, op: Op, args: tuple[int, ...]) -> int:
+        """The scan over the new dimension, to which places outside of the value add nothing."""
+        kind, _ = op.detail
+        if self.inside is not None:
+            nothing = self._constant(1 if kind == "prod" else 0, op.dtype)
+            args = (self._put(Op("where", (self.inside.id, *args, nothing), op.dtype)),)
+        return self._put(replace(op, args=args, detail=(kind, self.new)))
 
     def _widened(self) -> float:
         """The new dimension's elements for each of the old one's."""
