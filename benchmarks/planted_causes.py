@@ -315,12 +315,14 @@ PROGRAMS = {
 
 
 def verdict_on(text: str, folder: Path) -> list[str]:
-    """What `profile` says of a program."""
+    """What `profile` says of a program, or why it says nothing."""
     (folder / "planted.py").write_text(text)
     words = [sys.executable, "-m", "tilewright", "profile", "--json", "--stop", "--", sys.executable, "planted.py"]
-    printed = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True)
+    if ended.returncode:
+        return [ended.stderr.strip()[-200:]]
     # The program's own output comes before.
-    return list(map(str, json.loads(printed[printed.index('{\n "verdict"') :])["verdict"]))
+    return list(map(str, json.loads(ended.stdout[ended.stdout.index('{\n "verdict"') :])["verdict"]))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.hardware.ceilings import device_name, kept_ceilings
 from tilewright.hardware.detect import Machine, detect
 from tilewright.measure.recording.plan import Recording
+from tilewright.records.counted import counted
 from tilewright.records.errors import TraceError
 from tilewright.records.measurement import Ceiling
 from tilewright.records.program import Program
@@ -141,11 +142,11 @@ def _nothing(recordings: Sequence[Recording]) -> str:
         )
     if not ended:
         return (
-            "nothing was recorded: the program made no step of an optimizer, no backward, and called no model twice; "
-            "--whole records a program without steps"
+            "nothing was recorded: the program made no step of an optimizer, no backward, and called no model twice "
+            "that no optimizer updates; --whole records a program without steps"
         )
     needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (
-        f"nothing was recorded: the program made {ended} steps, and recording begins with step {needed}; "
+        f"nothing was recorded: the program made {counted(ended, 'step')}, and recording begins with step {needed}; "
         "lower --wait, or record from the start with --whole"
     )

@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from tilewright.records.atomic_file import write_document
+from tilewright.records.counted import counted
 from tilewright.records.errors import StoreError
 from tilewright.report.kinds import kind_of
 from tilewright.report.page_budget import shortened
@@ -118,9 +119,9 @@ def flame_svg(tree: Flame) -> str:
     placed = [node for node in in_order(tree, _MOST_NODES) if node.total * scale >= _NARROWEST]
     height = _TOP + _ROW * (1 + max(node.depth for node in placed)) + 8
     boxes = "\n".join(_box(tree, node, scale) for node in placed)
-    steps = f" over {tree.steps} steps" if tree.steps else ""
+    steps = f" over {counted(tree.steps, 'step')}" if tree.steps else ""
     hidden = tree.parent.size - len(placed)
-    left_out = f"; {hidden:,} narrower frames are not drawn" if hidden else ""
+    left_out = f"; {counted(hidden, 'narrower frame')} {'is' if hidden == 1 else 'are'} not drawn" if hidden else ""
     title = f"{TITLES[tree.weight]}: {duration(int(tree.total[0]) / 1000)}{steps}{left_out}"
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}">
@@ -141,7 +142,8 @@ def _box(tree: Flame, node: Node, scale: float) -> str:
     name = _NO_XML.sub("\ufffd", tree.names[node.frame])
     x, width, y = node.start * scale, node.total * scale, _TOP + node.depth * _ROW
     share = 100 * node.total / max(int(tree.total[0]), 1)
-    title = f"{name}\n{duration(node.total / 1000)}, {share:.2f} %; own {duration(node.own / 1000)}; {node.calls} calls"
+    own, calls = duration(node.own / 1000), counted(node.calls, "call")
+    title = f"{name}\n{duration(node.total / 1000)}, {share:.2f} %; own {own}; {calls}"
     letters = int((width - 6) / _LETTER)
     label = "" if letters < 3 else name if len(name) <= letters else name[: letters - 1] + "…"
     text = f'<text x="{x + 3:.2f}" y="{y + 12}">{escape(label)}</text>' if label else ""

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from tilewright.hardware.geometry import Alternative, KernelView, is_scattered, tiles_of
 from tilewright.hardware.occupancy import Occupancy, Waves
+from tilewright.records.counted import counted
 from tilewright.records.launch_record import Access, Grid, LaunchRecord, Operand, ProgramAccesses, Range
 from tilewright.report.quantity import duration, nbytes
 from tilewright.report.tables import FittedTable
@@ -43,7 +44,7 @@ def _heading(view: KernelView) -> Text:
     rule = f" = {view.grid_rule}" if view.grid_rule else ""
     lines = [
         f"{launch.language} at {launch.place}, on {view.device} (compute capability {launch.capability})",
-        f"{launch.programs:,} programs, grid {grid}{rule}, {launch.threads} threads each",
+        f"{counted(launch.programs, 'program')}, grid {grid}{rule}, {launch.threads} threads each",
     ]
     if launch.operands:
         lines.append(", ".join(_operand(operand) for operand in launch.operands))
@@ -191,7 +192,7 @@ def _residence(view: KernelView, found: Occupancy) -> Text:
     lines = [
         f"{launch.registers} registers a thread, {launch.stack_bytes} B of stack, "
         f"{nbytes(launch.shared_bytes)} of shared memory a program",
-        f"a multiprocessor holds {found.blocks} program{'' if found.blocks == 1 else 's'} "
+        f"a multiprocessor holds {counted(found.blocks, 'program')} "
         f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; by each limit alone "
         f"it would hold: {limits}",
     ]
@@ -209,11 +210,11 @@ def _wave_lines(waves: Waves) -> list[str]:
     if each < _ENOUGH_PROGRAMS:
         line += f"\n{each:.2g} programs for each multiprocessor; "
         line += f"about {_ENOUGH_PROGRAMS} are needed to hide latency"
-    if waves.programs < waves.sms:
-        return [line, f"{waves.sms - waves.programs} multiprocessors get no program"]
+    if (idle := waves.sms - waves.programs) > 0:
+        return [line, f"{counted(idle, 'multiprocessor')} {'gets' if idle == 1 else 'get'} no program"]
     if waves.turns == 1:
         busiest = -(-waves.programs // waves.sms)
-        return [line, f"all in one wave; the busiest multiprocessor has {busiest:,} programs"]
+        return [line, f"all in one wave; the busiest multiprocessor has {counted(busiest, 'program')}"]
     alone, shared = waves.tail(waves.alone_waves), waves.tail(waves.shared_waves)
     return [
         line,

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tilewright.measure.recording.line_tracer import MOST_LINES
 from tilewright.measure.recording.plan import Recording
+from tilewright.records.counted import counted
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration
 from tilewright.report.queries import ask_view
@@ -104,9 +105,9 @@ def loss_words(table: OperatorTable) -> list[str]:
 
 def _sample(recording: Recording) -> str:
     asked, kept, limit = recording.plan.active, recording.steps_kept, recording.plan.events
-    held = f"{recording.events:,} events"
+    held = counted(recording.events, "event")
     if recording.gave_way:
-        return f"recorded {kept:,} whole steps, {held}, until the program started a profiler of its own"
+        return f"recorded {counted(kept, 'whole step')}, {held}, until the program started a profiler of its own"
     if recording.cut and not recording.step_events:
         return (
             f"recorded the first {recording.seconds_kept:.3g} of {recording.seconds:.3g} s: {held}, "
@@ -118,16 +119,16 @@ def _sample(recording: Recording) -> str:
             f"a step makes about {recording.step_events:,}, and the limit is {limit:,} (--events raises it)"
         )
     if recording.plan.whole:
-        steps = f"{kept:,} steps in " if kept else ""
+        steps = f"{counted(kept, 'step')} in " if kept else ""
         return f"recorded all of it: {steps}{recording.seconds_kept:.3g} s, {held}"
     if kept < asked and recording.step_events * (kept + 1) > limit:
         return (
-            f"recorded {kept:,} of {asked:,} steps: {held}; a step makes about {recording.step_events:,}, "
+            f"recorded {kept:,} of {counted(asked, 'step')}: {held}; a step makes about {recording.step_events:,}, "
             f"and the limit is {limit:,} (--events raises it)"
         )
     ended = "" if kept >= asked else f" of {asked:,}, then the program ended"
     light = ", without operators: those are of one more step, recorded in every detail" if recording.description else ""
-    return f"recorded {kept:,} step{'' if kept == 1 else 's'}{ended}: {held}{light}"
+    return f"recorded {counted(kept, 'step')}{ended}: {held}{light}"
 
 
 def _notes(recording: Recording) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilewright.records.counted import counted
 from tilewright.report.charts import allocated, boxes
 from tilewright.report.flame import drawn
 from tilewright.report.page_budget import cut, fitting
@@ -106,7 +107,7 @@ def _headlines(
 
 
 def _profiled(steps: int) -> str:
-    return f"{steps} profiled step{'s' if steps > 1 else ''}"
+    return counted(steps, "profiled step")
 
 
 def _queue_depths(connection: DuckDBPyConnection, origin: int) -> list[dict[str, Any]]:

@@ -179,7 +179,19 @@ def test_one_thing_ends_each_step(make: Callable[[], Callable[[], object]], tmp_
     assert (done.steps_seen, done.steps_kept, done.failed) == (12, 2, "")
 
 
-@pytest.mark.parametrize("make", [only_forward, a_transform_of_each_sample, a_model_that_fails])
+def beside_an_optimizer() -> Callable[[], object]:
+    """Of another model, which is called before it is trained."""
+    trained, used = model(), model()
+    torch.optim.SGD(trained.parameters(), lr=0.1)
+
+    def step() -> None:
+        with torch.no_grad():
+            trained(used(X))
+
+    return step
+
+
+@pytest.mark.parametrize("make", [beside_an_optimizer, only_forward, a_transform_of_each_sample, a_model_that_fails])
 def test_a_call_of_a_model_ends_each_step_from_its_second_on(
     make: Callable[[], Callable[[], object]], tmp_path: Path
 ) -> None:

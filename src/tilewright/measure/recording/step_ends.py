@@ -70,7 +70,8 @@ class StepEnds:
     An optimizer's step ends one. While entered, in a program that makes no optimizer of PyTorch's, `torch.autograd`'s
     `backward` or `grad` does so that frees its graph; where none does, the first that goes through a graph, or the
     whole `jacobian` or `hessian` that does. In a program that does not differentiate it is a call of a module that is
-    in no other's and has parameters: those without transform samples. Of several optimizers, lines that differentiate,
+    in no other's, has parameters (those without transform samples), and that no optimizer updates: that one will be
+    trained. Of several optimizers, lines that differentiate,
     or models, the same one ends all steps. `anew` is called where what ended steps until then was a part of one; it
     says whether they can be counted anew.
 
@@ -91,6 +92,8 @@ class StepEnds:
         self._called: list[Any] = []
         """The modules that are called, outermost first."""
         self._seen: set[int] = set()
+        self._trained: set[int] = set()
+        """The parameters that optimizers update, by identity."""
         self._derivatives = 0
         """Of the functions that go backward several times, those that are called."""
         self._entered, self._around, self._hooks, self._roots = ExitStack(), ExitStack(), ExitStack(), ExitStack()
@@ -104,9 +107,10 @@ class StepEnds:
 
         @named_as(initialise)
         def init(optimizer: Any, *arguments: Any, **options: Any) -> None:
-            # Only its steps count from here on.
-            self._close()
+            # Derivatives are parts of its steps from here on, and so are calls of the models that it updates.
+            self._around.close()
             initialise(optimizer, *arguments, **options)
+            self._trained.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
         self._entered.enter_context(self._replacements.attribute(Optimizer, "__init__", init))
         return self
@@ -212,13 +216,14 @@ class StepEnds:
         # An exception may have skipped the exits of inner modules.
         while self._called.pop() is not module:
             pass
-        if self._called or next(module.parameters(), None) is None:
-            return
-        self._seen.add(id(module))
-        self._model_called(module)
+        if not self._called:
+            self._seen.add(id(module))
+            self._model_called(module)
 
     def _model_called(self, module: Any) -> None:
-        leader = self._leaders[_MODEL]
+        parameter, leader = next(module.parameters(), None), self._leaders[_MODEL]
+        if parameter is None or id(parameter) in self._trained:
+            return
         if not leader.is_turn_of(module) or leader.turns == 1:
             return
         # Within the step that ends. While an exception is handled PyTorch goes through the hooks, which stay then.

@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from tilewright.measure.recording.plan import FEW_STEPS
+from tilewright.records.counted import counted
 
 LEAST = 0.01
 """Differences below 1 % count as the same: restarting a program may change its time as much."""
@@ -125,7 +126,7 @@ def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
         return Change(ratio, 0.0, math.inf, "cannot tell", f"{problem}; or record {MANY_RUNS} runs per side")
     white, flicker, octaves = _noise(first, second)
     variance = white / len(first) + white / len(second) + 2 * flicker
-    return _change(shift, variance, octaves, f"{len(first)} and {len(second)} steps of single runs")
+    return _change(shift, variance, octaves, f"{len(first)} and {counted(len(second), 'step')} of single runs")
 
 
 def _winsorised(values: Floats) -> Floats:

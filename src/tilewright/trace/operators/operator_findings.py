@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tilewright.records.counted import counted
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime, ParentTime
 
 _NAMED = 3
@@ -107,9 +108,10 @@ def _launching(table: OperatorTable) -> str:
     count, spent = sum(row.calls for row in launches), sum(row.cpu_self for row in launches)
     if not count or not table.timed_steps:
         return ""
+    launched = f"{counted(count, 'launch')} {'takes' if count == 1 else 'take'}"
     at_work, step = table.timed_device_ns / table.timed_steps, table.timed_ns / table.timed_steps
     return (
-        f"{count:,} launches take {_ms(spent)} of host time, {_percent(spent, table.cpu_ns)} of it and "
+        f"{launched} {_ms(spent)} of host time, {_percent(spent, table.cpu_ns)} of it and "
         f"{spent / count / 1e3:.2f} µs each. The device is busy for {_ms(at_work)} of the {_ms(step)} that a step "
         f"takes ({_timed_steps(table)})."
     )

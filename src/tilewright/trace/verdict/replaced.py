@@ -102,6 +102,24 @@ _PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5, "jacobian": 0.8,
 """How much of the time the cheaper way saves, where it is not almost all."""
 
 
+def instead_of_random(function: str) -> str | None:
+    """What to do instead of a function of Python's `random`; None of others."""
+    module, _, name = function.rpartition(".")
+    if module != "random" and function not in ("random", "getrandbits"):
+        return None
+    match name:
+        case "sample" | "choices" | "choice":
+            return (
+                "Draw all places at once, places = torch.randint(n, (k,)); of data in a tensor that is written in turn "
+                "x[places] are their rows, of a list [x[i] for i in places.tolist()]"
+            )
+        case "shuffle":
+            return "Shuffle places instead, torch.randperm(n), once an epoch or by the DataLoader (shuffle=True)"
+        case "seed" | "getstate" | "setstate" | "__init__":
+            return "Seed it once before the loop"
+    return "torch.rand(n), torch.randint(low, high, (n,)) or torch.randn(n).tolist() draws all numbers at once"
+
+
 def advise_replaceable(cause: Candidate, step: Step) -> Advice:
     slow, why, action = _REPLACED[cause.what]
     return Advice(slow, why, action, _PARTLY.get(cause.what, 0.99) * cause.ms)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tilewright.records.counted import counted
 from tilewright.trace.verdict import waits
 from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
-from tilewright.trace.verdict.replaced import advise_replaceable
+from tilewright.trace.verdict.replaced import advise_replaceable, instead_of_random
 
 _ON_DEVICE = ("single", "attention")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
@@ -80,6 +81,8 @@ def _loop(cause: Candidate, step: Step) -> Advice:
         )
     elif name in _IN_A_LIST and not reads:
         action += f"; torch._foreach_{name} takes a list of tensors"
+    if cause.inner_what == "Python":
+        action = instead_of_random(cause.what) or action
     if cause.what in _CLOCKS:
         why = f"It asks for the time {cause.calls:,.0f} times a step, and does nothing else until it is late enough."
         return Advice("A loop that waits", why, "Wait for what is to happen, or leave the loop out", cause.ms)
@@ -114,13 +117,11 @@ def _python(cause: Candidate, step: Step) -> Advice:
         why = "It makes a tensor of Python's numbers, one by one."
         action = "Keep the data as a tensor or a NumPy array (torch.from_numpy), made once before the loop"
         return Advice(f"torch.{cause.what}()", why, action, 0.99 * cause.ms)
-    if cause.what.startswith("random."):
-        why = "It draws one element after the other in Python; to each in a deque it walks from one of the ends."
-        action = (
-            "Keep them in tensors made before the loop, written in turn, and draw all rows at once: "
-            "x[torch.randint(n, (k,))]"
-        )
-        return Advice(f"{cause.what}()", why, action, 0.99 * cause.ms)
+    if (instead := instead_of_random(cause.what)) is not None:
+        why = "It draws one number or element after the other in Python."
+        if cause.what in ("random.sample", "random.choices"):
+            why = f"{why[:-1]}; to each in a deque it walks from one of the ends."
+        return Advice(f"{cause.what}()", why, instead, 0.99 * cause.ms)
     if cause.what in _IMPORTS:
         why = "The step finds, reads and runs a module."
         return Advice("Importing a module", why, "Import it once, before the loop", 0.99 * cause.ms)
@@ -199,7 +200,8 @@ def _chain(cause: Candidate, step: Step) -> Advice:
 
 
 def _casts(cause: Candidate, step: Step) -> Advice:
-    why = f"No line asks for it: {cause.calls:,.0f} copies a step, forward and backward, as of parameters by autocast."
+    copies = counted(cause.calls, "copy")
+    why = f"No line asks for it: {copies} a step, forward and backward, as of parameters by autocast."
     action = (
         "Enter autocast once around all that a step computes (it keeps a parameter's copy until it is left), or hold "
         "the model in the lower precision (model.to(torch.bfloat16))"
@@ -217,7 +219,9 @@ def _enlarged(cause: Candidate, step: Step) -> Advice:
 
 
 def _attention(cause: Candidate, step: Step) -> Advice:
-    why = f"A softmax and others, {cause.calls:,.0f} calls a step, read and write all scores {cause.what} in turn."
+    why = (
+        f"A softmax and others, {counted(cause.calls, 'call')} a step, read and write all scores {cause.what} in turn."
+    )
     action = (
         "functional.scaled_dot_product_attention(q, k, v, is_causal=True, or attn_mask=) never writes the scores; of "
         "nn.MultiheadAttention need_weights=False"
@@ -284,7 +288,7 @@ def _single(cause: Candidate, step: Step) -> Advice:
 
 def _optimizer(cause: Candidate, step: Step) -> Advice:
     kinds = max(cause.inner_ms or 1, 1)
-    why = f"It calls {kinds:.0f} operators for each parameter, {cause.calls:,.0f} calls in all."
+    why = f"It calls {counted(kinds, 'operator')} for each parameter, {counted(cause.calls, 'call')} in all."
     action = f"torch.optim.{cause.what}(..., fused=True) updates all parameters in one call"
     # Large tensors are read and written once by the one call, and by several of the operators.
     part = 1 - 1 / kinds if cause.ms < _LARGE_MS * cause.calls else min(1 - 1 / kinds, 0.75)
@@ -324,7 +328,8 @@ def _aside(cause: Candidate, step: Step) -> Advice:
 def _threads(cause: Candidate, step: Step) -> Advice:
     # Each operator ends when its last thread does: with as many threads as cores, they could reach their floors.
     win = (cause.inner_ms or 0.0) if 0 < step.cores < step.threads else 0.0
-    why = f"Each of them runs on {step.threads} threads, and there are {step.cores} cores: threads wait for one."
+    cores = f"{'is' if step.cores == 1 else 'are'} {counted(step.cores, 'core')}"
+    why = f"Each of them runs on {step.threads} threads, and there {cores}: threads wait for one."
     return Advice("Computing on too many threads", why, f"torch.set_num_threads({step.cores})", win)
 
 

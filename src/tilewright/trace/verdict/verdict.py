@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
 
+from tilewright.records.counted import counted
 from tilewright.trace.events.rows import append
 from tilewright.trace.price.distance import host_cores
 from tilewright.trace.price.precision import tensor_core_times
@@ -156,7 +157,7 @@ def _no_whole_step(connection: DuckDBPyConnection) -> list[str]:
     if found is None or not _has_no_whole_step(connection) or _is_part(connection):
         return []
     return [
-        f"No step was recorded whole: the program ended after {found[0]} steps.",
+        f"No step was recorded whole: the program ended after {counted(found[0], 'step')}.",
         "Steps are timed without the profiler and warmed up before any is kept.",
         "Let it make more steps, or record earlier ones: tilewright profile --wait 2 --warmup 1.",
     ]
@@ -177,10 +178,12 @@ def _cut(connection: DuckDBPyConnection) -> list[str]:
     """Where nothing stands out in the recorded part of a step."""
     ((events, most),) = connection.execute("SELECT max(step_events), max(most_events) FROM recording").fetchall()
     # Without a warm-up a step's events are not counted.
-    made, wanted = (f"{events:,}", 2 * events) if events > most else (f"more than {most:,}", 4 * most)
+    made, wanted = (
+        (counted(events, "event"), 2 * events) if events > most else (f"more than {counted(most, 'event')}", 4 * most)
+    )
     return [
         "Nothing stands out in the part of a step that was recorded.",
-        f"A step makes {made} events, and {most:,} are recorded.",
+        f"A step makes {made}, and {most:,} are recorded.",
         f"Record more, or less of each: tilewright profile --events {wanted}, or --no-stacks.",
     ]
 

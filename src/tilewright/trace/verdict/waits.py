@@ -136,9 +136,12 @@ def advise_sleep(cause: Candidate, step: Step) -> Advice:
     return Advice(f"Waiting in {what}", why, action, cause.ms)
 
 
+def _times(calls: float) -> str:
+    return f"{calls:,.0f} times" if calls >= 1.5 else "once"
+
+
 def _called(cause: Candidate) -> str:
-    times = f"{cause.calls:,.0f} times" if cause.calls >= 1.5 else "once"
-    return f"It is called {times} in a step, and the program does nothing else meanwhile."
+    return f"It is called {_times(cause.calls)} in a step, and the program does nothing else meanwhile."
 
 
 def advise_io(cause: Candidate, step: Step) -> Advice:
@@ -163,7 +166,7 @@ def advise_io(cause: Candidate, step: Step) -> Advice:
             why = f"The program writes within the step and waits for it ({cause.what})."
             return Advice("Writing", why, "Write every 100th step, or in another thread", 0.99 * cause.ms)
     if cause.what in _LISTS:
-        why = f"The step asks the file system {cause.calls:,.0f} times ({cause.what})."
+        why = f"The step asks the file system {_times(cause.calls)} ({cause.what})."
         action = "List the files once before the loop, or look for new ones every 100th step"
         return Advice("Looking at files", why, action, cause.ms)
     why = f"The program reads within the step and waits for it ({cause.what})."
