@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,7 @@ def optimize_case(
         if done.beats_its_floor:
             tell("measuring this machine's ceilings again: the case took less than its floor")
             if (better := remeasured_profile(device)) is not None:
-                profile, done = better, _optimized(case, better, device, seconds, tell)
+                profile, done = better, _optimized(case, better, device, seconds, tell, done)
         if done.beats_its_floor:
             warn_once(
                 f"{case.name} took {duration(done.measured_us)}, less than its floor of {duration(done.floor_us)}: its "
@@ -158,10 +158,36 @@ class _Outcome:
     def beats_its_floor(self) -> bool:
         return self.measured_us < BELOW * self.floor_us
 
+    def runs_as(self, program: Program) -> bool:
+        """Whether both run the same kernels and library calls."""
+        return _launched(self.program) == _launched(program)
+
+    def priced(self, program: Program) -> _Outcome:
+        """What was measured here, with the prices of a program that runs as this one."""
+        times = {(one.graph, one.stage, one.name): one.measured_us for one in self.program.operators}
+        times |= {(one.graph, "after", one.name): one.measured_us for one in self.program.regions}
+        timed = replace(_timed(program, times), fallbacks=self.program.fallbacks)
+        predicted = sum(one.predicted_us or 0.0 for one in timed.operators if one.stage == "after")
+        rows = [replace(row, predicted_us=predicted) if row.impl == "tilewright" else row for row in self.measurements]
+        return _Outcome(timed, self.verified, rows)
+
+
+def _launched(program: Program) -> tuple[list[Any], list[Any]]:
+    return (
+        [(one.graph, one.stage, one.name, one.target) for one in program.operators],
+        [(one.graph, one.name, one.members, one.source_code, one.schedule) for one in program.regions],
+    )
+
 
 def _optimized(
-    case: Case, profile: DeviceProfile, device: str, seconds: float, tell: Callable[[str], None]
+    case: Case,
+    profile: DeviceProfile,
+    device: str,
+    seconds: float,
+    tell: Callable[[str], None],
+    known: _Outcome | None = None,
 ) -> _Outcome:
+    """`known` is the outcome with other ceilings: if they lead to the same kernels, only their prices are new."""
     from tilewright.compile.price import price_case
     from tilewright.hardware.target import Target
     from tilewright.verbs.pieces import program_in_pieces
@@ -171,6 +197,8 @@ def _optimized(
         priced: PricedCase | CaptureError = price_case(case, Target(profile, measures=True))
     except CaptureError as broken:
         priced = broken
+    if known is not None and not isinstance(priced, CaptureError) and known.runs_as(priced.program):
+        return known.priced(priced.program)
     tell("compiling, and timing every kernel")
     subject = Subject(case, device)
     if isinstance(priced, CaptureError):
@@ -189,21 +217,24 @@ def with_times(priced: PricedCase, recording: Recording, device: str = "cpu") ->
     program runs, as they are predicted."""
     from tilewright.runtime.stopwatch import example_inputs, time_in_place, time_operators
 
-    times: dict[tuple[GraphName, Stage, str], float] = {}
+    times: dict[tuple[GraphName, Stage, str], float | None] = {}
     for name, graph in priced.eager.graphs.items():
         for operator, us in time_operators(graph, example_inputs(graph), device).items():
             times[name, "before", operator] = us
     for compiled in recording.graphs:
         for step, time in time_in_place(compiled.executable, example_inputs(compiled.plan.graph), device).items():
             times[compiled.plan.name, "after", step] = time.us
-    program = priced.program
+    program = _timed(priced.program, times)
+    return replace(program, fallbacks=program.fallbacks + recording.fallbacks)
+
+
+def _timed(program: Program, times: Mapping[tuple[GraphName, Stage, str], float | None]) -> Program:
     regions = [replace(r, measured_us=times.get((r.graph, "after", r.name))) for r in program.regions]
     return replace(
         program,
         operators=[replace(o, measured_us=times.get((o.graph, o.stage, o.name))) for o in program.operators],
         regions=regions,
         decisions=[_with_time(decision, regions) for decision in program.decisions],
-        fallbacks=program.fallbacks + recording.fallbacks,
     )
 
 

@@ -16,7 +16,7 @@ jumps) stays as eager decided it, and draws are eager's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from tilewright.measure.truth.reference import JUMPS, copies, whole_storage
 
 DRAWS = 6
-"""Runs beside eager's."""
+"""Most runs beside eager's."""
 FINE = 3
 """The first of them, in which operators of 16 bits are exactly eager's: a result of 16 bits is judged by these alone,
 since kernels may keep such values wider, never narrower."""
@@ -42,22 +42,25 @@ DECIDED = JUMPS | {"bernoulli"}
 """Floating results that a rounding error in an operand could tip over."""
 
 
-def other_results(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], seed: int) -> list[list[torch.Tensor]]:
-    """For each result of `graph` those that may stand beside eager's, of runs on copies of `inputs`.
+def other_results(
+    graph: fx.GraphModule, inputs: Sequence[torch.Tensor], seed: int
+) -> Iterator[list[list[torch.Tensor]]]:
+    """For each result of `graph` those that may stand beside eager's, of runs on copies of `inputs`: after each run
+    those so far.
 
-    All runs, where the dtype of the result is finer than one on the way to it. Generators are seeded as for eager.
+    Of all runs, where the dtype of the result is finer than one on the way to it. Generators are seeded as for eager.
     """
-    with torch.no_grad():
-        eager = Decisions(graph)
-        run(eager, copies(inputs), seed)
-        others = [Rounded(graph, eager.decided, draw, coarse=draw >= FINE) for draw in range(DRAWS)]
-        runs = [run(other, other.near(copies(inputs)), seed) for other in others]
     (nodes,) = graph.graph.output_node().args
     assert isinstance(nodes, (list, tuple))
-    return [
-        [results[number] for results in (runs if _is_finer_than_operands(node) else runs[:FINE])]
-        for number, node in enumerate(nodes)
-    ]
+    counts = [DRAWS if _is_finer_than_operands(node) else FINE for node in nodes]
+    eager, runs = Decisions(graph), list[list[Any]]()
+    for draw in range(max(counts, default=0)):
+        with torch.no_grad():
+            if draw == 0:
+                run(eager, copies(inputs), seed)
+            other = Rounded(graph, eager.decided, draw, coarse=draw >= FINE)
+            runs.append(run(other, other.near(copies(inputs)), seed))
+        yield [[results[number] for results in runs[:count]] for number, count in enumerate(counts)]
 
 
 def _is_finer_than_operands(result: object) -> bool:

@@ -45,10 +45,12 @@ def verify(
         joint = joint_graph(model, inputs, eager, seed=seed, training=training)
         truth = _truth(joint, eager, seed)
         rows = [*_rows(eager, ours, truth, "fwd", {}), *_rows(eager, ours, truth, "bwd", {})]
-        if all(row.ok for row in rows):
-            return rows
-        others = dict(zip(joint.names, other_results(joint.graph, joint.inputs, seed), strict=True))
-    return [*_rows(eager, ours, truth, "fwd", others), *_rows(eager, ours, truth, "bwd", others)]
+        others = other_results(joint.graph, joint.inputs, seed)
+        # Each run can only widen the bounds.
+        while not all(row.ok for row in rows) and (results := next(others, None)) is not None:
+            near = dict(zip(joint.names, results, strict=True))
+            rows = [*_rows(eager, ours, truth, "fwd", near), *_rows(eager, ours, truth, "bwd", near)]
+    return rows
 
 
 @dataclass(frozen=True)
