@@ -82,7 +82,9 @@ def test_the_best_possible_offer_is_taken_if_it_is_clearly_faster(
         ({THEIRS: 10.0, OURS: 10.1}, {}, "taken", "10.1 µs measured"),
         ({THEIRS: 10.0, OURS: 11.0}, {"with_backward": True}, "tried and lost", "11.0 µs measured forward and"),
         ({THEIRS: 10.0}, {}, "refused", "its results differ by more than rounding"),
-        ({THEIRS: 10.0, OURS: 9.0}, {"work": (2.0,)}, "tried and lost", "11.0 µs measured with 2.0 pre"),
+        ({THEIRS: 10.0, OURS: 9.0}, {"beside": (2.0,)}, "tried and lost", "11.0 µs measured with 2.0 pre"),
+        # What a launch was predicted to take is not added to what it took.
+        ({THEIRS: 10.0, OURS: 9.0}, {"work": (5.0,)}, "taken", "9.0 µs measured, 10.0"),
         ({THEIRS: 10.0, OURS: 11.0}, {"saves": (2.0,)}, "taken", "11.0 µs measured, 12.0 µs otherwise"),
         # A race outweighs what is known without one; without an outcome that stands.
         ({THEIRS: 10.0, OURS: 9.0}, {"unraced": "unknown"}, "taken", "9.0 µs measured"),

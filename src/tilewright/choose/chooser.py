@@ -110,7 +110,6 @@ class _Chooser:
     def _priced(self, offer: Offer) -> _Priced:
         if offer.refusal:
             return _Priced(offer)
-        own_us = self._us(offer.work)
         outcomes = [race.outcome(measure=self.target.measures) for race in offer.races]
         times = [outcome for outcome in outcomes if outcome is not None]
         if times and len(times) == len(outcomes):
@@ -121,11 +120,12 @@ class _Chooser:
                 return _Priced(
                     replace(offer, refusal="its results differ by more than rounding in a race, or it gave none")
                 )
-            how = f"measured{' forward and backward' if offer.with_backward else ''}"
-            how += f" with {own_us:.1f} predicted for copies" if own_us else ""
-            return _Priced(offer, f"{how}, {{}} µs otherwise", ours + own_us, theirs, own_us, raced=True)
+            how, beside = f"measured{' forward and backward' if offer.with_backward else ''}", self._us(offer.beside)
+            how += f" with {beside:.1f} predicted for copies" if beside else ""
+            return _Priced(offer, f"{how}, {{}} µs otherwise", ours + beside, theirs, raced=True)
         if not offer.work:
             return _Priced(offer)
+        own_us = self._us(offer.work)
         if offer.instead:
             how, beside, before = "predicted", 0.0, self._us(offer.instead)
         else:

@@ -169,7 +169,7 @@ def _raced(offer: Offer, graph: fx.Graph, convolutions: list[fx.Node], target: T
     races = tuple(race for node, race, _ in found if not _is_generated(node))
     # Channels last, cuDNN computes what a generated kernel does otherwise.
     instead = [outcome.us(OURS) - _generated_us(node, target) for node, _, outcome in found if _is_generated(node)]
-    return replace(offer, races=races, work=(*_copies(graph, convolutions), *instead), clear=1.0)
+    return replace(offer, races=races, beside=(*_copies(graph, convolutions), *instead), clear=1.0)
 
 
 def _unsuited(convolutions: list[fx.Node]) -> str | None:

@@ -43,11 +43,14 @@ class Offer:
     replaces: tuple[Node, ...] = ()
     """The calls that it computes, forward and backward: what they take with their neighbours is the time without it."""
     work: tuple[Work | float, ...] = ()
-    """Its launches, forward and backward; a number is predicted microseconds of what has no kind in the fit."""
+    """Its launches, forward and backward; a number is predicted microseconds of what has no kind in the fit. Not read
+    where it is raced."""
     instead: tuple[Work | float, ...] = ()
     """The launches without it, if these do not depend on neighbours."""
     spared: tuple[Work, ...] = ()
     """Work of generated kernels that it saves beside the calls it replaces; launches are not counted."""
+    beside: tuple[Work | float, ...] = ()
+    """Launches that it takes beside what is raced."""
     saves: tuple[Work | float, ...] = ()
     """Launches that it makes needless beside what is raced."""
     races: tuple[Race, ...] = ()
