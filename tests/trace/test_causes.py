@@ -121,6 +121,19 @@ def accumulated(count: int) -> list[Happening]:
     ]
 
 
+def untaken(*added: int) -> list[Happening]:
+    """A backward of four gradients from 50 µs on, of which it adds to those with the numbers."""
+    name, begins = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", (60, 80, 600, 880)
+    return [
+        frame(BACKWARD, 50, 899),
+        *(operator("aten::mm", at - 9, at - 1) for at in begins),
+        operator("aten::mm", 100, 590),
+        operator("aten::mm", 620, 860),
+        *(operator(name, at, at + 18) for at in begins),
+        *(operator("aten::add_", begins[at] + 1, begins[at] + 17) for at in added),
+    ]
+
+
 def calls(module: str, *, within: str = "") -> list[Happening]:
     """A step that trains the module Net_0, and then calls one that nothing differentiates."""
     around = [frame(within, 99.5, 900.5)] if within else []

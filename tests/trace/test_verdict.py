@@ -306,6 +306,12 @@ def test_workers_that_compute_while_others_use_the_processors() -> None:
     assert "40 ms for one, 90 % of it computing" in advice.why and "no core for another worker" in advice.action
 
 
+def test_more_workers_than_cores_that_wait_for_one() -> None:
+    cause = Candidate(0, "data", "train.py:5", "DataLoader", 7.0, 1, None, None, None)
+    step = Step(10.0, has_workers=True, cores=2, workers=8, workers_ms=12.0, workers_queued_ms=27.0)
+    assert "no core for another worker" in advice_on(cause, step).action
+
+
 @pytest.mark.parametrize(("threads", "win"), [(1, 30.0), (2, 15.0)])
 def test_a_worker_that_computes_takes_a_core_from_the_step(threads: int, win: float) -> None:
     """Of two cores: 30 ms of 100 make the batch, and the other 70 are computed on one core, or on both."""

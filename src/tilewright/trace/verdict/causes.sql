@@ -259,6 +259,7 @@ call_time AS (
                        'aten::im2col', 'aten::col2im', 'aten::nonzero', 'aten::masked_select', 'aten::linalg_inv_ex', 'aten::linalg_svd')
            OR regexp_matches(name, 'torch/(_tensor_str\.py\(\d+\): _str|(optim/optimizer|nn/modules/module)\.py\(\d+\): zero_grad)$')
            OR regexp_matches(name, 'torch/utils/checkpoint\.py\(\d+\): recompute_fn$|torch/utils/data/dataloader\.py\(\d+\): _next_index$|torch/optim/\w+\.py\(\d+\): (__init__|_init_group)$')
+           OR regexp_matches(name, '(^|/)torch/__init__\.py\(\d+\): compile$')
            OR regexp_matches(name, 'torch/autograd/functional\.py\(\d+\): (jacobian|hessian)$')
            OR regexp_matches(name, 'torch/(jit/(_trace|_script)|fx/_symbolic_trace|export/__init__)\.py\(\d+\): (trace|script|symbolic_trace|export)$')
            OR regexp_matches(name, 'torch/nn/modules/module\.py\(\d+\): (eval|train|state_dict|load_state_dict|requires_grad_|apply|_apply|(named_)?(parameters|buffers|modules|children))$')
@@ -303,6 +304,35 @@ gradient_sums AS (
         SELECT file_id, greatest(count(*) / any_value(steps), 1) AS passes FROM backward JOIN host_step_time USING (file_id) GROUP BY file_id
     ) USING (file_id)
     WHERE what = 'torch::autograd::AccumulateGrad'
+),
+-- What backward does after the last gradient that an optimizer takes: those are cleared, so that it keeps its own result there,
+-- and it adds to the others.
+untaken AS (
+    WITH pass AS (
+        SELECT backward.file_id, step.ts AS step_ts, min(backward.ts) AS ts, min(backward.ts + backward.dur) AS ended
+        FROM backward ASOF JOIN host_step AS step ON step.file_id = backward.file_id AND backward.ts >= step.ts
+        WHERE backward.ts < step.ts + step.dur AND backward.file_id NOT IN (SELECT file_id FROM device_slice) GROUP BY ALL
+    ),
+    event AS (
+        SELECT file_id, ts, dur, name FROM host_event JOIN plain ON number = named
+        WHERE name IN ('aten::add_', 'autograd::engine::evaluate_function: torch::autograd::AccumulateGrad')
+    ),
+    gradient AS (
+        SELECT pass.*, event.ts AS begun, coalesce(addition.ts < event.ts + event.dur, false) AS is_added,
+               max(event.ts + event.dur) FILTER (WHERE NOT coalesce(addition.ts < event.ts + event.dur, false)) OVER (PARTITION BY pass.file_id, step_ts) AS taken
+        FROM event ASOF JOIN pass ON pass.file_id = event.file_id AND event.ts >= pass.ts
+        ASOF LEFT JOIN (FROM event WHERE name = 'aten::add_') AS addition ON addition.file_id = event.file_id AND event.ts <= addition.ts
+        WHERE event.name <> 'aten::add_' AND event.ts < pass.ended
+    ),
+    one_step AS (
+        SELECT rest.file_id, step_ts, any_value(calls) AS calls, arg_max(source, running.dur) AS source,
+               sum(part * shared(taken, ended - taken, running.ts, running.dur)) AS ns
+        FROM (SELECT file_id, step_ts, taken, ended, count(*) AS calls FROM gradient WHERE begun >= taken GROUP BY ALL) AS rest
+        JOIN running USING (file_id, step_ts) WHERE running.ts < ended AND running.ts + running.dur > taken GROUP BY ALL
+    )
+    SELECT file_id, any_value(source) AS source, max(calls) AS calls,
+           list_median(list_resize(list(ns / step_ns), any_value(steps), 0)) * any_value(step_running.bare_ms) AS ms
+    FROM one_step JOIN host_step_time USING (file_id) JOIN step_running USING (file_id, step_ts) GROUP BY file_id
 ),
 replaceable AS (
     SELECT call_time.file_id, call_time.what, call_time.source, call_time.calls,
@@ -663,6 +693,7 @@ UNION ALL SELECT file_id, 'evaluation', source, what,
 FROM evaluations
 UNION ALL SELECT file_id, 'grown', source, what, ms, calls, many::VARCHAR, NULL, more FROM grown
 UNION ALL SELECT file_id, 'unread', source, 'forward', ms, calls, NULL, NULL, NULL FROM unread
+UNION ALL SELECT file_id, 'untaken', source, 'backward', ms, calls, NULL, NULL, NULL FROM untaken
 UNION ALL SELECT file_id, 'chain', source, 'aten::mm', ms, calls, called, NULL, times FROM chains
 UNION ALL SELECT file_id, 'casts', source, 'aten::copy_', ms, calls, NULL, NULL, NULL FROM casts
 UNION ALL SELECT file_id, 'enlarged', source, times::VARCHAR, ms, calls, NULL, NULL, win FROM enlarged

@@ -33,6 +33,11 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "The sampler runs in the process of the training, whatever num_workers is.",
         "Make the order once an epoch (one sort, torch.randperm), and let the sampler only read it",
     ),
+    "sampler anew": (
+        "Choosing the next batch (the DataLoader's sampler)",
+        "Each step makes an iterator of the DataLoader, and its sampler first orders all rows of the data set.",
+        "Make one iterator before the loop (batches = iter(loader)), and take next(batches) in each step",
+    ),
     "zero_grad": (
         "zero_grad(set_to_none=False)",
         "It writes zeros into every gradient, and backward adds to them where it could keep its own result.",
@@ -42,6 +47,11 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "Tracing a model",
         "torch.jit, torch.fx and torch.export run or read the whole model in Python, to make a program of it.",
         "Do it once before the loop, and call what it returns",
+    ),
+    "compile": (
+        "Calling torch.compile",
+        "Each step wraps the function anew, and what was compiled for it is looked for again.",
+        "Call torch.compile once before the loop, and in the step what it returns",
     ),
     "modules": (
         "Going through a model's modules",
@@ -121,5 +131,6 @@ def instead_of_random(function: str) -> str | None:
 
 
 def advise_replaceable(cause: Candidate, step: Step) -> Advice:
-    slow, why, action = _REPLACED[cause.what]
+    kind = "sampler anew" if cause.what == "sampler" and step.restarts else cause.what
+    slow, why, action = _REPLACED[kind]
     return Advice(slow, why, action, _PARTLY.get(cause.what, 0.99) * cause.ms)

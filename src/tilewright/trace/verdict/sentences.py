@@ -266,6 +266,16 @@ def _unread(cause: Candidate, step: Step) -> Advice:
     return Advice("A forward that no loss depends on", why, action, 0.99 * cause.ms)
 
 
+def _untaken(cause: Candidate, step: Step) -> Advice:
+    of = "the gradient of a parameter" if cause.calls < 1.5 else f"the gradients of {cause.calls:,.0f} parameters"
+    why = f"Backward adds up {of} which no optimizer takes and nothing clears."
+    action = (
+        "part.requires_grad_(False) before the loop where a part of the model is not trained; else give its parameters "
+        "to the optimizer"
+    )
+    return Advice("Computing gradients that nothing reads", why, action, 0.99 * cause.ms)
+
+
 def _double(cause: Candidate, step: Step) -> Advice:
     why = (
         f"{cause.what} and others compute in float64, which moves and computes half as many elements in the same time."
@@ -378,5 +388,6 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "breaks": _breaks,
     "grown": _grown,
     "unread": _unread,
+    "untaken": _untaken,
     "aside": _aside,
 }

@@ -78,7 +78,9 @@ def _slow_workers(cause: Candidate, step: Step, rest: float) -> Advice:
     why += f", {share(min(step.workers_ms, batch_ms), batch_ms)} of it computing." if step.workers_ms else "."
     needed = math.ceil(batch_ms / rest)
     # Those that compute need a core each, beside the step's.
-    computing = step.workers_ms > 0.5 * batch_ms
+    computing = step.workers_ms > 0.5 * batch_ms or (
+        step.workers >= step.cores and step.workers_queued_ms > step.workers_ms
+    )
     most = max(step.cores, 1) if computing else max(MOST_WORKERS, 2 * step.workers)
     workers = min(needed, most)
     if workers <= step.workers:
