@@ -1,16 +1,9 @@
-"""Generated kernels compiled for GPUs that are not there; run as a script, which prints one JSON object.
+"""Generated kernels compiled for GPUs that are not there. Needs Triton without its interpreter."""
 
-`resources`: registers and bytes spilled of the kernels of the golden nests, for an H200. `moments`: the names of the
-kernels of an instance norm's moments. `conversions`: changes of layout in the loops of the gradients of narrow layer
-norms, in bf16. `errors`: of kernels that do not compile, of half of the samples of operators, and for an AMD GPU of one
-sample for each function that kernels call. `architectures`: how many kernels of the golden nests became machine code of
-each. Compiling needs Triton without its interpreter, whatever the tests around it use.
-"""
-
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from unittest import mock
 
 import torch
 import triton
@@ -117,19 +110,19 @@ def kernels_of_architectures(nests: Iterable[Nest]) -> dict[str, int]:
     found: Counter[str] = Counter()
     for number, (source, warps) in enumerate(kernel for nest in nests for kernel in sources(nest)):
         capability = ARCHITECTURES[number % len(ARCHITECTURES)]
-        driver.set_active(CompileDriver(capability))
-        code = triton.compile(source, options={"num_warps": warps}).asm
+        with mock.patch.object(driver, "_active", CompileDriver(capability)):
+            code = triton.compile(source, options={"num_warps": warps}).asm
         found[capability] += bool(code.get("cubin") or code.get("hsaco"))
     return found
 
 
 def errors() -> list[list[str]]:
-    """The errors of each nest's kernels."""
+    """The errors of each nest's kernels for an H200, and of some for an AMD GPU."""
     nests = list(operators())
     found = [[error for kernel in sources(nest) if (error := error_of(*kernel))] for nest in nests]
-    driver.set_active(CompileDriver(MI300X.arch))
-    for nest in calling(nests):
-        found.append([error for kernel in sources(nest) if (error := error_of(*kernel, MI300X))])
+    with mock.patch.object(driver, "_active", CompileDriver(MI300X.arch)):
+        for nest in calling(nests):
+            found.append([error for kernel in sources(nest) if (error := error_of(*kernel, MI300X))])
     return found
 
 
@@ -155,18 +148,3 @@ def conversions(columns: int) -> int:
     source, warps = next(sources(lowered.nest))
     text = triton.compile(source, target=H200, options={"num_warps": warps}).asm["ttgir"]
     return text[text.index("scf.for") : text.index("scf.yield")].count("convert_layout")
-
-
-if __name__ == "__main__":
-    golden_kernels = [compiled(nest) for columns in (1000, 16384) for nest in golden_nests(columns)]
-    print(
-        json.dumps(
-            {
-                "resources": [kernel for nest in golden_kernels for kernel in nest.items()],
-                "moments": [name for nest in moments_of_images() for name in compiled(nest)],
-                "conversions": [conversions(columns) for columns in (64, 200, 256, 512)],
-                "errors": errors(),
-                "architectures": kernels_of_architectures(golden_nests(1000)),
-            }
-        )
-    )

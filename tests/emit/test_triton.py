@@ -1,7 +1,6 @@
 """The Triton emitter: its text, widths of integers, approximations, and its machine code for an H200."""
 
 import ast
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests import processes
+from tests.emit import machine_code
 from tests.emit.triton_programs import golden, nests_of
 from tests.golden import check
 from tests.passes.graphs import aten
@@ -59,41 +58,36 @@ def test_as_many_tiles_are_on_their_way_as_shared_memory_holds() -> None:
         assert ahead > 1 or budget < tile_bytes
 
 
-@pytest.fixture(scope="module")
-def machine_code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `machine_code.py` prints."""
-    pytest.importorskip("triton")
-    variables = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
-    printed, _ = processes.run(["-m", "tests.emit.machine_code"], env=variables)
-    found: dict[str, Any] = json.loads(printed)
-    return found
-
-
-def test_every_operators_kernels_compile(machine_code: dict[str, Any]) -> None:
+def test_every_operators_kernels_compile() -> None:
     """The interpreter takes kernels that the compiler does not: a loop whose values change their shape."""
-    assert len(machine_code["errors"]) > 400 and [error for error in machine_code["errors"] if error] == []
+    found = machine_code.errors()
+    assert len(found) > 400 and [error for error in found if error] == []
 
 
-def test_every_architecture_has_its_machine_code(machine_code: dict[str, Any]) -> None:
+def test_every_architecture_has_its_machine_code() -> None:
     """Compiled for GPUs of two makers that are not there, and never run."""
-    assert sorted(machine_code["architectures"].values()) == [1, 1, 1, 2, 2, 2]
+    found = machine_code.kernels_of_architectures(machine_code.golden_nests(1000))
+    assert sorted(found.values()) == [1, 1, 1, 2, 2, 2]
 
 
-def test_no_kernel_spills_on_an_h200(machine_code: dict[str, Any]) -> None:
+def test_no_kernel_spills_on_an_h200() -> None:
     """Six nests over rows that fit a program, and rows that some do not hold."""
-    kernels = machine_code["resources"]
+    nests = [nest for columns in (1000, 16384) for nest in machine_code.golden_nests(columns)]
+    kernels = [kernel for nest in nests for kernel in machine_code.compiled(nest).items()]
     assert len(kernels) >= 2 * 7
     assert [kernel for kernel in kernels if kernel[1]["spilled"]] == []
 
 
-def test_several_results_of_double_sums_compile_for_an_h200(machine_code: dict[str, Any]) -> None:
+def test_several_results_of_double_sums_compile_for_an_h200() -> None:
     """Triton 3.6 fails on the second kernel of an instance norm's moments if it stores all three at its end."""
-    assert any(name.endswith("_after") for name in machine_code["moments"])
+    names = [name for nest in machine_code.moments_of_images() for name in machine_code.compiled(nest)]
+    assert any(name.endswith("_after") for name in names)
 
 
-def test_warps_keep_the_rows_of_narrow_gradients(machine_code: dict[str, Any]) -> None:
+@pytest.mark.parametrize("columns", [64, 200, 256, 512])
+def test_warps_keep_the_rows_of_narrow_gradients(columns: int) -> None:
     """Weights loaded as one row of all warps would spread every row over them, through shared memory for each tile."""
-    assert machine_code["conversions"] == [0, 0, 0, 0]
+    assert machine_code.conversions(columns) == 0
 
 
 def nest_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Nest:
