@@ -55,6 +55,13 @@ CHECKED: list[Arguments] = [
     ("weighted_sum_backward", (drawn(3, grad=False), PLAIN, drawn(5, grad=False), True, False)),
     ("linear_gelu", (drawn(5, 16), drawn(8, 16), drawn(8), "tanh", True)),
     ("linear_gelu", (drawn(5, 16, grad=False), drawn(8, 16, grad=False), None, "none", False)),
+    *(
+        (
+            "convolution",
+            (drawn(2, 3, 7, 5, grad=False), drawn(4, 3, 3, 2, grad=False), [2, 1], [1, 0], [1, 2], last, 32),
+        )
+        for last in (False, True)
+    ),
     ("product", (drawn(5, 16), drawn(16, 8), drawn(8))),
     ("product", (drawn(3, 5, 16), drawn(3, 8, 16).mT, None)),
     ("linear_cross_entropy", (drawn(11, 5), drawn(9, 5), TARGETS, -100, 0.1, 0.01, True, [True, True])),

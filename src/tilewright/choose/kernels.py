@@ -14,6 +14,7 @@ from torch import fx
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
 from tilewright.hardware.target import Target
+from tilewright.kernels.convolution.offer import CANDIDATE as CONVOLUTION
 from tilewright.kernels.cross_entropy.offer import CANDIDATE as CROSS_ENTROPY
 from tilewright.kernels.linear.offer import CANDIDATE as LINEAR_GELU
 from tilewright.kernels.norm.offer import CANDIDATE as NORM
@@ -24,7 +25,7 @@ from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.units import gradients
 
-CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU, PRODUCT)
+CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU, PRODUCT, CONVOLUTION)
 
 
 def offers(graph: fx.Graph, target: Target) -> Iterator[Sequence[Offer]]:

@@ -43,7 +43,7 @@ def built(name: str, recipe: RecipeOf | None, *arguments: Any) -> Recipe | None:
     if not operands or recipe is None:
         return None
     places = iter(operands)
-    known = [next(places) if isinstance(x, torch.Tensor) else x for x in arguments]
+    known = [next(places) if isinstance(x, torch.Tensor) else tuple(x) if isinstance(x, list) else x for x in arguments]
     build = _built.__wrapped__ if are_launches_in_python() else _built
     is_compiled = not interpreted() and not are_launches_in_python()
     with current(operands[0]):

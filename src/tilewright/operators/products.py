@@ -118,7 +118,7 @@ def _convolution_of(sizes: CallSizes, result: Shape) -> Count:
     return 2 * points[0] * elements(points[2:]) * elements(weight)
 
 
-def _convolution_flops(sizes: CallSizes) -> Count:
+def convolution_flops(sizes: CallSizes) -> Count:
     return _convolution_of(sizes, sizes.result())
 
 
@@ -145,7 +145,7 @@ def _convolution(call: CallAxes) -> Result:
     return (source[0], channels, *same_size)
 
 
-def _library_convolution(call: CallAxes) -> Result:
+def library_convolution(call: CallAxes) -> Result:
     source, weight = call.tensor("self"), call.tensor("weight")
     kernel = [call.names.size_of(axis) for axis in weight[2:]]
     return (source[0], weight[0], *call.names.unknown_shape(windows(call, source, kernel)))
@@ -159,7 +159,7 @@ def _convolution_backward(call: CallAxes) -> Result:
 calls(
     "convolution.default(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)",
     "compute",
-    arithmetic=Arithmetic(_convolution_flops, nothing),
+    arithmetic=Arithmetic(convolution_flops, nothing),
     shapes=_convolution,
     priced=False,
     role="convolution",
@@ -173,8 +173,8 @@ calls(
     _conv_depthwise2d.default(self, weight, kernel_size, bias, stride, padding, dilation)
     """,
     "compute",
-    arithmetic=Arithmetic(_convolution_flops, nothing),
-    shapes=_library_convolution,
+    arithmetic=Arithmetic(convolution_flops, nothing),
+    shapes=library_convolution,
     dtypes=("self",),
     role="convolution",
 )
