@@ -20,6 +20,7 @@ from typing import NamedTuple
 from benchmarks.planted_loops import CAUSES
 from benchmarks.planted_loops import PLANTED as _PLANTED
 from benchmarks.planted_loops import loop as _loop
+from benchmarks.planted_scripts import SCRIPTS
 
 _START = """\
 import copy, gc, json, logging, os, pickle, re, time
@@ -310,7 +311,7 @@ PROGRAMS = {
     "healthy: convolutions": Program(_CONVOLUTIONS, "Nothing stands out"),
     "healthy: a transformer": Program(_TRANSFORMER, "Nothing stands out"),
     "healthy: wide": Program(_WIDE, "Nothing stands out"),
-    **{name: Program(*row) for name, row in CAUSES.items()},
+    **{name: Program(*row) for name, row in (CAUSES | SCRIPTS).items()},
 }  # fmt: skip
 
 

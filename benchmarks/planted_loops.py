@@ -77,7 +77,7 @@ _HEADS = f"""
 x = torch.randn(16, 256, 128)
 for i in range(14):
     q, k, v = [part.unflatten(-1, (8, 16)).transpose(1, 2).contiguous() for part in (x, x, x)]{PLANTED}
-    train(x=(q + k + v)[0, :, :64, 0].repeat(8, 4)[:64])
+    train(x=(q[0] + k[0] + v[0])[:, :64, 0].repeat(8, 4)[:64])
 """
 _UNUSED = f"""
 class Branched(nn.Module):
@@ -125,9 +125,9 @@ for i in range(14):
 """
 _GIVEN = f"""
 model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)); optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-images = np.random.randint(0, 255, (8, 128, 128, 3), dtype=np.uint8)
+images = np.random.rand(8, 128, 128, 3)
 for i in range(14):
-    batch = torch.tensor(images.transpose(0, 3, 1, 2) / 255.0, dtype=torch.float32){PLANTED}
+    batch = torch.tensor(images.transpose(0, 3, 1, 2), dtype=torch.float32){PLANTED}
     train(model[-1:], batch.mean((2, 3)).repeat(1, 6)[:, :16], y[:8])
 """
 _ACCUMULATED = """

@@ -30,7 +30,9 @@ HAVING sum(operators) FILTER (WHERE is_compiled(what)) >= 8;
 -- The user's lines by what they call: `direct` calls are no Python of PyTorch's, `runs` is how often the line runs a step.
 CREATE OR REPLACE TEMP TABLE calling_line AS
 WITH called AS (
-    SELECT file_id, source, called, max(calls) AS calls, sum(typical_ms) AS ms, sum(operators) AS operators,
+    SELECT file_id, source, called, max(calls) AS calls, sum(typical_ms) AS ms,
+           -- One function of PyTorch's in C may call many itself, as stack one for each tensor: those are not calls from Python.
+           CASE WHEN coalesce(bool_or(is_operator AND NOT is_frame), false) THEN least(sum(operators), 16 * max(calls)) ELSE sum(operators) END AS operators,
            arg_max(what, typical_ms) FILTER (WHERE class = 'operators') AS what, string_agg(DISTINCT what, ' ' ORDER BY what) FILTER (WHERE class = 'operators') AS names,
            bool_or(coalesce(is_torch, false)) AS is_torch
     FROM host_cause ANTI JOIN entering_line USING (file_id, source)
@@ -160,7 +162,7 @@ small AS (
 converting AS (
     SELECT file_id, source, called AS what, sum(typical_ms) AS ms, max(calls) AS calls
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
-    WHERE class = 'Python' AND is_operator AND source IS NOT NULL GROUP BY file_id, source, called
+    WHERE class = 'Python' AND is_operator AND called <> 'stack' AND source IS NOT NULL GROUP BY file_id, source, called
 ),
 python_line_time AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(coalesce(called, ''), typical_ms) AS what,
@@ -183,7 +185,7 @@ python AS (
 copies AS (
     SELECT file_id, source, sum(typical_ms) AS ms, max(calls) AS calls, arg_max(called, typical_ms) AS what
     FROM host_cause ANTI JOIN busy_line USING (file_id, source)
-    WHERE class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy', 'aten::cat')
+    WHERE (class = 'operators' AND what IN ('aten::copy_', 'aten::clone', 'aten::_to_copy', 'aten::cat') OR class IN ('operators', 'Python') AND called = 'stack')
       AND called IN ('einsum', 'reshape', 'flatten', 'matmul', 'bmm', 'tensordot', 'contiguous', 'clone', 'to', 'copy_', 'float', 'double', 'half', 'bfloat16', 'repeat', 'cpu', 'numpy', 'tensor', 'as_tensor',
                      'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack')
     GROUP BY file_id, source
@@ -207,6 +209,11 @@ doubles AS (
     SELECT file_id, sum(ms) AS ms, sum(calls) AS calls, arg_max(operator, ms) AS what,
            coalesce(arg_min(source, ts) FILTER (WHERE counts), arg_max(source, ms)) AS source
     FROM part GROUP BY file_id
+),
+-- What a CPU without arithmetic in float16 converts for each operation, as products: far from its floor.
+halves AS (
+    SELECT file_id, arg_max(source, ms) AS source, arg_max(operator, ms) AS what, sum(ms) AS ms, sum(calls) AS calls, sum(ms - win) AS floor_ms
+    FROM host_distance WHERE dtype IN ('fp16', 'half', 'float16') AND attributed_by = 'host' AND ms >= 8 * (ms - win) GROUP BY file_id
 ),
 -- Matrix products in fp32 on a GPU, by the names of the libraries' kernels; of light steps at the file with the host's.
 kernel_name AS MATERIALIZED (SELECT DISTINCT name FROM device_slice),
@@ -334,10 +341,18 @@ untaken AS (
            list_median(list_resize(list(ns / step_ns), any_value(steps), 0)) * any_value(step_running.bare_ms) AS ms
     FROM one_step JOIN host_step_time USING (file_id) JOIN step_running USING (file_id, step_ts) GROUP BY file_id
 ),
+-- Whether the largest table of embeddings has fewer rows than are looked up.
+looked_up AS (
+    WITH looked AS (
+        SELECT host_event.file_id, TRY_CAST(args->'$."Input Dims"' AS BIGINT[][]) AS dims
+        FROM host_event JOIN plain ON number = named JOIN slice USING (id) JOIN arg_set USING (arg_set_id) WHERE plain.name = 'aten::embedding'
+    )
+    SELECT file_id, arg_max(list_product(dims[2]) >= dims[1][1], dims[1][1]) AS are_many FROM looked WHERE len(dims[1]) > 0 GROUP BY file_id
+),
 replaceable AS (
-    SELECT call_time.file_id, call_time.what, call_time.source, call_time.calls,
+    SELECT call_time.file_id, call_time.what || CASE WHEN call_time.what = 'EmbeddingBackward0' AND are_many THEN ' of many' ELSE '' END AS what, call_time.source, call_time.calls,
            call_time.ms + CASE call_time.what WHEN 'zero_grad' THEN coalesce(gradient_sums.ms, 0) WHEN 'new optimizer' THEN coalesce(state.ms, 0) ELSE 0 END AS ms
-    FROM call_time LEFT JOIN gradient_sums USING (file_id)
+    FROM call_time LEFT JOIN gradient_sums USING (file_id) LEFT JOIN looked_up USING (file_id)
     LEFT JOIN (FROM call_time WHERE what = 'state of an optimizer') AS state ON state.file_id = call_time.file_id
     WHERE call_time.what NOT IN ('torch::autograd::AccumulateGrad', 'state of an optimizer')
       -- Of several rows, each by its own backward.
@@ -678,6 +693,7 @@ UNION ALL SELECT file_id, 'Python', source, what, ms, calls, NULL, NULL, NULL FR
 UNION ALL SELECT file_id, 'copy', source, what, ms, calls, NULL, NULL, NULL FROM copies
 UNION ALL SELECT file_id, 'constant', source, what, ms, calls, CASE WHEN is_one_hot THEN 'scatter_' END, NULL, NULL FROM constants
 UNION ALL SELECT file_id, 'double', source, what, ms, calls, NULL, NULL, NULL FROM doubles
+UNION ALL SELECT file_id, 'half', source, what, ms, calls, NULL, NULL, floor_ms FROM halves
 UNION ALL SELECT file_id, 'single', source, what, ms, calls, NULL, NULL, NULL FROM singles
 UNION ALL SELECT file_id, 'optimizer', source, optimizer, ms, calls, NULL, NULL, kinds FROM optimizer_time
 UNION ALL SELECT file_id, 'threads', source, what, ms, calls, NULL, NULL, win FROM computing

@@ -10,6 +10,12 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "It is as large as the table of the embedding, and most of it is zero.",
         "nn.Embedding(..., sparse=True) has a gradient of the rows that were read; SGD and SparseAdam take it",
     ),
+    "EmbeddingBackward0 of many": (
+        "The gradient of an embedding",
+        "More rows are looked up than the table has, and each is added to its gradient in turn.",
+        'Where they are summed or averaged next, nn.EmbeddingBag(..., mode="mean") does both in one call, forward and '
+        "backward",
+    ),
     "aten::one_hot": (
         "one_hot()",
         "It writes a row of all classes for each index, of which one element is not zero.",
@@ -108,7 +114,13 @@ _REPLACED: dict[str, tuple[str, str, str]] = {
         "Checkpoint only blocks whose activations do not fit, or keep products (create_selective_checkpoint_contexts)",
     ),
 }
-_PARTLY = {"aten::linalg_inv_ex": 0.6, "aten::linalg_svd": 0.5, "jacobian": 0.8, "unfold": 0.8}
+_PARTLY = {
+    "EmbeddingBackward0 of many": 0.6,
+    "aten::linalg_inv_ex": 0.6,
+    "aten::linalg_svd": 0.5,
+    "jacobian": 0.8,
+    "unfold": 0.8,
+}
 """How much of the time the cheaper way saves, where it is not almost all."""
 
 
@@ -128,6 +140,13 @@ def instead_of_random(function: str) -> str | None:
         case "seed" | "getstate" | "setstate" | "__init__":
             return "Seed it once before the loop"
     return "torch.rand(n), torch.randint(low, high, (n,)) or torch.randn(n).tolist() draws all numbers at once"
+
+
+def advise_half(cause: Candidate, step: Step) -> Advice:
+    floor_ms = cause.inner_ms or 0.0
+    why = f"PyTorch is slow in float16 on this processor: {cause.what} and others are far from their floors."
+    action = 'Use float32 on a CPU (model.float()), or torch.autocast("cpu", dtype=torch.bfloat16)'
+    return Advice("Computing in float16", why, action, cause.ms - 4 * floor_ms)
 
 
 def advise_replaceable(cause: Candidate, step: Step) -> Advice:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tilewright.records.counted import counted
 from tilewright.trace.verdict import waits
 from tilewright.trace.verdict.candidate import Advice, Candidate, Step, spent
-from tilewright.trace.verdict.replaced import advise_replaceable, instead_of_random
+from tilewright.trace.verdict.replaced import advise_half, advise_replaceable, instead_of_random
 
 _ON_DEVICE = ("single", "attention")
 _JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
@@ -128,6 +128,8 @@ def _python(cause: Candidate, step: Step) -> Advice:
     if cause.what == "deepcopy":
         action = "Copy into tensors made before the loop (torch._foreach_copy_), every 100th step"
         return Advice("deepcopy()", "It allocates and copies every tensor again.", action, 0.99 * cause.ms)
+    if cause.what == "write":
+        return waits.advise_io(cause, step)
     if cause.what:
         why = (
             "PyTorch works there outside of its operators, and the step waits for it."
@@ -371,6 +373,7 @@ _ADVICE: dict[str, Callable[[Candidate, Step], Advice]] = {
     "copy": _copy,
     "constant": _constant,
     "double": _double,
+    "half": advise_half,
     "single": _single,
     "optimizer": _optimizer,
     "threads": _threads,
