@@ -232,6 +232,18 @@ def test_a_model_that_is_given_all_tokens_again(more: int, trains: bool, named: 
         assert win == pytest.approx(0.9 * (1 - 4 / 264) * 0.8, rel=0.01) and "given 264 tokens, 4 more" in why
 
 
+def test_a_check_has_its_own_line() -> None:
+    """The line before computes longer, without a gradient as well."""
+    trace = Trace()
+    trace.step(0, 0, 1000)
+    trace.frame("train.py(1): main", 0, 1000)
+    for happening in aside("aten::relu", "aten::isnan", "aten::any", "aten::isinf"):
+        happening(trace)
+    lines(trace, (0, 9), (99, 5), (300, 6), (401, 6), (901, 9))
+    ((what, source),) = Analysis([trace]).rows("SELECT what, source FROM cause WHERE kind = 'aside'")
+    assert (what, source) == ("Checking values", "train.py:6")
+
+
 def test_float64_is_named_where_it_begins() -> None:
     trace = Trace()
     trace.step(0, 0, 1000)

@@ -497,13 +497,16 @@ asides AS (
     ),
     spent AS (
         SELECT file_id, source, what, sum(typical_ms) AS ms, max(calls) AS calls, file_of(source) AS file, line_of(source) AS line,
-               bool_or(coalesce(called IN ('copy_', 'lerp_', 'mul_', 'add_', 'sub_', 'addcmul_'), false)) AS is_update
+               bool_or(coalesce(called IN ('copy_', 'lerp_', 'mul_', 'add_', 'sub_', 'addcmul_'), false)) AS is_update,
+               regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$') AS draws,
+               regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$') AS checks
         FROM line JOIN named_place ON named_place.number = sourced JOIN host_cause USING (file_id)
         WHERE host_cause.source = place AND class = 'operators' AND what LIKE 'aten::%' AND NOT coalesce(called LIKE 'nn.Module: %', false) GROUP BY ALL
     )
-    SELECT file_id, arg_max(source, ms) AS source, arg_max(what, (ms, what)) AS what, sum(ms) AS ms, max(calls) AS calls, file, min(line) AS first, max(line) AS last,
-           coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(normal_?|uniform_|bernoulli_?|random_|exponential_|rand\w*|multinomial)$')) >= 0.5 * sum(ms), false) AS is_drawn,
-           coalesce(sum(ms) FILTER (WHERE regexp_matches(what, '^aten::(isnan|isinf|isfinite|abs|ne|eq|any|all|logical_\w+|bitwise_\w+)$')) >= 0.5 * sum(ms), false) AS is_check,
+    SELECT file_id, arg_max(what, (ms, what)) AS what, sum(ms) AS ms, max(calls) AS calls, file, min(line) AS first, max(line) AS last,
+           coalesce(sum(ms) FILTER (WHERE draws) >= 0.5 * sum(ms), false) AS is_drawn, coalesce(sum(ms) FILTER (WHERE checks) >= 0.5 * sum(ms), false) AS is_check,
+           -- The line that makes it so.
+           CASE WHEN is_drawn THEN arg_max(source, ms) FILTER (WHERE draws) WHEN is_check THEN arg_max(source, ms) FILTER (WHERE checks) ELSE arg_max(source, ms) END AS source,
            -- In place, or as a · x + b · y.
            bool_or(is_update) OR bool_and(regexp_full_match(what, 'aten::(mul|add|detach|to|_to_copy|copy_|empty_strided)')) AND coalesce(sum(calls) FILTER (WHERE what = 'aten::mul') = 2 * sum(calls) FILTER (WHERE what = 'aten::add'), false) AS is_update,
            coalesce(sum(ms) FILTER (WHERE regexp_full_match(what, 'aten::(mul|add|sub|rsub|div)')) >= 0.5 * sum(ms), false) AS is_arithmetic
