@@ -18,7 +18,7 @@ from tilewright.bench.suites.attention import extent
 from tilewright.choose.attention import _masking, choose_kernels
 from tilewright.choose.generated import work_of
 from tilewright.cost.work import Work, predicted_us
-from tilewright.graph.calls import launched
+from tilewright.graph.calls import launched, nbytes
 from tilewright.graph.constants import Constants
 from tilewright.hardware.target import target_named
 from tilewright.measure.racing.results import read_results
@@ -325,6 +325,9 @@ def test_written_out_it_is_the_formula(lies: str, hides: str, monkeypatch: pytes
     assert found.writes_scores
     found.rewrite(WRITTEN_OUT)
     assert not [call for call in calls(graph) if "attention" in call]
+    steps = {"mul.Tensor", "masked_fill.Scalar", "add.Tensor"}
+    made = [nbytes(node) for node in graph.nodes if str(node.target).removeprefix("aten.") in steps]
+    assert [work.bytes_written for work in WRITTEN_OUT.apart(found.request, hides=hides != "nothing")] == made
     truth = attend(*(x if x.dtype == torch.bool else x.double() for x in inputs))
     outs = run(graph, *inputs), attend(*inputs)
     assert outs[0].stride() == outs[1].stride()

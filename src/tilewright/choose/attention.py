@@ -176,10 +176,14 @@ def _work(call: FusedAttention, forward: Peer, backward: Peer) -> tuple[Work, ..
 
 def _written_out(base: Offer, call: FusedAttention, theirs: Peer) -> Offer:
     """The offer of two products and a softmax; for a GPU that is not there it is predicted."""
-    mask, _ = call.of_library
+    mask, causal = call.of_library
     # It reads the mask that tilewright's kernels make needless.
-    offer = replace(base, kernel=WRITTEN_OUT.name, saves=() if mask is not None else base.saves)
-    if not offer.races:
+    saves = base.saves if mask is None else ()
+    offer = replace(base, kernel=WRITTEN_OUT.name, saves=saves)
+    if offer.races:
+        hides = causal or mask is not None
+        offer = replace(offer, saves=(*saves, *WRITTEN_OUT.apart(call.request, hides=hides)))
+    else:
         work = WRITTEN_OUT.works(call.request, 0 if mask is None else calls.nbytes(mask))
         instead = _work(call, theirs, theirs)
         offer = replace(offer, unraced=None, work=work, instead=instead, clear=CLEAR)

@@ -15,7 +15,8 @@ from tilewright.kernels.attention.request import Request
 from tilewright.kernels.offer import THEIRS
 from tilewright.launch.race import Alternatives, Race, random_operand
 from tilewright.passes.attention.fused import FusedAttention
-from tilewright.passes.attention.library import CUDNN, EFFICIENT, FLASH, Peer, Saved, options_of, perform_now
+from tilewright.passes.attention.library import CUDNN, EFFICIENT, FLASH, PEERS, Peer, Saved, options_of, perform_now
+from tilewright.records.errors import warn_once
 
 MADE_FROM = ("kernels/attention", "kernels/product")
 
@@ -116,7 +117,7 @@ def _runnable(raced: Raced) -> dict[str, _Kernels]:
         found[name] = _Kernels(*calls)
     takes = partial(_takes, raced, (q, k, v, bias))
     others = [name for name in found if name != THEIRS and takes(raced.peers[name])]
-    return {name: found[name] for name in (THEIRS, *(one for one in others if _runs(found[one], raced.training)))}
+    return {name: found[name] for name in (THEIRS, *(one for one in others if _runs(one, found[one], raced)))}
 
 
 TAKES = {CUDNN: torch.backends.cuda.can_use_cudnn_attention, FLASH: torch.backends.cuda.can_use_flash_attention}
@@ -133,15 +134,17 @@ def _takes(raced: Raced, operands: Sequence[torch.Tensor | None], peer: Peer) ->
     return q.is_cuda and TAKES[peer](torch.backends.cuda.SDPAParams(q, k, v, bias, 0.0, raced.causal, grouped))
 
 
-def _runs(one: _Kernels, training: bool) -> bool:
-    """Whether a library takes the operands."""
+def _runs(name: str, one: _Kernels, raced: Raced) -> bool:
+    """Whether a library takes the operands; a kernel of tilewright's that does not is reported."""
     try:
         saved = one.attend()
-        if training:
+        if raced.training:
             one.differentiate(saved.out, saved)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except RuntimeError as error:
+        if raced.peers[name] not in PEERS:
+            warn_once(f"{name} was not raced: {error}")
         return False
     return True
 

@@ -97,6 +97,11 @@ class WrittenOut(Peer):
             *(Work("pointwise", nbytes, nbytes) for nbytes in copied if nbytes),
         )
 
+    def apart(self, request: Request, *, hides: bool) -> tuple[Work, ...]:
+        """What a race runs in kernels of its own and a program in the softmax's: the scale, and what `hides` keys."""
+        nbytes = 4 * request.batch * request.heads * request.queries * request.keys
+        return (Work("pointwise", nbytes, nbytes),) * (1 + hides)
+
 
 def _product(product: Product, read: int, written: int) -> Work:
     """The launch of a product of fp32 that reads and writes so many elements."""
