@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from tilewright.kernels.convolution import COLUMNS, convolution, refusal
+from tilewright.kernels.convolution import COLUMNS, LEAST_TAPS, convolution, refusal
 from tilewright.measure.truth.contract import compare
 
 Pair = tuple[int, int]
@@ -30,7 +30,8 @@ def keeps_contract(
     true, theirs = (torch.conv2d(a, b, None, stride, padding, dilation) for a, b in (wide, narrow))
     for columns, before, after in itertools.product(COLUMNS, FORMATS, FORMATS):
         operands = [one.contiguous(memory_format=before) for one in (image, taps)]
-        assert refusal(*operands) is None
+        is_precise = kind != torch.float32 or taps[0].numel() >= LEAST_TAPS
+        assert (refusal(*operands) is None) == is_precise
         made = convolution(*operands, stride, padding, dilation, after == torch.channels_last, columns)
         assert made.is_contiguous(memory_format=after)
         assert compare(made, theirs, true).ok

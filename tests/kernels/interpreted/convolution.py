@@ -30,6 +30,7 @@ def test_what_the_kernel_does_not_take() -> None:
     assert "fp32" in str(kernels.refusal(x.double(), w.double()))
     assert "16 input channels" in str(kernels.refusal(torch.zeros(1, 17, 8, 8), torch.zeros(4, 17, 3, 3)))
     assert "400 elements" in str(kernels.refusal(torch.zeros(1, 3, 99, 99), torch.zeros(4, 3, 12, 12)))
+    assert "fewer than 27" in str(kernels.refusal(x, w[..., :2]))
     assert "empty" in str(kernels.refusal(x[:0], w))
 
 

@@ -22,6 +22,8 @@ MOST_CHANNELS = 16
 """Beyond these cuDNN is faster: 32 channels in bf16, channels-last, 85 µs and 160."""
 MOST_TAPS = 400
 """Elements of a window over all channels: the loop over them is unrolled."""
+LEAST_TAPS = 27
+"""In fp32: a sum of fewer rounds less than the 22 bits in which three products of TF32 read each operand."""
 MOST_OFFSET = 2**31 - 1
 """Offsets in one image take 32 bits."""
 COLUMNS = (32, 64)
@@ -53,6 +55,8 @@ def refusal(x: torch.Tensor | Operand, weight: torch.Tensor | Operand) -> str | 
     channels, *window = weight.shape[1:]
     if not 1 <= channels <= MOST_CHANNELS or channels * prod(window) > MOST_TAPS:
         return f"its kernel takes up to {MOST_CHANNELS} input channels and {MOST_TAPS} elements of a window"
+    if x.dtype == torch.float32 and channels * prod(window) < LEAST_TAPS:
+        return f"its products of TF32 are less precise than fp32 in sums of fewer than {LEAST_TAPS}"
     if not (prod(x.shape) and prod(weight.shape)):
         return "it is empty"
     return None
