@@ -18,6 +18,7 @@ from tilewright.measure.recording.modules import outermost_modules
 _MODEL, _KEPT_GRAPH, _BACKWARD, _OPTIMIZER = 1, 2, 3, 4
 _GONE_THROUGH = "tilewright gone through"
 """Key in the metadata of a node of autograd's."""
+_DEEP = 100
 
 
 class _Leader:
@@ -266,7 +267,10 @@ def _is_new_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     node = getattr(tensors, "grad_fn", None)
     if node is None:
         return True
-    while len(inner := [it for it, _ in node.next_functions if it is not None]) == 1 and inner[0].next_functions:
+    for _ in range(_DEEP):
+        inner = [it for it, _ in node.next_functions if it is not None]
+        if len(inner) != 1 or not inner[0].next_functions:
+            break
         node = inner[0]
     is_new = _GONE_THROUGH not in node.metadata
     node.metadata[_GONE_THROUGH] = True
