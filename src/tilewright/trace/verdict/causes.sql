@@ -351,8 +351,11 @@ looked_up AS (
 ),
 replaceable AS (
     SELECT call_time.file_id, call_time.what || CASE WHEN call_time.what = 'EmbeddingBackward0' AND are_many THEN ' of many' ELSE '' END AS what, call_time.source, call_time.calls,
-           call_time.ms + CASE call_time.what WHEN 'zero_grad' THEN coalesce(gradient_sums.ms, 0) WHEN 'new optimizer' THEN coalesce(state.ms, 0) ELSE 0 END AS ms
+           call_time.ms + CASE call_time.what WHEN 'zero_grad' THEN coalesce(gradient_sums.ms, 0) WHEN 'new optimizer' THEN coalesce(state.ms, 0)
+                          -- Where its integers become floating-point numbers on the same line.
+                          WHEN 'aten::one_hot' THEN coalesce(converted.ms, 0) ELSE 0 END AS ms
     FROM call_time LEFT JOIN gradient_sums USING (file_id) LEFT JOIN looked_up USING (file_id)
+    LEFT JOIN (SELECT file_id, source, sum(ms) AS ms FROM copies WHERE what = 'float' GROUP BY file_id, source) AS converted USING (file_id, source)
     LEFT JOIN (FROM call_time WHERE what = 'state of an optimizer') AS state ON state.file_id = call_time.file_id
     WHERE call_time.what NOT IN ('torch::autograd::AccumulateGrad', 'state of an optimizer')
       -- Of several rows, each by its own backward.
