@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.kernelbench import problems
@@ -112,7 +112,8 @@ def main() -> None:
     decodes, others = "decode" in given.kinds, bool({"infer", "train"} & set(given.kinds))
     wanted = [name for name in given.models if (decodes if name in DECODERS else others)]
     rows: list[Measurement] = []
-    with tempfile.TemporaryDirectory() as place:
+    # What is ended may still write.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         _build_executor(Path(place) / BUILT)
         for start in range(0, len(wanted), given.jobs):
             folder = Path(place) / str(start)
@@ -136,7 +137,7 @@ def _side_by_side(names: list[str], folder: Path, given: argparse.Namespace) -> 
     workers = {name: _start(name, folder, given, len(names)) for name in names}
     try:
         _await_compiled(workers, folder, given.compile_seconds)
-        return [row for name, worker in workers.items() for row in _collected(name, worker, folder, given)]
+        return [row for name in _ended(workers) for row in _collected(name, folder, given)]
     finally:
         for worker in workers.values():
             worker.kill()
@@ -157,11 +158,18 @@ def _await_compiled(workers: Mapping[str, subprocess.Popen[bytes]], folder: Path
     (folder / "go").touch()
 
 
-def _collected(
-    name: str, worker: subprocess.Popen[bytes], folder: Path, given: argparse.Namespace
-) -> list[Measurement]:
-    """The rows of a worker when it has ended; its last lines are printed."""
-    worker.wait()
+def _ended(workers: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[str]:
+    """The names of the workers in the order in which they end."""
+    left = dict(workers)
+    while left:
+        for name in [name for name, worker in left.items() if worker.poll() is not None]:
+            del left[name]
+            yield name
+        time.sleep(0.1)
+
+
+def _collected(name: str, folder: Path, given: argparse.Namespace) -> list[Measurement]:
+    """The rows of a worker that has ended; its last lines are printed."""
     log = (folder / f"{name}.log").read_text().strip()
     if log:
         print("\n".join(f"{name}: {line}" for line in log.splitlines()[-12:]), flush=True)
