@@ -37,18 +37,24 @@ WITH called AS (
            bool_or(coalesce(is_torch, false)) AS is_torch
     FROM host_cause ANTI JOIN entering_line USING (file_id, source)
     WHERE class IN ('operators', 'Python') AND source IS NOT NULL GROUP BY ALL
+),
+-- One call of the operator that takes most: it may compute, among views that do not.
+longest AS (
+    SELECT file_id, source, arg_max(ms / operators, ms) AS each_ms FROM (
+        SELECT file_id, source, what, sum(typical_ms) AS ms, sum(operators) AS operators FROM host_cause WHERE class = 'operators' GROUP BY ALL HAVING sum(operators) > 0
+    ) GROUP BY file_id, source
 )
 SELECT file_id, source, sum(calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct,
        sum(ms) FILTER (WHERE NOT is_torch) AS direct_ms, arg_max(called, calls) FILTER (WHERE called IS NOT NULL AND NOT is_torch) AS direct_what,
        sum(ms) AS ms, sum(operators) AS operators, arg_max(what, ms) FILTER (WHERE what IS NOT NULL) AS what, string_agg(names, ' ') || CASE WHEN bool_or(called = 'grad') THEN ' grad' ELSE '' END AS names, max(calls) AS runs,
        string_agg(names, ' ') FILTER (WHERE NOT is_torch) AS direct_names, sum(ms) FILTER (WHERE is_torch AND called = 'backward') AS backward_ms,
        -- What they compute is less than what it takes to call them; in a loop they could be fewer.
-       sum(operators) >= 20 AND sum(ms) < any_value(times) * sum(operators) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
+       sum(operators) >= 20 AND greatest(sum(ms) / sum(operators), coalesce(any_value(each_ms), 0) / 2) < any_value(times) * CASE WHEN max(calls) >= 10 THEN 0.05 ELSE 0.0125 END
        -- A recurrent layer is one call from Python, and calls the others itself.
        AND NOT coalesce(bool_or(regexp_matches(names, 'aten::(lstm|gru|rnn_tanh|rnn_relu)( |$)')), false) AS is_small,
        max(calls) >= 10 AND sum(operators) >= 100 AND is_small AS is_looped,
        coalesce(direct >= 50 AND direct_ms < 0.02 * any_value(times) * direct, false) AS is_busy
-FROM called JOIN stretch USING (file_id) GROUP BY file_id, source;
+FROM called JOIN stretch USING (file_id) LEFT JOIN longest USING (file_id, source) GROUP BY file_id, source;
 
 -- Those in a loop over elements or over small batches: many short calls, by themselves or within PyTorch's functions.
 CREATE OR REPLACE TEMP TABLE busy_line AS
