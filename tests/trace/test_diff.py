@@ -76,6 +76,15 @@ def test_operators_of_the_host_count_without_what_they_call(trace: Trace, tmp_pa
     }
 
 
+def test_calls_outside_of_the_steps_are_none_of_a_step(trace: Trace, tmp_path: Path) -> None:
+    """As where the recorder dropped its first steps."""
+    for at in (0, 100, 200, 300):
+        trace.operator("aten::mm", at + 1, at + 51)
+        if at >= 200:
+            trace.step(at, at, at + 100)
+    assert read_run(run(trace, tmp_path)).operators == {("host", "aten::mm"): (50, 1)}
+
+
 def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
     """Runs that were recorded one after the other: one a side is loaded, the others are that one, a little slower."""
     sides = []
@@ -90,6 +99,12 @@ def test_folders_of_runs_made_in_turns(tmp_path: Path) -> None:
         sides.append([replace(one, created_us=2 * number + side, steps=slower[number]) for number in numbers])
     found = diff(*sides)
     assert found.step.verdict == "slower" and f"{MANY_RUNS} pairs of interleaved runs" in found.step.method
+    noisy_sides = [
+        [replace(each, steps=tuple(us * (1 + number % 3) for us in each.steps)) for number, each in enumerate(side)]
+        for side in (sides[0], sides[1][::-1])
+    ]
+    found = diff(*noisy_sides)
+    assert found.step.verdict == "cannot tell" and f"{2 * MANY_RUNS} traces per side" in found.decide
 
 
 def test_a_run_that_saw_no_device(tmp_path: Path) -> None:
@@ -181,6 +196,22 @@ def test_an_operator_that_only_one_side_has() -> None:
         ("aten::mm", 50, 0, 1, 0),
         ("aten::bmm", 0, 40, 0, 1),
     ]
+
+
+def test_a_single_run_that_other_programs_disturbed_decides_nothing() -> None:
+    """The second of two runs of one program took twice as long beside others."""
+    draw = Random(6)
+
+    def made(step_us: float, queued: float, at: int = 0) -> RunSteps:
+        steps = tuple(step_us * draw.gauss(1, 0.01) for _ in range(40))
+        return RunSteps(Path("x"), at, steps, (), {}, bare=True, queued=queued)
+
+    assert diff([made(100_000, 0.01)], [made(200_000, 0.02)]).step.verdict == "slower"
+    found = diff([made(100_000, 0.01)], [made(200_000, 0.34)])
+    assert found.step.verdict == "cannot tell"
+    assert "other programs used the processors, and one of the runs had none for 34% of its steps" in found.step.method
+    sides = [[made(us, 0.34, 2 * turn + side) for turn in range(MANY_RUNS)] for side, us in enumerate((100, 130))]
+    assert diff(*sides).step.verdict == "slower"
 
 
 def test_steps_timed_without_the_profiler_decide_and_other_calls_are_said() -> None:

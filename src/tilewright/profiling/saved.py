@@ -119,6 +119,7 @@ def _add_recordings(connection: DuckDBPyConnection, files: Mapping[Path, int], k
                     it.bare_us,
                     it.recorded_us,
                     it.timed_us,
+                    it.timed_queued_us,
                     it.recorded_thread_us,
                     it.recorded_queued_us,
                 ),

@@ -30,7 +30,7 @@ def show_diff(found: Difference) -> RenderableType:
     called = [op for op in found.operators if op.called_differently]
     if called:
         are = "operators are" if len(called) > 1 else "operator is"
-        parts.append(Text(f"  the program is another: {len(called)} {are} called more or less often"))
+        parts.append(Text(f"  the sides do not run the same program: {len(called)} {are} called more or less often"))
     least = _LEAST_SHOWN * found.before_us
     changed = [op for op in found.operators if abs(op.difference_us) >= least or op.called_differently]
     if changed:
@@ -58,7 +58,8 @@ def _percent(ratio: float) -> str:
 
 
 def _operators(changed: list[OperatorChange], found: Difference) -> Table:
-    table = open_table("where", "operator", "before>", "after>", "difference>", "of device's>", "calls>", "verdict")
+    shares = ["of device's>"] if found.device else []
+    table = open_table("where", "operator", "before>", "after>", "difference>", *shares, "calls>", "verdict")
     table.columns[1].overflow = "fold"
     for op in changed:
         share = found.of_device(op)
@@ -68,10 +69,10 @@ def _operators(changed: list[OperatorChange], found: Difference) -> Table:
         table.add_row(
             op.where,
             Text(plain(op.operator)),
-            duration(op.before_us),
-            duration(op.after_us),
+            duration(op.before_us) if op.before_calls else "-",
+            duration(op.after_us) if op.after_calls else "-",
             Text(f"{'+' if op.difference_us > 0 else '−'}{duration(abs(op.difference_us))}"),
-            "-" if share is None else f"{share:.0%}",
+            *(["-" if share is None else f"{share:.0%}"] if shares else []),
             calls,
             _verdict(op),
         )

@@ -73,7 +73,9 @@ def profile_json(table: OperatorTable, recordings: Sequence[Recording], run: Pat
         "causes": causes,
         "run": str(run),
         # The single steps are in the table `recording`: there may be thousands.
-        "recordings": [{name: value for name, value in asdict(it).items() if name != "timed_us"} for it in recordings],
+        "recordings": [
+            {name: value for name, value in asdict(it).items() if not name.startswith("timed_")} for it in recordings
+        ],
         "operators": [asdict(row) for row in table.rows],
         "cpu_ns": table.cpu_ns,
         "device_ns": table.device_ns,

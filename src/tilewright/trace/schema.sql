@@ -121,6 +121,7 @@ CREATE TABLE IF NOT EXISTS recording (      -- ours: how tilewright made its tra
     bare_us     DOUBLE,                     -- a step without the profiler, on the wall clock
     recorded_us DOUBLE,                     -- and with it
     timed_us    DOUBLE[] NOT NULL,          -- of each step after those in the trace, without it
+    timed_queued_us DOUBLE,                 -- how long their thread could have run and had no processor, where the system tells
     recorded_thread_us DOUBLE[],            -- processor time of the thread that makes the steps, in each of those in the trace,
     recorded_queued_us DOUBLE[],            -- how long it could have run and had no processor, where the system tells,
     thread_us   DOUBLE,                     -- and its processor time in a bare step

@@ -72,6 +72,7 @@ def test_keeps_the_steps_of_the_plan(tmp_path: Path) -> None:
     assert done.events == sum(found.values())
     assert done.bare_us and done.recorded_us and done.seconds > done.seconds_kept > 0
     assert len(done.timed_us) == 12 and min(done.timed_us) > 0
+    assert done.timed_queued_us is None or 0 <= done.timed_queued_us <= sum(done.timed_us)
     assert len(done.recorded_thread_us) == 4 and min(done.recorded_thread_us) > 0
     assert len(done.recorded_queued_us) in (0, 4) and min(done.recorded_queued_us, default=0) >= 0
 

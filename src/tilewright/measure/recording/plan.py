@@ -94,6 +94,8 @@ class Recording:
     """How long it could have run, and had no processor; empty where the system does not tell."""
     timed_us: list[float] = field(default_factory=list)
     """Each step after those that were kept."""
+    timed_queued_us: float | None = None
+    """How long their thread could have run in these, and had no processor; None where the system does not tell."""
     processors: ProcessorTime | None = None
     """In a bare step."""
     beside: str = ""

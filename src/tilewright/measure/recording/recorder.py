@@ -290,8 +290,10 @@ class Recorder:
             self._next_step_range()
         self._close_kept()
         if not self._plan.nvtx and not self._plan.whole:
-            enough = enough_to_compare(self._plan.timed)
+            enough, clock = enough_to_compare(self._plan.timed), ThreadClock()
             yield from bare_steps(self.recording.timed_us, enough, lambda: self._compiled_seconds)
+            clock.lap([], queued := list[float]())
+            self.recording.timed_queued_us = sum(queued) if queued else None
         self._finish()
 
     @contained

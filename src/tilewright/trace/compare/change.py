@@ -62,11 +62,13 @@ def compare(
     *,
     in_turns: bool = False,
     shared_machine: bool = True,
+    disturbed: str = "",
 ) -> Change:
     """Compare step times in microseconds, positive, one sequence per run; runs in the order of recording.
 
     `in_turns`: run i of both sides were recorded one after the other. `shared_machine`: other programs disturb the
-    times, as on most hosts, so a single short run gives no verdict.
+    times, as on most hosts, so a single short run gives no verdict. `disturbed` says how they did, if they are known to
+    have: then single runs give none.
 
     >>> compare([[100.0 + i % 7 for i in range(99)]], [[104.0 + i % 7 for i in range(99)]],
     ...         shared_machine=False).verdict
@@ -77,7 +79,7 @@ def compare(
         return Change(math.nan, 0.0, math.inf, "cannot tell", "a side has no steps")
     if min(len(first), len(second)) >= MANY_RUNS:
         return _of_runs(first, second, in_turns and len(first) == len(second))
-    return _of_steps(np.concatenate(first), np.concatenate(second), shared_machine)
+    return _of_steps(np.concatenate(first), np.concatenate(second), shared_machine, disturbed)
 
 
 def _of_runs(first: Sequence[Floats], second: Sequence[Floats], in_turns: bool) -> Change:
@@ -104,13 +106,15 @@ def _trimmed(values: Floats) -> tuple[float, float, int]:
     return float(ordered[cut : len(ordered) - cut].mean()), (len(ordered) - 1) * spread / (left * (left - 1)), left
 
 
-def _of_steps(first: Floats, second: Floats, shared_machine: bool) -> Change:
+def _of_steps(first: Floats, second: Floats, shared_machine: bool, disturbed: str) -> Change:
     length_us = min(float(np.exp(run).sum()) for run in (first, second))
     first, second = _winsorised(first), _winsorised(second)
     shift = float(second.mean() - first.mean())
     fewest = min(len(first), len(second))
     problem = ""
-    if fewest < FEW_STEPS:
+    if disturbed:
+        problem = disturbed
+    elif fewest < FEW_STEPS:
         problem = (
             f"a run has {fewest} timed steps and needs {FEW_STEPS} (`tilewright profile` times the steps after those "
             "that it records: let the program make more)"

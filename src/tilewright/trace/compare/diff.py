@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 Where = Literal["device", "host"]
+BUSY = 0.05
+"""The share of its steps in which a single run had no processor, from which it tells nothing: an idle machine has 0."""
 
 _RUN = "SELECT epoch_us(created), command FROM run"
-_TIMED = "SELECT timed_us FROM recording WHERE file_id = (SELECT min(file_id) FROM step)"
+_TIMED = "SELECT timed_us, {queued}, workers FROM recording WHERE file_id = (SELECT min(file_id) FROM step)"
 _HAS_DEVICE = "SELECT count(*) > 0 FROM device_slice WHERE file_id = (SELECT min(file_id) FROM step)"
 # With several ranks, the first is compared. A step's device time is that of the work that it launched.
 _WORK = """
@@ -37,10 +39,13 @@ _OPERATORS = f"""
 SELECT 'device', coalesce(operator, work.name), sum(work.dur) / 1e3 / $steps, count(*) / $steps::DOUBLE
 FROM {_WORK} AND work.slice_id IS NOT NULL GROUP BY 2
 UNION ALL
-SELECT 'host', name, cpu_self / 1e3 / host.steps, calls / host.steps::DOUBLE
-FROM operator_time, (SELECT count(*) AS steps FROM operator_step) AS host
-WHERE kind IN ('operator', 'call') AND NOT one_off
+SELECT 'host', name, sum(own.ns) / 1e3 / any_value(host.steps), sum(own.calls) / any_value(host.steps)::DOUBLE
+FROM {{own}} AS own JOIN operator_time USING (name, kind), (SELECT count(*) AS steps FROM operator_step) AS host
+WHERE kind IN ('operator', 'call') AND NOT one_off GROUP BY name
 ORDER BY ALL"""
+_WITHIN_STEPS = "(SELECT name, kind, self_ns AS ns, calls FROM operator_step_time)"
+# Runs of earlier versions do not count the calls of a step.
+_OF_ALL = "(SELECT name, kind, cpu_self AS ns, calls FROM operator_time)"
 
 # The same, in each step; an operator that a step lacks took no time there.
 _OF_STEPS = f"""
@@ -71,6 +76,9 @@ class RunSteps:
     """How many steps are in the trace."""
     command: str = ""
     bare: bool = False
+    queued: float = 0.0
+    """The share of the bare steps in which their thread could have run and had no processor; 0 if it is not known, or
+    if the program has workers, which may have taken it."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +150,12 @@ def read_run(path: Path) -> RunSteps:
             )
         steps = connection.execute(_STEPS).fetchall()
         ((has_device,),) = connection.execute(_HAS_DEVICE).fetchall()
-        rows = connection.execute(_OPERATORS, {"steps": max(len(steps), 1)}).fetchall()
+        own = _WITHIN_STEPS if "calls" in _columns(connection, "operator_step_time") else _OF_ALL
+        rows = connection.execute(_OPERATORS.format(own=own), {"steps": max(len(steps), 1)}).fetchall()
         each = connection.execute(_OF_STEPS, {"steps": len(steps)}).fetchall() if "operator_step_time" in tables else []
-        timed = connection.execute(_TIMED).fetchone() if _has_timed(connection) else None
+        timed, queued_us, workers = _timed(connection)
         created, command = connection.execute(_RUN).fetchone() or (0, "")
-    bare = tuple(timed[0]) if timed else ()
+    bare = tuple(timed)
     return RunSteps(
         path,
         created,
@@ -157,13 +166,27 @@ def read_run(path: Path) -> RunSteps:
         traced=len(steps),
         command=command,
         bare=bool(bare),
+        queued=queued_us / sum(bare) if bare and not workers else 0.0,
     )
 
 
-def _has_timed(connection: DuckDBPyConnection) -> bool:
-    """Runs of earlier versions, and those of `tilewright trace`, have no such steps."""
-    known = "FROM duckdb_columns() WHERE table_name = 'recording' AND column_name = 'timed_us'"
-    return bool(connection.execute(known).fetchall())
+def _timed(connection: DuckDBPyConnection) -> tuple[Sequence[float], float, int]:
+    """The steps that ran without the profiler, how long they had no processor, and the number of the program's workers.
+
+    Runs of earlier versions, and those of `tilewright trace`, have no such steps.
+    """
+    columns = _columns(connection, "recording")
+    if "timed_us" not in columns:
+        return (), 0.0, 0
+    asked = _TIMED.format(queued="timed_queued_us" if "timed_queued_us" in columns else "NULL")
+    steps, queued, workers = connection.execute(asked).fetchone() or ((), None, 0)
+    return steps, queued or 0.0, workers
+
+
+def _columns(connection: DuckDBPyConnection, table: str) -> set[str]:
+    """Its names; none where the run lacks the table."""
+    asked = "SELECT column_name FROM duckdb_columns() WHERE table_name = ?"
+    return {name for (name,) in connection.execute(asked, [table]).fetchall()}
 
 
 def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
@@ -177,7 +200,8 @@ def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
             raise StoreError(f"no step was recorded in {', '.join(str(run.path) for run in side)}")
     first, second = (sorted(side, key=lambda run: run.created_us) for side in (before, after))
     turns = in_turns([run.created_us for run in first], [run.created_us for run in second])
-    step = compare([run.steps for run in first], [run.steps for run in second], in_turns=turns)
+    disturbed = _disturbed((*first, *second))
+    step = compare([run.steps for run in first], [run.steps for run in second], in_turns=turns, disturbed=disturbed)
     device: Change | None = None
     busy = [[run.device for run in side] for side in (first, second)]
     if all(run and min(run) > 0 for side in busy for run in side):
@@ -191,20 +215,31 @@ def diff(before: Sequence[RunSteps], after: Sequence[RunSteps]) -> Difference:
         device=device,
         before_device_us=_mean(us for run in busy[0] for us in run),
         after_device_us=_mean(us for run in busy[1] for us in run),
-        operators=tuple(_operators(first, second, turns)),
+        operators=tuple(_operators(first, second, turns, disturbed)),
         decide=_what_decides(first, second) if step.verdict == "cannot tell" else "",
     )
 
 
+def _disturbed(runs: Iterable[RunSteps]) -> str:
+    """What other programs did to the run that they disturbed most; empty if they let all run."""
+    share = max(run.queued for run in runs)
+    if share < BUSY:
+        return ""
+    return f"other programs used the processors, and one of the runs had none for {share:.0%} of its steps"
+
+
 def _what_decides(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> str:
     """How to record what tells two sides apart."""
+    fewest = min(len(first), len(second))
+    wanted = MANY_RUNS if fewest < MANY_RUNS else 2 * fewest
     commands = dict.fromkeys(run.command for side in (first, second) for run in side)
     profiled = [command for command in commands if command.startswith("tilewright profile")]
     if not profiled:
-        return f"record {MANY_RUNS} traces a side, before and after in turns, and compare the two folders of runs"
+        return f"{wanted} traces per side, recorded in turns, can tell: compare the two folders of traces"
     return (
-        f"{MANY_RUNS} runs a side, made in turns, decide: repeat {' and '.join(f'`{one}`' for one in profiled[:2])}, "
-        "put each side's runs into a folder, and `tilewright diff FOLDER FOLDER`"
+        f"{wanted} runs per side, recorded in turns, can tell: repeat "
+        f"{' and '.join(f'`{one}`' for one in profiled[:2])}, put the runs of each side into a folder of its own, and "
+        "run `tilewright diff FOLDER FOLDER`"
     )
 
 
@@ -221,7 +256,9 @@ def in_turns(first: Sequence[int], second: Sequence[int]) -> bool:
     return all(low[1] != high[1] for low, high in list(pairwise(order))[::2])
 
 
-def _operators(first: Sequence[RunSteps], second: Sequence[RunSteps], turns: bool) -> list[OperatorChange]:
+def _operators(
+    first: Sequence[RunSteps], second: Sequence[RunSteps], turns: bool, disturbed: str
+) -> list[OperatorChange]:
     keys = dict.fromkeys(key for run in (*first, *second) for key in run.operators)
     found = []
     for where, operator in keys:
@@ -231,7 +268,8 @@ def _operators(first: Sequence[RunSteps], second: Sequence[RunSteps], turns: boo
         times = [[run.of_steps.get((where, operator), ()) for run in side] for side in (first, second)]
         change = None
         if all(run and min(run) > 0 for side in times for run in side):
-            change = compare(times[0], times[1], in_turns=turns, shared_machine=where == "host")
+            on_host = where == "host"
+            change = compare(*times, in_turns=turns, shared_machine=on_host, disturbed=disturbed if on_host else "")
         found.append(OperatorChange(where, operator, before_us, after_us, before_calls, after_calls, change))
     return sorted(found, key=lambda change: -abs(change.difference_us))
 

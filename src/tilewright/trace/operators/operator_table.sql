@@ -21,9 +21,9 @@ JOIN host_call AS outside ON outside.id = call.outer_id
 JOIN around ON around.name = outside.name AND around.kind = outside.kind
 GROUP BY call.name, call.kind, outside.name, outside.kind;
 
--- The time of each operator itself on the host, by step.
+-- The time of each operator itself on the host, and its calls, by step.
 CREATE OR REPLACE TABLE operator_step_time AS
-SELECT name, kind, file_id, step, sum(self_ns)::BIGINT AS self_ns FROM host_call WHERE step IS NOT NULL
+SELECT name, kind, file_id, step, sum(self_ns)::BIGINT AS self_ns, count(*) AS calls FROM host_call WHERE step IS NOT NULL
 GROUP BY name, kind, file_id, step;
 
 -- A row per name. `cpu_*` and `device_*` are nanoseconds: self is the work that the operator did or launched itself,
