@@ -79,7 +79,7 @@ def test_doctor_shows_and_writes_the_machine(
     assert (ended.code, asked) == (0, [(True, "cuda")])
     told = {line[:18].strip(): line[18:] for line in ended.lines}
     assert told["GPU"] == "NVIDIA H200" and told["PyTorch"] == "2.11 (CUDA 13.0)"
-    assert "copy float32      4272 GB/s measured, 89.0% of the datasheet's 4800" in ended.lines
+    assert "copy float32      4,272 GB/s measured, 89.0% of the datasheet's 4,800" in ended.lines
     written = json.loads(out.read_text())
     assert written["ceilings"][0]["of_stated"] == pytest.approx(0.89)
     assert json.loads(tilewright("doctor", "--json").out) == written and written.keys() == documented_keys("doctor")

@@ -194,7 +194,7 @@ def test_a_block(home: Path) -> None:
             run.step()
     assert run.path.parent == home / "runs" and run.recording.steps_kept == 4
     assert "aten::exp" in str(run) and "recorded all of it: 4 steps" in str(run)
-    assert "tilewright knows the operator for 100.0 %, the source line for" in str(run)
+    assert "for which is known: the operator 100.0 %, the source line " in str(run)
     html = run._repr_html_()
     assert "aten::exp</td>" in html and run.path.with_suffix(".html").as_uri() in html
 

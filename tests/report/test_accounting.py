@@ -77,7 +77,7 @@ def test_classes_waits_and_wins(shown: Callable[..., str]) -> None:
         "train.py:10 in step",
         "no synchronisation",
         "at its floor",
-        "of the device's time tilewright knows the bytes for 100.0 %",
+        "share of the device's time for which is known: the bytes 100.0 %",
     ):
         assert words in text, words
 
@@ -98,7 +98,7 @@ def test_a_host_alone(shown: Callable[..., str]) -> None:
     trace = Trace()
     trace.step(0, 0, 400)
     trace.operator("aten::exp", 1, 300, dims=[[1 << 20]])
-    assert "of the operators' own time tilewright knows the bytes for 100.0 %" in shown(trace)
+    assert "share of the operators' own time for which is known: the bytes 100.0 %" in shown(trace)
 
 
 def test_a_run_without_a_timeline(tmp_path: Path) -> None:

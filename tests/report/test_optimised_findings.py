@@ -36,7 +36,7 @@ def launches() -> Program:
 def test_what_is_slow_why_and_what_to_do() -> None:
     assert findings(launches()) == [
         "Of the 1.00 ms of all 3 launches most goes to mm 500 µs (50%), forward0_gelu 400 µs (40%), fill 100 µs (10%).",
-        "40% of it exceeds the floors, most of that in forward0_gelu, which takes 4.00× its floor and is DRAM-bound.",
+        "40% of that time is above the floors, most in forward0_gelu, which takes 4.00× its floor and is DRAM-bound.",
         "It is a generated kernel: `tilewright kernel` with `--impl tilewright` shows what limits forward0_gelu. "
         "The largest fusion not made, mm → gelu, would save 64.0 MB: the tile does not fit.",
         "1 of 2 predictions are off by more than 2 times. The largest error is forward0_gelu's: 100 µs "
@@ -71,8 +71,8 @@ def test_other_kernels_have_other_advice() -> None:
     for dtype, shape, said in (
         ("float32", (64, 7), ": a lower precision or rows whose length is a multiple of 8 may be faster."),
         ("bfloat16", (64, 7), ": rows whose length is a multiple of 8 may be faster."),
-        ("bfloat16", (7, 64), ", in a dtype and at sizes that its kernels suit."),
-        ("bfloat16", (64, 8), ", in a dtype and at sizes that its kernels suit."),
+        ("bfloat16", (7, 64), ": dtype and sizes suit its kernels, so leave both."),
+        ("bfloat16", (64, 8), ": dtype and sizes suit its kernels, so leave both."),
     ):
         found = findings(Program([replace(library, dtype=dtype, shape=shape)]))[2]
         assert found == f"PyTorch's library runs forward0_gelu{said}"

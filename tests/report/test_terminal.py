@@ -83,7 +83,7 @@ def test_regions_decisions_and_fallbacks_are_shown_with_their_reasons() -> None:
     assert "taken" in text and "the value stays in registers" in text
     assert "tried and lost" in text and "as an epilogue it was slower" in text
     assert "runs as PyTorch runs it: aten.native_layer_norm_backward" in text
-    assert "matmul fp32 0.186 TFLOP/s (datasheet)" in text
+    assert "matmul fp32 186 GFLOP/s (datasheet)" in text
 
 
 def many(count: int) -> Program:

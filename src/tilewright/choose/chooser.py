@@ -131,7 +131,7 @@ class _Chooser:
         else:
             self.groups = self.groups or Groups(self.graph)
             nodes, profile = self.groups.around(offer.replaces), self.target.profile
-            how, before = "predicted with its neighbours", self.groups.predicted_us(nodes, profile)
+            how, before = "predicted for it and the kernels around it", self.groups.predicted_us(nodes, profile)
             beside = self.groups.predicted_us(nodes - set(offer.replaces), profile)
         before += sum(predicted_us(work, self.target.profile, with_start=False) for work in offer.spared)
         how += ", against {} µs for generated kernels and library calls"

@@ -59,11 +59,10 @@ def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
 
 
 def _ceiling_row(ceiling: Ceiling, machine: Machine) -> tuple[str, str]:
-    unit = "µs" if ceiling.unit == "us" else ceiling.unit
-    value = f"{ceiling.value:.4g} {unit} {ceiling.origin}"
+    value = f"{ceiling.figure} {ceiling.origin}"
     figure = _stated(ceiling, machine)
     if figure is not None:
-        value += f", {ceiling.value / figure:.1%} of the datasheet's {figure:.4g}"
+        value += f", {ceiling.value / figure:.1%} of the datasheet's {figure:,.4g}"
     return f"{ceiling.kind} {ceiling.dtype}".strip(), value
 
 

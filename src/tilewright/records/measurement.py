@@ -66,6 +66,17 @@ class Ceiling:
     unit: str
     origin: Origin
 
+    @property
+    def figure(self) -> str:
+        """The value in a unit that suits it.
+
+        >>> Ceiling("cpu", "matmul", "float32", 0.05541, "TFLOP/s", "measured").figure
+        '55.41 GFLOP/s'
+        """
+        if self.unit == "TFLOP/s" and self.value < 1:
+            return f"{self.value * 1e3:,.4g} GFLOP/s"
+        return f"{self.value:,.4g} {self.unit.replace('us', 'µs')}"
+
 
 @dataclass(frozen=True)
 class Verified:

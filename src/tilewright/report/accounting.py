@@ -76,9 +76,9 @@ def _remarks(connection: DuckDBPyConnection) -> Iterator[str]:
             "them again, best while nothing else runs"
         )
     ((without_shapes, on_device),) = connection.execute(_SHAPES).fetchall()
-    known = [f"the {what} for {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall()]
+    known = [f"the {what} {percent:.1f} %" for what, percent in connection.execute(_KNOWN).fetchall()]
     if known:
         whose = "the device's time" if on_device else "the operators' own time"
-        yield f"of {whose} tilewright knows {', '.join(known)}"
+        yield f"share of {whose} for which is known: {', '.join(known)}"
     if without_shapes:
         yield "no operator has shapes, and so no cost: record_shapes=True of PyTorch's profiler adds them"

@@ -193,8 +193,8 @@ def _residence(view: KernelView, found: Occupancy) -> Text:
         f"{launch.registers} registers a thread, {launch.stack_bytes} B of stack, "
         f"{nbytes(launch.shared_bytes)} of shared memory a program",
         f"a multiprocessor holds {counted(found.blocks, 'program')} "
-        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; by each limit alone "
-        f"it would hold: {limits}",
+        f"({found.warps} warps, {found.share:.0%}), limited by {' and '.join(found.limited_by)}; each limit alone "
+        f"allows: {limits}",
     ]
     if view.waves is not None:
         lines += _wave_lines(view.waves)
@@ -218,8 +218,8 @@ def _wave_lines(waves: Waves) -> list[str]:
     alone, shared = waves.tail(waves.alone_waves), waves.tail(waves.shared_waves)
     return [
         line,
-        f"that idle part costs {shared:.1%} of the time if memory or the tensor cores are busy all along, "
-        f"{alone:.1%} if each program waits for its own loads",
+        f"that idle part costs {shared:.1%} of the time if fewer programs keep memory or the tensor cores as busy, "
+        f"{alone:.1%} if a program takes as long whatever runs beside it",
     ]
 
 

@@ -72,7 +72,7 @@ def findings(program: Program, rows: Sequence[Measurement] = (), ceilings: Seque
     worst, lost = max(launches, key=_lost), sum(map(_lost, launches))
     if round(100 * lost / whole):
         sentences.append(
-            f"{lost / whole:.0%} of it exceeds the floors, most of that in {worst.name}, which takes "
+            f"{lost / whole:.0%} of that time is above the floors, most in {worst.name}, which takes "
             f"{ratio(_time(worst) / worst.floor_us if worst.floor_us else None)} its floor"
             + (f" and is {worst.bound}." if worst.bound else ".")
         )
@@ -124,7 +124,7 @@ def _advice(op: Operator, regions: Sequence[Region], ceilings: Sequence[Ceiling]
     ways = ["a lower precision"] if _gains_from_16_bits(op.dtype, ceilings) else []
     if op.shape and op.shape[-1] % VECTOR:
         ways.append(f"rows whose length is a multiple of {VECTOR}")
-    faster = f": {' or '.join(ways)} may be faster" if ways else ", in a dtype and at sizes that its kernels suit"
+    faster = f": {' or '.join(ways)} may be faster" if ways else ": dtype and sizes suit its kernels, so leave both"
     return f"PyTorch's library runs {op.name}{faster}."
 
 

@@ -101,7 +101,7 @@ def _heading(ceilings: Sequence[Ceiling], dims: Mapping[str, int]) -> Text:
         origins = list(dict.fromkeys(ceiling.origin for ceiling in of_device))
         shared = f" ({origins[0]})" if len(origins) == 1 and origins != ["measured"] else ""
         figures = [
-            f"{ceiling.kind} {ceiling.dtype} {ceiling.value:,.4g} {ceiling.unit.replace('us', 'µs')}".replace("  ", " ")
+            f"{ceiling.kind} {ceiling.dtype} {ceiling.figure}".replace("  ", " ")
             + ("" if shared or ceiling.origin == "measured" else f" ({ceiling.origin})")
             for ceiling in of_device
         ]
