@@ -278,10 +278,7 @@ def _why_not_fast(request: Request, ways: list[str], limits: DeviceLimits) -> st
             why = importlib.import_module(f"{KERNELS}.{own}").supports(request, limits)
             why = why or ("few queries or keys" if request.is_short and len(ways) > 1 else None)
             what = why or f"the kernel in {WRITTEN_IN[way]} comes first"
-            return (
-                f"its Hopper kernels do not take this call ({what}), and its others were never timed against "
-                "PyTorch's on this device"
-            )
+            return f"its Hopper kernels do not take this call ({what}), and no other was timed against PyTorch's here"
     return None
 
 
