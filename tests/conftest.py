@@ -129,6 +129,12 @@ def kept_programs(executor: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program_cache.counts.clear()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[None]:
+    """Examples in docstrings are those of `src`; to look for some in each file of tests takes a worker two seconds."""
+    return [one for one in (yield) if type(one) is pytest.Module]
+
+
 def function_of(item: pytest.Item) -> str:
     return item.nodeid.split("[")[0]
 
