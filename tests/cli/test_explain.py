@@ -40,7 +40,7 @@ def test_the_naive_softmax_reads_and_writes_what_the_definitions_say(
     assert after[1:] == ["  reads N·M  writes N·M", "  FLOPs 4·N·M"]
     assert between(ended.lines, "saved by fusion:") == [
         "saved by fusion: 480 MB",
-        "  reads 4·N·M + 2·N  writes 2·N·M + 2·N",
+        "  reads 4·N·M + 2·N  writes 2·N·M + 2·N  unused N",
     ]
 
 

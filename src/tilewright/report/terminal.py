@@ -153,8 +153,10 @@ def _saved(before: Sequence[Operator], after: Sequence[Operator], names: Sequenc
     saved = sum(cost.bytes for cost in old) - sum(cost.bytes for cost in new)
     if saved <= 0 or any(cost.provenance == "unknown" for cost in old + new):
         return Text()
-    reads, writes = (_sum(old, what, names, without=new) for what in ("reads", "writes"))
-    counts = f"\n  reads {reads}  writes {writes}" if reads + writes != "00" else ", as elements are smaller"
+    reads, writes, unused = (_sum(old, what, names, without=new) for what in ("reads", "writes", "unused"))
+    counts = f"\n  reads {reads}  writes {writes}" + (f"  unused {unused}" if unused != "0" else "")
+    if reads + writes + unused == "000":
+        counts = ", as elements are smaller"
     return Text.assemble(("\nsaved by fusion: ", "bold"), nbytes(saved), counts)
 
 
