@@ -236,7 +236,7 @@ class _Running:
                 outcome.notes += self._crosschecked(candidate, timing, last, self.watch)
         outcome.notes += _said_by(candidate.variant)
         if not timing.converged:
-            outcome.notes.append("its times still varied widely when the seconds were over")
+            outcome.notes.append("times still varied widely when the seconds were over")
         late_us = timing.late_us - min(other.late_us for other in timings.values())
         if late_us > max(LATE_US, LATE * timing.median_us):
             raise InvalidRun(f"other streams were busy for {late_us:.0f} µs after it had ended")
