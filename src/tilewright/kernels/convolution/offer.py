@@ -47,7 +47,7 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
         Offer(
             "tilewright.convolution", "the library's convolution", node, partial(_apply, node, given, options, columns),
             why, (node,), races=() if race is None else (race,), ways=(_way(columns),),
-            unraced="its tiles are raced on the device", producer=given["input"],
+            unraced="only a race on the device decides between them", producer=given["input"],
         )
         for columns in COLUMNS
     ]  # fmt: skip
