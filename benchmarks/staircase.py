@@ -104,7 +104,7 @@ def staircases(device: torch.device) -> list[Staircase]:
         launch = partial(_launch, kernel, arguments, options)
         with capturing(run=True) as launches:
             launch(sms)
-        _, waves = occupancy_and_waves(launch_record(launches[0]), sms)
+        _, waves = occupancy_and_waves(launch_record(launches[0], sass=False), sms)
         assert waves is not None, f"{name} does not fit on a multiprocessor"
         found.append(Staircase(name, launch, waves, shares))
     return found

@@ -213,7 +213,7 @@ def _alternative(
             grid=grid,
             compiled=compiled,
         )
-        record = launch_record(made)
+        record = launch_record(made, sass=False)
     except Exception as error:  # of Triton, LLVM or ptxas
         return Alternative(change, None, refused=f"it does not compile: {str(error).strip().splitlines()[-1]}")
     found, waves = occupancy_and_waves(record, sms)
