@@ -315,7 +315,7 @@ def test_attention_called_by_name_is_one_operator_where_its_kernels_run(device: 
     ("batch", "queries", "keys", "reason"),
     [
         (64, 1, 8192, "many key heads that nothing shares, and no race was run here"),
-        (2, 8, 64, "(few queries or keys); the others were not timed"),
+        (2, 8, 64, "(few queries or keys), and no other was timed"),
     ],
 )
 def test_an_attention_that_only_a_race_settles_stays(batch: int, queries: int, keys: int, reason: str) -> None:
