@@ -263,7 +263,7 @@ def test_the_plan_is_that_of_the_device_asked() -> None:
         assert {region.language for region in found.program.regions} == {language}
 
 
-NOT_TIMED = "); the others were not timed"
+NOT_TIMED = "), and no other was timed"
 
 
 @pytest.mark.parametrize(
