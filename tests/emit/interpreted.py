@@ -63,6 +63,13 @@ def test_kernels_keep_the_numbers_contract(name: str) -> None:
     check_program(name, CPU, by_triton(in_small_blocks))
 
 
+@pytest.mark.parametrize(("parts", "kernels"), [(1, 1), (3, 2)])
+def test_a_scan_is_not_computed_over_several_times_its_elements(parts: int, kernels: int) -> None:
+    """One part of a longer dimension has the scan in its kernel; of several, each would run over all of them."""
+    nests = nests_of(lambda x: torch.cat([x[:, :5], *[x.cumsum(-1)] * parts], -1) * 2, torch.randn(7, 33))
+    assert len(nests) == kernels
+
+
 SCHEDULED = [
     *("flat", "transposed", "broadcast rows and columns", "scans", "softmax", "bf16 layer norm", "column sums"),
     *("column sums beside a row's result", "extremes and sums over a middle axis, unaligned", "long rows"),

@@ -14,15 +14,13 @@ from triton.compiler import ASTSource, CompilationError
 from triton.compiler.compiler import make_backend
 from triton.runtime.driver import driver
 
-from tests.emit.triton_programs import golden, nests_of, operator_calls
+from tests.emit.triton_programs import golden, nests_of, operator_calls, regions_of
 from tilewright.anatomy.simulated import CompileDriver
 from tilewright.emit.triton import emit_triton
 from tilewright.emit.triton_step import in_memory
 from tilewright.hardware.assembly import resources
-from tilewright.hardware.target import target_named
 from tilewright.launch.generated import TritonKernel
 from tilewright.loops.nest import Nest
-from tilewright.passes.fusion import fuse
 from tilewright.schedule.choose import schedule_of
 from tilewright.schedule.tiles import Limits
 
@@ -85,7 +83,7 @@ def error_of(source: ASTSource, warps: int, target: GPUTarget = H200) -> str | N
 def operators() -> Iterator[Nest]:
     """The nests of half of the samples of operators: of those that Triton's interpreter does not run."""
     calls = operator_calls(torch.device("cpu"), every=2, part=1)
-    for region in fuse(calls.graph, "forward", target_named("cpu")).regions:
+    for region in regions_of(calls.graph):
         yield region.lowered.nest
 
 

@@ -4,11 +4,13 @@
 source is held as text and whose machine code is inspected.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -214,9 +216,15 @@ def graph_of(function: Function, *inputs: torch.Tensor) -> fx.Graph:
     return make_fx(function, tracing_mode="fake")(*inputs).graph
 
 
+def regions_of(graph: fx.Graph) -> list[Region]:
+    """The regions that fusion makes of a graph for kernels in Triton, wherever its tensors are."""
+    with mock.patch.dict(os.environ, TILEWRIGHT_TARGET="triton"):
+        return list(fuse(graph, "forward", target_named("cpu")).regions)
+
+
 def nests_of(function: Function, *inputs: torch.Tensor) -> list[Lowered]:
     """The nests that fusion makes of a function."""
-    return [region.lowered for region in fuse(graph_of(function, *inputs), "forward", target_named("cpu")).regions]
+    return [region.lowered for region in regions_of(graph_of(function, *inputs))]
 
 
 Runner = Callable[[Lowered, list[torch.Tensor]], None]
@@ -238,7 +246,7 @@ def run_graph(
 
     `together`: Triton compiles the kernels beside each other, before the first runs.
     """
-    regions = fuse(graph, "forward", target_named("cpu")).regions
+    regions = regions_of(graph)
     if together:
         nests = [region.lowered.nest for region in regions]
         compile_together([(TritonKernel(nest, emit_triton(nest)), device) for nest in nests])

@@ -65,7 +65,7 @@ def summed(parts: Iterable[tuple[Value, Value | None]]) -> Value:
 
 
 MOST_WIDENED = 1.25
-"""Times its own elements over which a reduction may be computed, as a part of a dimension that is longer.
+"""Times its own elements over which a reduction or a scan may be computed, as a part of a dimension that is longer.
 
 Six sums over the tokens of 32 x 256 x 384 in one concatenation took 48 us of six times as many elements (H200, bf16);
 the largest of 20 as half of a concatenation 498 us of 96 MB.
@@ -131,12 +131,14 @@ class _Excerpt:
     def _again(self, op: Op, args: tuple[int, ...]) -> int:
         if op.name == "draw":
             raise Unfusable("only a part of a random tensor is read, but all its numbers must be drawn")
-        if op.name == "scan" and _reduced(op) == set(self.old) and self._from_the_first():
+        begins = op.name == "scan" and _reduced(op) == set(self.old) and self._from_the_first()
+        if op.name in ("reduce", "scan"):
+            if _reduced(op) & set(self.old) and not begins:
+                raise Unfusable("it slices a dimension along which a scan or a partial reduction runs")
+            if self._widened() > MOST_WIDENED:
+                raise Unfusable(f"a reduction would be computed over {self._widened():.3g} times its elements")
+        if begins:
             return self._scan(op, args)
-        if op.name in ("reduce", "scan") and _reduced(op) & set(self.old):
-            raise Unfusable("it slices a dimension along which a scan or a partial reduction runs")
-        if op.name in ("reduce", "scan") and self._widened() > MOST_WIDENED:
-            raise Unfusable(f"a reduction would be computed over {self._widened():.3g} times its elements")
         if op.name == "index":
             return self._index(op)
         if op.name == "load":
@@ -152,6 +154,8 @@ class _Excerpt:
     def _scan(self, op: Op, args: tuple[int, ...]) -> int:
         """The scan over the new dimension, to which places outside of the value add nothing."""
         kind, _ = op.detail
+        if not leaves(self.new):
+            return args[0]
         if self.inside is not None:
             nothing = self._constant(1 if kind == "prod" else 0, op.dtype)
             args = (self._put(Op("where", (self.inside.id, *args, nothing), op.dtype)),)
@@ -159,7 +163,7 @@ class _Excerpt:
 
     def _widened(self) -> float:
         """The new dimension's elements for each of the old one's."""
-        return prod(axis.extent for axis in leaves(self.new)) / prod(axis.extent for axis in self.old)
+        return prod(axis.extent for axis in leaves(self.new)) / max(prod(axis.extent for axis in self.old), 1)
 
     def _put(self, op: Op) -> int:
         self.trace.ops.append(op)
