@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.contract import keeps_contract, own
+from tests.contract import check, keeps_contract, own, recorded
 from tests.gpu.kernels.launching import in_turn
 from tests.kernels import convolutions
 from tests.kernels.convolutions import Pair
@@ -46,10 +46,28 @@ class Stem(nn.Module):
         return torch.relu(torch.conv2d(x, self.weight, self.bias, 2, 1)).mean((2, 3))
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_a_compiled_program_runs_it(training: bool, in_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def races_are_won(in_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of results of any size."""
     monkeypatch.setattr(offer, "LEAST_ELEMENTS", 0)
-    # As if a race had been won.
     monkeypatch.setattr(chooser._Priced, "refusal", property(lambda priced: priced.offer.refusal))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_compiled_program_runs_it(training: bool, races_are_won: None) -> None:
     x = torch.randn(2, 3, 11, 13, generator=torch.Generator().manual_seed(2)).requires_grad_(training)
     assert own(keeps_contract(Stem(), [x], training=training)) == {"convolution"}
+
+
+def test_one_number_for_both_dimensions_and_one_channel_channels_last(races_are_won: None) -> None:
+    """The strides of a result of one channel tell in which layout it is."""
+
+    def convolve(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.convolution(x, weight, None, [2], [1], [1], False, [0], 1)
+
+    inputs = [
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for shape in ((2, 3, 9, 7), (1, 3, 3, 3))
+    ]
+    call, record = recorded(convolve)
+    check(convolve, call, inputs, training=False)
+    assert own(record) == {"convolution"} and call(*inputs).stride() == convolve(*inputs).stride()

@@ -74,11 +74,9 @@ def result_shape(
     return (x[0], weight[0], *((n + 2 * pad - apart * (k - 1) - 1) // step + 1 for n, k, step, pad, apart in sizes))
 
 
-def _strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    if not channels_last:
-        return dense_strides(shape)
-    _, c, h, w = shape
-    return h * w * c, 1, w * c, c
+def result_strides(shape: Sequence[int], *, channels_last: bool) -> tuple[int, ...]:
+    """Strides in elements of a result [N, O, H, W] without gaps."""
+    return dense_strides(shape, (0, 2, 3, 1) if channels_last else None)
 
 
 Pair = Sequence[int]
@@ -95,7 +93,7 @@ def _fake(
     x: torch.Tensor, weight: torch.Tensor, stride: Pair, padding: Pair, dilation: Pair, last: bool, columns: int
 ) -> torch.Tensor:
     shape = result_shape(x.shape, weight.shape, stride, padding, dilation)
-    return x.new_empty_strided(shape, _strides(shape, last))
+    return x.new_empty_strided(shape, result_strides(shape, channels_last=last))
 
 
 def _recipe(
@@ -103,7 +101,7 @@ def _recipe(
     columns: int,
 ) -> Recipe | None:  # fmt: skip
     shape = result_shape(x.shape, weight.shape, stride, padding, dilation)
-    strides, made = _strides(shape, last), tiling(x.dtype, columns)
+    strides, made = result_strides(shape, channels_last=last), tiling(x.dtype, columns)
     # Of one image, with what windows reach beyond it.
     (_, *inner), (_, *own) = x.strides, strides
     reach = sum((n + 2 * pad) * step for n, pad, step in zip(x.shape[1:], (0, *padding), inner, strict=True))

@@ -15,9 +15,8 @@ from torch.fx import Node
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_call
-from tilewright.graph.layouts import lies_channels_last
 from tilewright.hardware.target import FOR_GPUS, Target
-from tilewright.kernels.convolution import COLUMNS, MOST_CHANNELS, convolution, refusal
+from tilewright.kernels.convolution import COLUMNS, MOST_CHANNELS, convolution, refusal, result_strides
 from tilewright.kernels.offer import OURS, THEIRS, Candidate, Offer
 from tilewright.launch.race import Alternatives, Race, random_operand
 
@@ -39,9 +38,9 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
         return []
     if not 1 <= calls.shape_of(weight)[1] <= MOST_CHANNELS or prod(calls.shape_of(made)) < LEAST_ELEMENTS:
         return []
-    geometry = tuple(given["stride"]), tuple(given["padding"]), tuple(given["dilation"])
+    geometry = _pair(given["stride"]), _pair(given["padding"]), _pair(given["dilation"])
     why = FOR_GPUS if target.language != "triton" else refusal(x, weight)
-    options = (*geometry, lies_channels_last(made) and not made.is_contiguous())
+    options = (*geometry, calls.strides_of(made) == result_strides(calls.shape_of(made), channels_last=True))
     race = _race(x, weight, options) if why is None and target.is_present else None
     return [
         Offer(
@@ -51,6 +50,11 @@ def offers(node: Node, target: Target, waiting: Container[Node]) -> list[Offer]:
         )
         for columns in COLUMNS
     ]  # fmt: skip
+
+
+def _pair(values: Sequence[Any]) -> tuple[Any, ...]:
+    """One number stands for both dimensions."""
+    return tuple(values) * 2 if len(values) == 1 else tuple(values)
 
 
 def _way(columns: int) -> str:
