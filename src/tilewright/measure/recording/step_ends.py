@@ -72,9 +72,8 @@ class StepEnds:
     `backward` or `grad` does so that frees its graph; where none does, the first that goes through a graph, or the
     whole `jacobian` or `hessian` that does. In a program that does not differentiate it is a call of a module that is
     in no other's, has parameters (those without transform samples), and that no optimizer updates: that one will be
-    trained. Of several optimizers, lines that differentiate,
-    or models, the same one ends all steps. `anew` is called where what ended steps until then was a part of one; it
-    says whether they can be counted anew.
+    trained. Of several optimizers, lines that differentiate, or models, the same one ends all steps. `anew` is called
+    where what ended steps until then was a part of one; it says whether they can be counted anew.
 
     A model's first call only shows which one it is: PyTorch tells of the calls of all modules, or of one. From its
     second call on nothing is asked for but its own calls, and those of models that have not been called yet.
