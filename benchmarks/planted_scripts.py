@@ -114,12 +114,6 @@ class Heavy(Dataset):
 for i, (x, y) in zip(range(40), DataLoader(Heavy(), batch_size=64, num_workers=8)):{PLANTED}
     train(x=x, y=y)
 """
-_COMPILED_ANEW = f"""
-for i in range(14):
-    step = torch.compile(lambda x: F.cross_entropy(model(x), y), backend="aot_eager"){PLANTED}
-    loss = step(x)
-    loss.backward(); optimizer.step(); optimizer.zero_grad()
-"""
 _ORDER_SHUFFLED = f"""
 import random
 order = list(range(300_000))
@@ -264,7 +258,6 @@ SCRIPTS: dict[str, tuple[str, str]] = {
     "samples one by one": (_SAMPLE_BY_SAMPLE, "A loop of small calls"),
     "outputs that are kept": (_OUTPUTS_KEPT, "Memory of the CPU grows"),
     "more workers than cores": (_MANY_WORKERS, "Waiting for data"),
-    "torch.compile in each step": (_COMPILED_ANEW, "Calling torch.compile"),
     "a list that is shuffled": (_ORDER_SHUFFLED, "random.shuffle()"),
     "a history that is stacked": (_HISTORY_STACKED, "Copying a tensor (.stack())"),
     "float16 on a CPU": (_HALF, "Computing in float16"),
