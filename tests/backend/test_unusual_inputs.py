@@ -1,6 +1,7 @@
 """Inputs that hurt: not a number, empty, without dimensions, very many, complex, sparse; unknown operators."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from tests.backend.compiling import agrees, assert_same, compiled, kernels, with_grad
-from tests.contract import launched, recorded
+from tests.contract import keeps_contract, launched, recorded
 from tilewright.backend import recording
 
 
@@ -328,3 +329,15 @@ def test_writes_through_windows_are_left_to_pytorch(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("shape", "size", "step"), [((9,), 2, 1), ((4, 9), 3, 2), ((3, 8), 4, 1)])
 def test_gradients_of_windows_that_share_elements(shape: tuple[int, ...], size: int, step: int) -> None:
     agrees(lambda x: x.sin().unfold(-1, size, step), [with_grad(*shape)], backward=True)
+
+
+@pytest.mark.parametrize("setting", [torch.backends.cuda.matmul, torch.backends.cudnn.conv])
+def test_the_precision_of_one_backend_is_no_error(setting: Any) -> None:
+    """PyTorch's older questions raise where the newer setting differs from them."""
+    before = setting.fp32_precision
+    setting.fp32_precision = "tf32" if before != "tf32" else "ieee"
+    try:
+        x, weight = torch.ones(2, 3, 5, 5), torch.ones(4, 3, 3, 3)
+        keeps_contract(lambda x, weight: torch.conv2d(x, weight).flatten(1) @ torch.ones(36, 5), [x, weight])
+    finally:
+        setting.fp32_precision = before

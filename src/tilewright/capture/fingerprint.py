@@ -18,7 +18,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from tilewright.capture.size_guards import Symbols
 from tilewright.graph.specialise import has_symbols
-from tilewright.pytorch.state import compiled_autograd_is_on, functions_watched, has_forward_level
+from tilewright.pytorch.state import (
+    compiled_autograd_is_on,
+    cudnn_takes_tf32,
+    float32_precision,
+    functions_watched,
+    has_forward_level,
+)
 from tilewright.records.errors import CaptureError
 
 OPERATORS = ("aten", "prims", "prim", "tilewright")
@@ -62,11 +68,11 @@ def _surroundings() -> Iterator[str]:
     yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
     yield f"warns {torch.is_deterministic_algorithms_warn_only_enabled()}"
     yield f"defaults {torch.get_default_dtype()} {_device(torch.get_default_device())} {torch.get_num_threads()}"
-    yield f"precision {torch.get_float32_matmul_precision()}"
+    yield f"precision {float32_precision()}"
     matmul, cudnn, cuda = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cuda
     reduced = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
     yield f"matmul {reduced} {matmul.allow_fp16_accumulation}"
-    yield f"cudnn {cudnn.enabled} {cudnn.benchmark} {cudnn.deterministic} {cudnn.allow_tf32}"
+    yield f"cudnn {cudnn.enabled} {cudnn.benchmark} {cudnn.deterministic} {cudnn_takes_tf32()}"
     yield f"mkldnn {torch.backends.mkldnn.enabled}"
     enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     yield f"attention {enabled} {cuda.cudnn_sdp_enabled()}"

@@ -42,6 +42,7 @@ from tilewright.passes.convolution.channels_last import (
     obstacle,
 )
 from tilewright.passes.convolution.other_forms import is_small_and_depthwise
+from tilewright.pytorch.state import cudnn_takes_tf32
 from tilewright.records.outcomes import Outcome
 
 MADE_FROM = ("choose/layouts.py",)
@@ -60,9 +61,9 @@ def layout_race(convolution: Convolution) -> Race | None:
     if convolution.device.type != "cuda":
         return None
     cudnn = torch.backends.cudnn
-    settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+    settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn_takes_tf32()
     work = "layout", repr(replace(convolution, device=torch.device("meta"))), str(settings)
-    eps = EPS_OF_TF32 if cudnn.allow_tf32 and convolution.dtype == torch.float32 else 0.0
+    eps = EPS_OF_TF32 if cudnn_takes_tf32() and convolution.dtype == torch.float32 else 0.0
     return Race(work, convolution.device, MADE_FROM, partial(_alternatives, convolution), SECONDS, eps)
 
 

@@ -18,6 +18,7 @@ from tilewright.hardware.detect import Machine, detect
 from tilewright.hardware.kernel_times import TERMS, KernelTimes
 from tilewright.measure.timing.benchmark import benchmark
 from tilewright.measure.timing.stopwatch import CpuStopwatch, CudaStopwatch
+from tilewright.pytorch.state import float32_precision
 from tilewright.records.atomic_file import write_atomically
 from tilewright.records.errors import CacheError, UsageError, warn_once
 from tilewright.records.home import home
@@ -216,7 +217,7 @@ def _recorded(function: Callable[[], None], device: str) -> Callable[[], None]:
 def _matmuls(bench: _Bench) -> list[Ceiling]:
     on_cpu = bench.device == "cpu"
     names = ("float32", "bfloat16") if on_cpu else ("float32", "tf32", "bfloat16", "float16")
-    precision = torch.get_float32_matmul_precision()
+    precision = float32_precision()
     rows: list[Ceiling] = []
     try:
         for name in names:

@@ -12,6 +12,7 @@ from tilewright.kernels.device import current, interpreted, runs_triton
 from tilewright.launch import twin
 from tilewright.launch.builder import Operand, RecipeBuilder, operands_of
 from tilewright.launch.eager import are_launches_in_python
+from tilewright.pytorch.state import float32_precision
 from tilewright.records.recipe import Recipe
 
 RecipeOf = Callable[..., Recipe | None]
@@ -47,7 +48,7 @@ def built(name: str, recipe: RecipeOf | None, *arguments: Any) -> Recipe | None:
     build = _built.__wrapped__ if are_launches_in_python() else _built
     is_compiled = not interpreted() and not are_launches_in_python()
     with current(operands[0]):
-        return build(name, recipe, is_compiled, torch.get_float32_matmul_precision(), *known)
+        return build(name, recipe, is_compiled, float32_precision(), *known)
 
 
 @functools.lru_cache(KEPT, typed=True)

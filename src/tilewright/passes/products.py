@@ -44,6 +44,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
 from tilewright.passes.rule import call, gpu, rule
 from tilewright.passes.units import is_fusible
+from tilewright.pytorch.state import float32_precision
 
 aten: Any = torch.ops.aten
 FEW_ROWS = 16
@@ -89,9 +90,7 @@ def _contraction(node: fx.Node, product: fx.Node, first: fx.Node, second: fx.Nod
     values = [operand.meta["val"] for operand in (first, second, product)] + [result]
     if any(x.dtype != result.dtype or x.device != result.device or has_symbols(x) for x in values):
         return None
-    if result.dtype not in DTYPES or (
-        result.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    ):
+    if result.dtype not in DTYPES or (result.dtype == torch.float32 and float32_precision() != "highest"):
         return None
     shape = tuple(values[2].shape)
     rank = len(shape)

@@ -168,3 +168,16 @@ def computed_call(module: Any) -> Callable[..., Any]:
     """What computes a module's call without that attribute."""
     call: Callable[..., Any] = module._call_impl
     return call
+
+
+def float32_precision() -> str:
+    """`torch.get_float32_matmul_precision()`, which raises where `fp32_precision` of a backend says otherwise."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def cudnn_takes_tf32() -> bool:
+    """Whether cuDNN's convolutions of fp32 may use TF32, by whichever of PyTorch's two settings said so last."""
+    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")

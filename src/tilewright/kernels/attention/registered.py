@@ -13,6 +13,7 @@ from tilewright.kernels.registration import IMPLEMENTATIONS, define
 from tilewright.launch.builder import RecipeBuilder
 from tilewright.launch.eager import known_of
 from tilewright.launch.gradient import Gradient, Input, OutputGrad, Saved
+from tilewright.pytorch.state import float32_precision
 from tilewright.records.recipe import Recipe
 
 FORWARD, BACKWARD = "tilewright::attention", "tilewright::attention_backward"
@@ -32,7 +33,7 @@ def request_of(
         q.device, q.dtype, batch, heads, kv_heads, queries, keys, head_size, value_size,
         strides_of(q), strides_of(k), strides_of(v), dispatch.aligned(q, k, v), scale, left, right, softcap,
         kind, slopes is not None, dropout, 0 if starts_q is None else starts_q.shape[0] - 1, longest_q, longest_k,
-        deterministic, q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
+        deterministic, q.dtype == torch.float32 and float32_precision() != "highest",
     )  # fmt: skip
 
 

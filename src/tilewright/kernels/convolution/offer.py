@@ -19,6 +19,7 @@ from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.convolution import COLUMNS, MOST_CHANNELS, convolution, refusal, result_strides
 from tilewright.kernels.offer import OURS, THEIRS, Candidate, Offer
 from tilewright.launch.race import Alternatives, Race, random_operand
+from tilewright.pytorch.state import cudnn_takes_tf32
 
 MADE_FROM = ("kernels/convolution",)
 SECONDS = 0.02
@@ -65,9 +66,9 @@ def _race(x: torch.Tensor, weight: torch.Tensor, options: tuple[Any, ...]) -> Ra
     """The library's convolution against this one, on operands that lie alike."""
     lie = tuple((calls.shape_of(one), calls.strides_of(one)) for one in (x, weight))
     cudnn = torch.backends.cudnn
-    settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
+    settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn_takes_tf32()
     work = "convolution", repr((lie, x.dtype, options)), str(settings)
-    eps = EPS_OF_TF32 if cudnn.allow_tf32 and x.dtype == torch.float32 else 0.0
+    eps = EPS_OF_TF32 if cudnn_takes_tf32() and x.dtype == torch.float32 else 0.0
     return Race(work, x.device, MADE_FROM, partial(_alternatives, lie, x.dtype, x.device, options), SECONDS, eps)
 
 

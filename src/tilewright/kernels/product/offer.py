@@ -25,6 +25,7 @@ from tilewright.kernels.product.cuda import is_copied, size_refusal
 from tilewright.launch.builder import Operand
 from tilewright.launch.nvrtc import bindings_installed
 from tilewright.launch.race import Alternatives, Race, random_operand
+from tilewright.pytorch.state import float32_precision
 from tilewright.records.recipe import LINE
 
 MADE_FROM = ("kernels/product",)
@@ -74,7 +75,7 @@ def _refusal(x: torch.Tensor, y: torch.Tensor, target: Target) -> str | None:
     """Why the kernel does not support these operands on this target; None if it does."""
     if not target.has_wgmma:
         return "its kernel takes the matrix instructions of a warpgroup (wgmma)"
-    if torch.get_float32_matmul_precision() != "highest":
+    if float32_precision() != "highest":
         return "the library may round to TF32, which is faster"
     if target.is_present and not bindings_installed():
         return "the package cuda-bindings, which builds it, is not installed"

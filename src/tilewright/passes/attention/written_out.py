@@ -26,6 +26,7 @@ from tilewright.hardware.target import Target
 from tilewright.kernels.product.cuda import VECTOR
 from tilewright.launch.nvrtc import bindings_installed
 from tilewright.passes.attention.library import Peer, Perform, Saved
+from tilewright.pytorch.state import float32_precision
 
 if TYPE_CHECKING:
     from tilewright.kernels.attention.request import Request
@@ -73,7 +74,7 @@ class WrittenOut(Peer):
             "its products take the matrix instructions of a warpgroup (wgmma)": target.has_wgmma,
             f"{request.dtype}": request.dtype == torch.float32,
             "heads share keys": request.group == 1,
-            "products may round to TF32": torch.get_float32_matmul_precision() == "highest",
+            "products may round to TF32": float32_precision() == "highest",
             "the package cuda-bindings is not installed": not target.is_present or bindings_installed(),
         }
         return next((reason for reason, fits in reasons.items() if not fits), None)
