@@ -180,4 +180,8 @@ def float32_precision() -> str:
 
 def cudnn_takes_tf32() -> bool:
     """Whether cuDNN's convolutions of fp32 may use TF32, by whichever of PyTorch's two settings said so last."""
-    return bool(torch.backends.cudnn.conv.fp32_precision == "tf32")
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        cudnn: Any = torch.backends.cudnn
+        return bool(cudnn.conv.fp32_precision == "tf32")

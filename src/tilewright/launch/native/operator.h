@@ -116,7 +116,12 @@ inline bool add_option(Key& key, PyObject* x) {
 
 inline bool key_of(PyObject* const* arguments, Py_ssize_t count, const Tensors& tensors, Key& key) {
     key.reserve(64);
-    key.push_back((int64_t)at::globalContext().float32MatmulPrecision());
+    try {
+        key.push_back((int64_t)at::globalContext().float32MatmulPrecision());
+    } catch (const c10::Error&) {
+        // It has no answer where `fp32_precision` of a backend says otherwise.
+        return false;
+    }
     const Tensor* next = tensors.begin();
     for (Py_ssize_t i = 0; i < count; ++i) {
         if (THPVariable_Check(arguments[i]))
