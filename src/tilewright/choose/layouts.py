@@ -26,6 +26,7 @@ from tilewright.graph.calls import number
 from tilewright.graph.canonical import argument, canonical_name, example, tensor_of
 from tilewright.graph.layouts import FORMATS
 from tilewright.hardware.target import Target
+from tilewright.kernels.convolution.offer import library_settings, operand_eps
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.offer import OURS, THEIRS, Offer
 from tilewright.launch.race import Alternatives, Race, random_operand
@@ -42,7 +43,6 @@ from tilewright.passes.convolution.channels_last import (
     obstacle,
 )
 from tilewright.passes.convolution.other_forms import is_small_and_depthwise
-from tilewright.pytorch.state import cudnn_takes_tf32
 from tilewright.records.outcomes import Outcome
 
 MADE_FROM = ("choose/layouts.py",)
@@ -50,8 +50,6 @@ IN_TF32 = " in TF32"
 """Ends the name of an alternative whose fp32 products round their operands to TF32."""
 BELOW_TF32 = 1 + 2.0**-12
 """TF32 has 10 bits after the point: it takes this number for 1."""
-EPS_OF_TF32 = 2.0**-10
-"""The library may round operands so in one layout and not in the other, in forward or in a gradient alone."""
 SECONDS = 0.02
 """Time of one race, beside the first calls. A model has tens of convolutions, and few are close."""
 
@@ -60,10 +58,8 @@ def layout_race(convolution: Convolution) -> Race | None:
     """The convolution and its gradients as it is (`THEIRS`) and channels last (`OURS`); None without a GPU."""
     if convolution.device.type != "cuda":
         return None
-    cudnn = torch.backends.cudnn
-    settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn_takes_tf32()
-    work = "layout", repr(replace(convolution, device=torch.device("meta"))), str(settings)
-    eps = EPS_OF_TF32 if cudnn_takes_tf32() and convolution.dtype == torch.float32 else 0.0
+    work = "layout", repr(replace(convolution, device=torch.device("meta"))), library_settings()
+    eps = operand_eps(convolution.dtype)
     return Race(work, convolution.device, MADE_FROM, partial(_alternatives, convolution), SECONDS, eps)
 
 

@@ -14,7 +14,7 @@ from subprocess import PIPE
 import pytest
 import torch
 
-from tilewright.choose.layouts import EPS_OF_TF32
+from tilewright.kernels.convolution.offer import EPS_OF_TF32
 from tilewright.measure.timing import contest as contest_module
 from tilewright.measure.timing.contest import agree, contest, only_race
 from tilewright.measure.timing.stopwatch import Lap

@@ -27,7 +27,7 @@ SECONDS = 0.02
 LEAST_ELEMENTS = 2**20
 """Of the result; smaller convolutions are bounded by their launches."""
 EPS_OF_TF32 = 2.0**-10
-"""What the library may round operands of fp32 to."""
+"""The library may round operands of fp32 so, in one layout and not in the other, in forward or in a gradient alone."""
 aten: Any = torch.ops.aten
 
 
@@ -65,11 +65,20 @@ def _way(columns: int) -> str:
 def _race(x: torch.Tensor, weight: torch.Tensor, options: tuple[Any, ...]) -> Race:
     """The library's convolution against this one, on operands that lie alike."""
     lie = tuple((calls.shape_of(one), calls.strides_of(one)) for one in (x, weight))
+    work = "convolution", repr((lie, x.dtype, options)), library_settings()
+    alternatives = partial(_alternatives, lie, x.dtype, x.device, options)
+    return Race(work, x.device, MADE_FROM, alternatives, SECONDS, operand_eps(x.dtype))
+
+
+def library_settings() -> str:
+    """What chooses among the library's convolution kernels, beside their operands."""
     cudnn = torch.backends.cudnn
-    settings = cudnn.version(), cudnn.benchmark, cudnn.deterministic, cudnn_takes_tf32()
-    work = "convolution", repr((lie, x.dtype, options)), str(settings)
-    eps = EPS_OF_TF32 if cudnn_takes_tf32() and x.dtype == torch.float32 else 0.0
-    return Race(work, x.device, MADE_FROM, partial(_alternatives, lie, x.dtype, x.device, options), SECONDS, eps)
+    return str((cudnn.version(), cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn_takes_tf32()))
+
+
+def operand_eps(dtype: torch.dtype) -> float:
+    """ε of what the library may round operands to, where that is more than their dtype's."""
+    return EPS_OF_TF32 if dtype == torch.float32 and cudnn_takes_tf32() else 0.0
 
 
 def _alternatives(

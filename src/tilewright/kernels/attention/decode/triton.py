@@ -24,8 +24,8 @@ BLOCKS = {64: Blocks(0, 128, 4, 3), 128: Blocks(0, 128, 8, 3), 256: Blocks(0, 64
 MANY_HEADS = {**BLOCKS, 128: Blocks(0, 64, 4, 3)}
 """If there are more key heads than multiprocessors: several programs on each, where one begins while another ends."""
 FEW_KEYS = 3072
-"""Below so many visible keys that pays: 64 sequences, heads 64/8 of 128, bf16, take 255 µs at 4096 keys, 280 in blocks
-of `MANY_HEADS`; 32 of 40/8 at 2048 keys 74 and 72 (H200)."""
+"""Below so many visible keys that pays: 64 sequences, heads 64/8 of 128, bf16, took 255 µs at 4096 keys, and in another
+run 280 in blocks of `MANY_HEADS`; 32 of 40/8 at 2048 keys took 74 and 72 in one (H200)."""
 INTERPRETED = Blocks(0, 16, 4, 1)
 LEAST_STAGES = 2
 """Where shared memory is short, tiles shrink before copies stop running ahead of the products."""
