@@ -32,6 +32,8 @@ def keeps_contract(
         operands = [one.contiguous(memory_format=before) for one in (image, taps)]
         is_precise = kind != torch.float32 or taps[0].numel() >= LEAST_TAPS
         assert (refusal(*operands) is None) == is_precise
+        if not is_precise:
+            continue
         made = convolution(*operands, stride, padding, dilation, after == torch.channels_last, columns)
         assert made.is_contiguous(memory_format=after)
         assert compare(made, theirs, true).ok

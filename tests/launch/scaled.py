@@ -1,7 +1,8 @@
 """An operator whose kernels run on the fake driver: `y = by · x + bias` in fp32, with the gradient of x."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -35,8 +36,11 @@ class Scaled:
         self.forward = self._operator("scaled", self._recipe, self._forward, plain if is_plain else self.gradient)
         _known[:] = [self]
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None, by: float = 2.0, how: str = "") -> Any:
-        """`how`: "refused" has no recipe; "drawn" advances the generator."""
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, by: float | Sequence[int] = 2.0, how: str = ""
+    ) -> Any:
+        """`how`: "refused" has no recipe; "drawn" advances the generator. The executor also takes integers as `by`, as
+        the sizes of a window are: their product."""
         return self.forward.call(x, bias, by, how)
 
     def _operator(
@@ -57,15 +61,17 @@ class Scaled:
         operator = getattr(torch.ops.tested, name).default
         return EagerOperator(operator, build, perform, implementation, gradient or (without_derivative(name), None))
 
-    def _recipe(self, call: RecipeBuilder, x: Operand, bias: Operand | None, by: float, how: str) -> Recipe | None:
+    def _recipe(
+        self, call: RecipeBuilder, x: Operand, bias: Operand | None, by: float | Sequence[int], how: str
+    ) -> Recipe | None:
         if how == "refused":
             return None
-        y, count = call.empty(x.shape, x.dtype), x.numel()
+        y, count, factor = call.empty(x.shape, x.dtype), x.numel(), prod(by) if isinstance(by, Sequence) else by
         x = x if x.is_contiguous() else call.copy(x)
         if how == "drawn":
             call.draw(ADVANCE)
         scaled = y if bias is None else call.empty(x.shape, x.dtype)
-        call.launch(self._scale, (3, 2), x, scaled, count, by)
+        call.launch(self._scale, (3, 2), x, scaled, count, float(factor))
         if bias is not None:
             call.launch(self._add, (1,), scaled, bias, y, count)
         return call.finish(y)

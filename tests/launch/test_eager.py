@@ -1,6 +1,7 @@
 """Own operators called eagerly, by the executor and in Python: the dispatcher's results, and who sees a call."""
 
 from functools import partial
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -123,12 +124,23 @@ def test_numbers_of_two_types_are_two_kinds(native: Scaled) -> None:
     assert native.built == ["scaled"] * 3
 
 
-def test_what_no_key_has_goes_by_the_dispatcher(native: Scaled) -> None:
+def test_integers_are_part_of_a_kind(native: Scaled) -> None:
+    x = drawn(4)
+    for _ in range(2):
+        for by in ([2, 3], (2, 3), [3, 2], [7], []):
+            torch.testing.assert_close(native(x, by=by), prod(by) * x)
+    assert native.built == ["scaled"] * 4 and native.without_recipe == []
+
+
+def test_what_no_key_has_goes_by_the_dispatcher(native: Scaled, fake: FakeDriver) -> None:
     class Factor(float):
         pass
 
     x = drawn(4)
     torch.testing.assert_close(native(x, by=Factor(3.0)), 3 * x)
+    # Below the dispatcher Python finds the recipe.
+    torch.testing.assert_close(native.forward.below(x, None, Factor(3.0), ""), 3 * x)
+    assert names(fake) == ["scale"] * 2 and native.without_recipe == []
     with pytest.raises(RuntimeError, match="Expected a value of type"):
         native(x, by=[3.0])  # type: ignore[arg-type]
 

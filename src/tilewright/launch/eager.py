@@ -22,9 +22,9 @@ from tilewright.pytorch.state import below_autograd, functions_watched, profiled
 from tilewright.records.recipe import Recipe
 
 Function = Callable[..., Any]
-DISPATCH, RECORD, NO_RECIPE = range(3)
+DISPATCH, RECORD, NO_RECIPE, NO_KEY = range(4)
 """Why the executor returns no result (native/operator.h): PyTorch's dispatcher must see the operator; Python computes
-its gradient; no kernel takes the call."""
+its gradient; no kernel takes the call; the call has no key, and Python looks for its recipe."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _observers: list[None] = []
 
@@ -102,9 +102,11 @@ class EagerOperator:
     def below(self, *arguments: Any) -> Any:
         """The results of a call that PyTorch's dispatcher or autograd has already handled."""
         native = None if _observers else self._native or self._native_operator(arguments)
-        if native:
-            answer = native.below(*arguments)
-            return self.implementation(*arguments) if type(answer) is int else answer
+        answer = native.below(*arguments) if native else NO_KEY
+        if type(answer) is not int:
+            return answer
+        if answer != NO_KEY:
+            return self.implementation(*arguments)
         results = self.perform(*arguments)
         if results is None:
             return self.implementation(*arguments)

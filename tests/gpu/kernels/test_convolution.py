@@ -5,6 +5,8 @@ import torch
 
 from tests.gpu.kernels.launching import in_turn
 from tests.kernels.convolutions import CASES, Pair, keeps_contract
+from tilewright.kernels.convolution import COLUMNS, convolution
+from tilewright.launch.executor import EXTENSION
 
 pytestmark = pytest.mark.gpu
 FIRST_LAYERS = [
@@ -22,3 +24,16 @@ def test_the_contract_is_kept(
     x: tuple[int, ...], weight: tuple[int, ...], stride: Pair, padding: Pair, dilation: Pair, dtype: torch.dtype
 ) -> None:
     keeps_contract(x, weight, stride, padding, dilation, dtype, "cuda:0")
+
+
+def test_the_executor_launches_its_kernel() -> None:
+    """Windows' sizes are lists, which are part of the executor's key."""
+    EXTENSION.module()
+    assert EXTENSION.wait()
+    x, weight = torch.randn(2, 3, 32, 32, device="cuda:0"), torch.randn(8, 3, 3, 3, device="cuda:0")
+    convolution(x, weight, [1, 1], [1, 1], [1, 1], False, COLUMNS[0])
+    with torch.profiler.profile() as profiler:
+        convolution(x, weight, [1, 1], [1, 1], [1, 1], False, COLUMNS[0])
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert [name for name in kernels if "memset" not in name.lower()] == ["convolve_rows"]

@@ -17,7 +17,8 @@ namespace tilewright {
 enum Answer : long {
     DISPATCH,  // something besides autograd must see the operator: call it by PyTorch's dispatcher
     RECORD,    // a gradient is wanted that Python computes: call it in a node of autograd's graph
-    NO_RECIPE  // other code than kernels takes this kind of call
+    NO_RECIPE, // other code than kernels takes this kind of call
+    NO_KEY     // Python looks for the recipe: this kind of call has no key
 };
 
 constexpr uintptr_t LINE = 128;     // as in `records/recipe.py`
@@ -77,7 +78,7 @@ inline bool collect(PyObject* const* arguments, Py_ssize_t count, bool exact, Te
 
 // ---------------------------------------------------------------- kinds of calls
 
-enum Sort : int64_t { TENSOR = 1, NONE, TRUTH, INTEGER, FLOATING, TEXT };
+enum Sort : int64_t { TENSOR = 1, NONE, TRUTH, INTEGER, FLOATING, TEXT, INTEGERS };
 
 inline void add_tensor(Key& key, const Tensor& x) {
     key.insert(key.end(), {TENSOR, (int64_t)x.scalar_type(), (int64_t)x.device().type(), x.device().index(),
@@ -108,6 +109,12 @@ inline bool add_option(Key& key, PyObject* x) {
         if (!text) throw python_error();
         key.insert(key.end(), {TEXT, length});
         for (Py_ssize_t i = 0; i < length; ++i) key.push_back(text[i]);
+    } else if (PyList_CheckExact(x) || PyTuple_Check(x)) {
+        Py_ssize_t length = PySequence_Fast_GET_SIZE(x);
+        key.insert(key.end(), {INTEGERS, length});
+        for (Py_ssize_t i = 0; i < length; ++i)
+            if (!PyLong_CheckExact(PySequence_Fast_GET_ITEM(x, i)) || !add_option(key, PySequence_Fast_GET_ITEM(x, i)))
+                return false;
     } else {
         return false;
     }
@@ -177,7 +184,7 @@ inline std::optional<Answer> performed(Operator& op, PyObject* const* arguments,
                                        Caller caller, Results& results) {
     Key key;
     if (tensors.empty()) return NO_RECIPE;
-    if (!key_of(arguments, count, tensors, key)) return caller == Caller::PYTORCH ? NO_RECIPE : DISPATCH;
+    if (!key_of(arguments, count, tensors, key)) return caller == Caller::PYTORCH ? NO_KEY : DISPATCH;
     auto recipe = recipe_of(op, std::move(key), arguments, count, caller != Caller::CHECKING);
     // Each replay of a captured CUDA graph must draw anew, which a recipe cannot.
     if (!recipe || is_captured_draw(*recipe)) return NO_RECIPE;
@@ -221,7 +228,7 @@ inline PyObject* call_eagerly(Operator& op, PyObject* const* arguments, Py_ssize
     return wrapped(op, results);
 }
 
-// The results of a call below autograd, or NO_RECIPE.
+// The results of a call below autograd, or NO_RECIPE, or NO_KEY.
 inline PyObject* call_below_autograd(Operator& op, PyObject* const* arguments, Py_ssize_t count) {
     Tensors tensors;
     Results results;
