@@ -164,14 +164,9 @@ def _match(node: fx.Node, patterns: Mapping[str, Any], products: dict[fx.Node, _
             terms = [_product_of(found[name], products) for name in ("product", "up") if name in found]
             known, residual = tuple(one for one in terms if one is not None), found.get("residual")
             alike = len(known) == len(terms) and len({(one.x, one.weight.meta["val"].shape) for one in known}) == 1
-            if alike and _is_whole(node, known[0]) and (residual is None or _is_like(residual, node)):
+            if alike and all(_is_whole(x, known[0]) for x in (node, residual) if x is not None):
                 return _Match(known, node, kind, residual)
     return None
-
-
-def _is_like(residual: fx.Node, node: fx.Node) -> bool:
-    value, whole = calls.tensor(residual), calls.tensor(node)
-    return value.shape == whole.shape and value.dtype == whole.dtype and value.is_contiguous()
 
 
 def _is_whole(node: fx.Node, product: _Product) -> bool:

@@ -78,7 +78,11 @@ def convolution_operands(node: Node) -> tuple[Any, Any, Any]:
 
 
 def where_arguments(node: Node) -> tuple[Any, Any, Any]:
-    """condition, input and other of `torch.where(condition, input, other)` or `input.where(condition, other)`."""
+    """condition, input and other of `torch.where(condition, input, other)`, `input.where(condition, other)` or
+    `other.masked_fill(condition, input)`."""
+    if canonical_name(node) == "masked_fill":
+        other, condition, x = (argument(node, i, name) for i, name in enumerate(("input", "mask", "value")))
+        return condition, x, other
     names = ("input", "condition", "other") if node.op == "call_method" else ("condition", "input", "other")
     call = {name: argument(node, i, name) for i, name in enumerate(names)}
     return call["condition"], call["input"], call["other"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tilewright.operators.arithmetic import Arithmetic, CallSizes, Count, Formula, Shape, UnknownCost, elements
 from tilewright.operators.row import calls
 from tilewright.operators.shapes import CallAxes, Result, Rule
@@ -79,36 +81,28 @@ def gradient_shapes(names: tuple[str, str, str] = OPERANDS) -> Rule:
     return rule
 
 
-def _forward(texts: str, *, causal: str = "is_causal", heads_first: bool = True, priced: bool = True) -> None:
+def _attention(
+    texts: str, *, backward: bool = False, causal: str = "is_causal", heads_first: bool = True, priced: bool = True
+) -> None:
     calls(
         texts,
         "compute",
-        arithmetic=attention_arithmetic(pairs_twice(causal=causal, heads_first=heads_first)),
-        shapes=attention_shapes() if heads_first else _rows_first_shapes,
-        role="attention",
-        dtypes=("query", "float32"),
+        arithmetic=attention_arithmetic(pairs_twice(causal=causal, heads_first=heads_first), backward=backward),
+        shapes=gradient_shapes() if backward else attention_shapes() if heads_first else _rows_first_shapes,
+        role="attention backward" if backward else "attention",
+        dtypes=("query", "key", "value", "attn_bias") if backward else ("query", "float32"),
         priced=priced,
     )
 
 
-def _backward(texts: str, *, causal: str = "is_causal", heads_first: bool = True) -> None:
-    calls(
-        texts,
-        "compute",
-        arithmetic=attention_arithmetic(pairs_twice(causal=causal, heads_first=heads_first), backward=True),
-        shapes=gradient_shapes(),
-        role="attention backward",
-        dtypes=("query", "key", "value", "attn_bias"),
-    )
-
-
-_forward(
+_backward = partial(_attention, backward=True)
+_attention(
     """
     scaled_dot_product_attention.default(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     """,
     priced=False,
 )
-_forward(
+_attention(
     """
     _scaled_dot_product_flash_attention.default(query, key, value, dropout_p, is_causal, return_debug_mask, scale)
     _scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal, attn_mask, scale)
@@ -136,7 +130,7 @@ _backward(
     """
 )
 # The operators that these call, with operands [B, S, H, d].
-_forward(
+_attention(
     """
     _flash_attention_forward.default(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, ...)
     """,
@@ -149,7 +143,7 @@ _backward(
     """,
     heads_first=False,
 )
-_forward(
+_attention(
     """
     _efficient_attention_forward.default(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k, dropout_p, custom_mask_type, ...)

@@ -12,11 +12,6 @@ from tilewright.operators.row import Call, Row, body, calls, declare
 from tilewright.operators.shapes import CallAxes, Result
 
 
-def _batch_norm_inference_flops(sizes: CallSizes) -> Count:
-    # Centring and scaling.
-    return elements(sizes.shape("input")) * (2 + affine(sizes))
-
-
 def _batch_norm_backward_flops(sizes: CallSizes) -> Count:
     # x̂ takes 2, its sums 3; towards the input 4 (the combination and the scale of the channel).
     return elements(sizes.shape("input")) * (5 + 4 * wanted(sizes, 3)[0])
@@ -79,7 +74,8 @@ def _normalised(c: Call, centred: Value, rstd: Value, weight: Value | None, bias
 @body(
     "_native_batch_norm_legit_no_training.default(input, weight, bias, running_mean, running_var, momentum, eps)",
     promotion="none",
-    arithmetic=Arithmetic(_batch_norm_inference_flops, of_argument("running_mean")),
+    # Centring and scaling.
+    arithmetic=Arithmetic(lambda n: elements(n.shape("input")) * (2 + affine(n)), of_argument("running_mean")),
 )
 def batch_norm_inference(
     c: Call,
@@ -223,11 +219,6 @@ GROUP_NORM = "tilewright.group_norm.default"
 GROUP_NORM_BACKWARD = "tilewright.group_norm_backward.default"
 
 
-def _group_norm_backward_shapes(call: CallAxes) -> Result:
-    source = call.tensor("input")
-    return [source, source[1:2], source[1:2]]
-
-
 # Group norm of channels-last tensors on a GPU (`kernels/norm/group.py`).
 declare(
     Row(
@@ -246,7 +237,7 @@ declare(
         cancels=True,
         # Towards the input 7 with a weight, towards the weight 3, towards the bias 1.
         arithmetic=each(of_argument("input"), 11),
-        shapes=_group_norm_backward_shapes,
+        shapes=lambda call: [call.tensor("input"), *[call.tensor("input")[1:2]] * 2],
         dtypes=("input", "input", "input"),
     ),
 )

@@ -25,10 +25,6 @@ def rows_of_weight(sizes: CallSizes) -> Count:
     return elements(sizes.shape("indices")) * elements(weight[1:] if weight else ())
 
 
-def embedding_shapes(call: CallAxes) -> Result:
-    return call.tensor("indices") + call.tensor("weight")[1:]
-
-
 def _index_select(call: CallAxes) -> Result:
     axes = call.tensor("self")
     dim = call.dim(len(axes))
@@ -108,7 +104,7 @@ def index_tensor(c: Call, x: Value, indices: Sequence[Value | None]) -> Value:
     "embedding.default(weight, indices, padding_idx, scale_grad_by_freq, sparse)",
     promotion="none",
     arithmetic=NOTHING,
-    shapes=embedding_shapes,
+    shapes=lambda call: call.tensor("indices") + call.tensor("weight")[1:],
     dtypes=("weight",),
     traffic=Traffic(gathered={"weight": rows_of_weight}),
 )

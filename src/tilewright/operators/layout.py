@@ -18,10 +18,6 @@ def _regrouped(call: CallAxes) -> Result:
     return call.names.regroup(call.operands[0], call.shape)
 
 
-def _reversed(call: CallAxes) -> Result:
-    return call.operands[0][::-1]
-
-
 def _transposed(call: CallAxes) -> Result:
     axes = list(call.operands[0])
     if axes:
@@ -97,7 +93,7 @@ def transpose(c: Call, x: Value, a: int, b: int) -> Value:
 RELABELS: dict[tuple[str, ...], tuple[Rule, Body]] = {
     ("view.default(self, size)", "_unsafe_view.default(self, size)"): (_regrouped, lambda c, x, size: x.view(c.shape)),
     ("permute.default(self, dims)",): (_permuted, lambda c, x, dims: x.permute(dims)),
-    ("t.default(self)",): (_reversed, lambda c, x: x.permute(list(reversed(range(len(x.dims)))))),
+    ("t.default(self)",): (lambda call: call.operands[0][::-1], lambda c, x: x.permute([*range(len(x.dims))][::-1])),
     ("expand.default(self, size, implicit)",): (_expanded, lambda c, x, size, **_: x.expand(c.shape)),
     ("unsqueeze.default(self, dim)",): (_unsqueezed, lambda c, x, dim: x.unsqueeze(dim)),
     ("squeeze.dim(self, dim)",): (_squeezed, lambda c, x, dim: x.squeeze([dim])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from tilewright.operators.arithmetic import per_operand
@@ -18,6 +19,10 @@ def _loss(call: CallAxes) -> Result:
     """One number, or, without a reduction, one for each element."""
     each = call.broadcast(*call.operands)
     return each if call.arguments.get("reduction") == 0 else ()
+
+
+loss = partial(body, operator_class="reduction", shapes=_loss)
+gradient = partial(body, shapes=like("self"), dtypes=("self",))
 
 
 def _refuse_integers(x: Value) -> None:
@@ -39,22 +44,15 @@ def _share(g: Value, x: Value, reduction: int) -> Value:
 
 
 def _of_distance(
-    name: str, width: str, loss: Callable[[Value, Scalar], Value], slope: Callable[[Value, Scalar], Value]
+    name: str, width: str, height: Callable[[Value, Scalar], Value], slope: Callable[[Value, Scalar], Value]
 ) -> None:
     """A loss of |x - y| with a width within which it is a parabola, and its derivative by x - y."""
 
-    @body(
-        f"{name}.default(self, target, reduction, {width})",
-        operator_class="reduction",
-        arithmetic=per_operand(8),
-        shapes=_loss,
-    )
+    @loss(f"{name}.default(self, target, reduction, {width})", arithmetic=per_operand(8))
     def _(c: Call, x: Value, y: Value, reduction: int = MEAN, width: Scalar = 1.0) -> Value:
-        return _reduced(loss(call("abs", x - y), width), reduction)
+        return _reduced(height(call("abs", x - y), width), reduction)
 
-    @body(
-        f"{name}_backward.default(grad_output, self, target, reduction, {width})", shapes=like("self"), dtypes=("self",)
-    )
+    @gradient(f"{name}_backward.default(grad_output, self, target, reduction, {width})")
     def _(c: Call, g: Value, x: Value, y: Value, reduction: int, width: Scalar) -> Value:
         return _share(g, x, reduction) * slope(x - y, width)
 
@@ -73,21 +71,19 @@ _of_distance(
 )
 
 
-@body("mse_loss.default(self, target, reduction)", operator_class="reduction", arithmetic=per_operand(3), shapes=_loss)
+@loss("mse_loss.default(self, target, reduction)", arithmetic=per_operand(3))
 def mse_loss(c: Call, x: Value, y: Value, reduction: int = MEAN) -> Value:
     return _reduced((x - y) * (x - y), reduction)
 
 
-@body("mse_loss_backward.default(grad_output, self, target, reduction)", shapes=like("self"), dtypes=("self",))
+@gradient("mse_loss_backward.default(grad_output, self, target, reduction)")
 def mse_loss_backward(c: Call, g: Value, x: Value, y: Value, reduction: int) -> Value:
     return 2 * (x - y) * _share(g, x, reduction)
 
 
-@body(
+@loss(
     "binary_cross_entropy_with_logits.default(self, target, weight, pos_weight, reduction)",
-    operator_class="reduction",
     arithmetic=per_operand(8, 2),
-    shapes=_loss,
 )
 def binary_cross_entropy_with_logits(
     c: Call, x: Value, y: Value, weight: Value | None = None, positive: Value | None = None, reduction: int = MEAN
@@ -100,12 +96,7 @@ def binary_cross_entropy_with_logits(
     return _reduced(each if weight is None else each * weight, reduction)
 
 
-@body(
-    "binary_cross_entropy.default(self, target, weight, reduction)",
-    operator_class="reduction",
-    arithmetic=per_operand(8, 2),
-    shapes=_loss,
-)
+@loss("binary_cross_entropy.default(self, target, weight, reduction)", arithmetic=per_operand(8, 2))
 def binary_cross_entropy(c: Call, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
     """-y·log x - (1 - y)·log(1 - x), no logarithm below -100."""
     yes, no = (call("maximum", logarithm, -100) for logarithm in (call("log", x), call("log1p", -x)))
@@ -113,11 +104,7 @@ def binary_cross_entropy(c: Call, x: Value, y: Value, weight: Value | None = Non
     return _reduced(each if weight is None else each * weight, reduction)
 
 
-@body(
-    "binary_cross_entropy_backward.default(grad_output, self, target, weight, reduction)",
-    shapes=like("self"),
-    dtypes=("self",),
-)
+@gradient("binary_cross_entropy_backward.default(grad_output, self, target, weight, reduction)")
 def binary_cross_entropy_backward(
     c: Call, g: Value, x: Value, y: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:

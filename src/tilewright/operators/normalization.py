@@ -22,26 +22,16 @@ from tilewright.operators.language import Unfusable, Value, call, where
 from tilewright.operators.row import Call, Traffic, body, calls
 from tilewright.operators.shapes import Axes, CallAxes, Result, like, same
 
+softmaxes = partial(body, operator_class="reduction", arithmetic=per_operand(4, 1), shapes=same)
 
-@body(
-    "_softmax.default(self, dim, half_to_float)",
-    operator_class="reduction",
-    arithmetic=per_operand(4, 1),
-    shapes=same,
-    role="softmax",
-)
+
+@softmaxes("_softmax.default(self, dim, half_to_float)", role="softmax")
 def softmax(c: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     e = call("exp", x - x.max(dim))
     return e / e.sum(dim)
 
 
-@body(
-    "_safe_softmax.default(self, dim, dtype)",
-    operator_class="reduction",
-    arithmetic=per_operand(4, 1),
-    shapes=same,
-    role="softmax",
-)
+@softmaxes("_safe_softmax.default(self, dim, dtype)", role="softmax")
 def safe_softmax(c: Call, x: Value, dim: int, dtype: object = None) -> Value:
     """Softmax, but zeros where a whole row is -inf."""
     top = x.max(dim)
@@ -58,12 +48,7 @@ def softmax_backward(c: Call, g: Value, y: Value, dim: int, dtype: object) -> Va
     return y * (g - (g * y).sum(dim))
 
 
-@body(
-    "_log_softmax.default(self, dim, half_to_float)",
-    operator_class="reduction",
-    arithmetic=per_operand(4, 1),
-    shapes=same,
-)
+@softmaxes("_log_softmax.default(self, dim, half_to_float)")
 def log_softmax(c: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     shifted = x - x.max(dim)
     return shifted - call("log", call("exp", shifted).sum(dim))
@@ -96,10 +81,6 @@ def _layer_norm_backward_flops(sizes: CallSizes) -> Count:
     source, weight, bias = wanted(sizes, 3)
     per_element = 2 + source * (7 + (sizes.shape("weight") is not None)) + weight * 2 + bias
     return elements(sizes.shape("input")) * per_element
-
-
-def _rms_norm_flops(sizes: CallSizes) -> Count:
-    return elements(sizes.shape("input")) * (3 + affine(sizes))
 
 
 def _rms_norm_backward_flops(sizes: CallSizes) -> Count:
@@ -217,7 +198,7 @@ def layer_norm_backward(
 
 @norm(
     "_fused_rms_norm.default(input, normalized_shape, weight, eps)",
-    arithmetic=Arithmetic(_rms_norm_flops, roots_of_rows),
+    arithmetic=Arithmetic(lambda sizes: elements(sizes.shape("input")) * (3 + affine(sizes)), roots_of_rows),
     shapes=_row_norm,
     dtypes=("input", "statistic"),
     is_cheap_again=True,

@@ -40,14 +40,11 @@ def _window_elements(places: int, sizes: CallSizes) -> Count:
 EACH_ELEMENT = each(of_argument("self"), 1)
 
 
-def _each_window(places: int) -> Arithmetic:
-    return Arithmetic(partial(_window_elements, places), nothing)
-
-
 def pools(function: Callable[..., Value | tuple[Value, ...]], text: str, **says: Unpack[RowFields]) -> None:
     """Declare a row of images and one of volumes; the body's first argument is how many dimensions are places."""
     for places in (2, 3):
-        fields: RowFields = {"promotion": "none", "arithmetic": _each_window(places), **says}
+        each_window = Arithmetic(partial(_window_elements, places), nothing)
+        fields: RowFields = {"promotion": "none", "arithmetic": each_window, **says}
         body(text.replace("Nd", f"{places}d"), operator_class="reduction", **fields)(partial(function, places))
 
 

@@ -18,12 +18,6 @@ def _linear_flops(sizes: CallSizes) -> Count:
     return 2 * elements(sizes.result()) * source[-1]
 
 
-def _batch_sum_flops(sizes: CallSizes) -> Count:
-    # addbmm: every product of the batch is added into one result.
-    left = sizes.operand(-2)
-    return 2 * elements(sizes.result()) * left[-1] * left[0]
-
-
 PRODUCT = Arithmetic(_flops, nothing)
 
 
@@ -38,11 +32,6 @@ def multiplied(call: CallAxes, left: Axes, right: Axes) -> Axes:
 
 def product(call: CallAxes) -> Result:
     return multiplied(call, call.operands[0], call.operands[-1])
-
-
-def _added_product(call: CallAxes) -> Result:
-    added, left, right = call.operands[:3]
-    return call.broadcast(multiplied(call, left, right), added)
 
 
 def _linear(call: CallAxes) -> Result:
@@ -68,12 +57,13 @@ calls(
     """,
     "compute",
     arithmetic=PRODUCT,
-    shapes=_added_product,
+    shapes=lambda call: call.broadcast(multiplied(call, *call.operands[1:3]), call.operands[0]),
 )
 calls(
     "addbmm.default(self, batch1, batch2, beta, alpha)",
     "compute",
-    arithmetic=Arithmetic(_batch_sum_flops, nothing),
+    # Every product of the batch is added into one result.
+    arithmetic=Arithmetic(lambda n: 2 * elements(n.result()) * n.operand(-2)[-1] * n.operand(-2)[0], nothing),
     shapes=None,
 )
 calls(
@@ -189,14 +179,6 @@ calls(
 )
 
 
-def _first_product_flops(sizes: CallSizes) -> Count:
-    return 2 * elements(sizes.result()) * sizes.operand(0)[-1]
-
-
-def _first_product(call: CallAxes) -> Result:
-    return multiplied(call, call.operands[0], call.operands[1])
-
-
 # Their dtype of results is an argument's.
 calls(
     """
@@ -204,7 +186,7 @@ calls(
     _scaled_mm.default(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
     """,
     "compute",
-    arithmetic=Arithmetic(_first_product_flops, nothing),
-    shapes=_first_product,
+    arithmetic=Arithmetic(lambda sizes: 2 * elements(sizes.result()) * sizes.operand(0)[-1], nothing),
+    shapes=lambda call: multiplied(call, *call.operands[:2]),
     priced=False,
 )

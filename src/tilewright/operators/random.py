@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -65,53 +66,46 @@ def keep_philox(
 
 UNREAD = Traffic(unread=(ALL,))
 
-calls(
+draws = partial(calls, operator_class="random", pure=False)
+draws(
     "native_dropout.default(input, p, train)",
-    "random",
     arithmetic=per_result(2),
     shapes=same,
     dtypes=("input", "bool"),
-    pure=False,
     role="dropout",
 )
-calls(
+draws(
     """
     bernoulli.default(self, generator)
     bernoulli.Tensor(self, p, generator)
     poisson.default(self, generator)
     """,
-    "random",
     shapes=same,
     arithmetic=NOTHING,
-    pure=False,
     discontinuous=True,
 )
-calls(
+draws(
     """
     normal.Tensor_Tensor(mean, std, generator)
     normal.Tensor_float(mean, std, generator)
     normal.float_Tensor(mean, std, generator)
     """,
-    "random",
     arithmetic=per_result(2),
-    pure=False,
     priced=False,
 )
-calls(
+draws(
     "rrelu_with_noise_functional.default(self, noise, lower, upper, training, generator)",
-    "random",
     shapes=like("self", "noise"),
     dtypes=("self", "self"),
     arithmetic=per_result(2),
-    pure=False,
 )
 calls(
     "rrelu_with_noise_backward.default(grad_output, self, noise, lower, upper, training, self_is_result)",
     "library",
     arithmetic=per_result(2),
 )
-calls("bernoulli.p(self, p, generator)", "random", shapes=same, traffic=UNREAD, arithmetic=NOTHING, pure=False)
-calls(
+draws("bernoulli.p(self, p, generator)", shapes=same, traffic=UNREAD, arithmetic=NOTHING)
+draws(
     """
     rand_like.default(self, ...)
     randn_like.default(self, ...)
@@ -124,14 +118,12 @@ calls(
     normal_functional.default(self, mean, std, generator)
     uniform.default(self, from, to, generator)
     """,
-    "random",
     shapes=same,
     traffic=UNREAD,
     priced=False,
     arithmetic=NOTHING,
-    pure=False,
 )
-calls(
+draws(
     """
     rand.default(size, ...)
     randn.default(size, ...)
@@ -139,15 +131,13 @@ calls(
     randint.low(low, high, size, ...)
     randperm.default(n, ...)
     """,
-    "random",
     shapes=factory,
     priced=False,
     arithmetic=NOTHING,
-    pure=False,
 )
-calls("multinomial.default(self, num_samples, replacement, generator)", "random", shapes=None, pure=False)
+draws("multinomial.default(self, num_samples, replacement, generator)", shapes=None)
 # In place, as traces have them.
-calls(
+draws(
     """
     random_.default(self, generator)
     random_.from(self, from, to, generator)
@@ -155,7 +145,6 @@ calls(
     normal_.default(self, mean, std, generator)
     bernoulli_.float(self, p, generator)
     """,
-    "random",
     shapes=same,
     traffic=UNREAD,
     arithmetic=NOTHING,

@@ -40,10 +40,7 @@ def _layer(call: CallAxes) -> Result:
     return [(*call.tensor("input")[:-1], hidden[-1]), hidden, hidden, None]
 
 
-def _layer_backward(call: CallAxes) -> Result:
-    return [call.tensor(name) for name in ("input", "weight1", "weight2", "weight3", "weight4", "hx_", "hx_")]
-
-
+DIFFERENTIATED = ("input", "weight1", "weight2", "weight3", "weight4", "hx_", "hx_")
 calls(
     """
     mkldnn_rnn_layer.default(input, weight0, weight1, weight2, weight3, hx_, cx_, reverse, batch_sizes, mode,
@@ -65,7 +62,7 @@ calls(
     """,
     "compute",
     arithmetic=Arithmetic(lambda sizes: 2 * _products(sizes) + BACKWARD_FLOPS * _cells(sizes), nothing),
-    shapes=_layer_backward,
-    dtypes=("input", "weight1", "weight2", "weight3", "weight4", "hx_", "hx_"),
+    shapes=lambda call: [call.tensor(name) for name in DIFFERENTIATED],
+    dtypes=DIFFERENTIATED,
     role="LSTM backward",
 )

@@ -71,10 +71,6 @@ at_places(
 )
 
 
-def _diagonal(sizes: CallSizes) -> Count:
-    return min(sizes.only_number(size) for size in sizes.operand())
-
-
 one_slice = partial(body, promotion="none", shapes=same, dtypes=("self",), priced=False)
 
 
@@ -95,7 +91,13 @@ def index_add(c: Call, x: Value, dim: int, index: Value, source: Value, alpha: S
     return where(_is_at(x, dim, index), x + (source if alpha == 1 else source * alpha), x)
 
 
-calls("trace.default(self)", "library", arithmetic=each(_diagonal, 1), shapes=lambda _: (), priced=False)
+calls(
+    "trace.default(self)",
+    "library",
+    arithmetic=each(lambda sizes: min(map(sizes.only_number, sizes.operand())), 1),
+    shapes=lambda _: (),
+    priced=False,
+)
 # How many there are depends on data: what they move has no formula.
 calls("nonzero.default(self)", "library", shapes=None, priced=False)
 calls("masked_select.default(self, mask)", "library", shapes=None, priced=False)
@@ -160,26 +162,13 @@ def _halvings(sorted_among: str, sizes: CallSizes) -> Count:
 
 # Where an element stands, or whether, in others.
 searches = partial(calls, operator_class="library", dtypes=("int64",), discontinuous=True, priced=False)
-searches(
-    "bucketize.Tensor(self, boundaries, out_int32, right)",
-    shapes=like("self"),
-    arithmetic=Arithmetic(partial(_halvings, "boundaries"), nothing),
-)
-searches(
-    "bucketize.Scalar(self, boundaries, out_int32, right)",
-    shapes=lambda _: (),
-    arithmetic=Arithmetic(partial(_halvings, "boundaries"), nothing),
-)
-searches(
-    "searchsorted.Scalar(sorted_sequence, self, out_int32, right, side, sorter)",
-    shapes=lambda _: (),
-    arithmetic=Arithmetic(partial(_halvings, "sorted_sequence"), nothing),
-)
-searches(
-    "searchsorted.Tensor(sorted_sequence, self, out_int32, right, side, sorter)",
-    shapes=like("self"),
-    arithmetic=Arithmetic(partial(_halvings, "sorted_sequence"), nothing),
-)
+for name, arguments, among in (
+    ("bucketize", "self, boundaries, out_int32, right", "boundaries"),
+    ("searchsorted", "sorted_sequence, self, out_int32, right, side, sorter", "sorted_sequence"),
+):
+    halvings = Arithmetic(partial(_halvings, among), nothing)
+    searches(f"{name}.Tensor({arguments})", shapes=like("self"), arithmetic=halvings)
+    searches(f"{name}.Scalar({arguments})", shapes=lambda _: (), arithmetic=halvings)
 calls(
     """
     isin.Tensor_Tensor(elements, test_elements, assume_unique, invert)

@@ -198,25 +198,20 @@ def upsample_nearest2d_backward(
     )
 
 
-calls(
+gradients = partial(calls, operator_class="library", shapes=like_the_input)
+gradients(
     """
     upsample_linear1d_backward.default(grad_output, output_size, input_size, align_corners, scales)
     upsample_trilinear3d_backward.default(grad_output, output_size, input_size, align_corners, scales_d, scales_h,
         scales_w)
     """,
-    "library",
     arithmetic=each(of_argument("grad_output"), 8),
-    shapes=like_the_input,
 )
-calls(
-    """
-    upsample_bicubic2d_backward.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)
-    """,
-    "library",
+gradients(
+    "upsample_bicubic2d_backward.default(grad_output, output_size, input_size, align_corners, scales_h, scales_w)",
     arithmetic=each(of_argument("grad_output"), 32),
-    shapes=like_the_input,
 )
-calls(
+gradients(
     """
     upsample_nearest1d_backward.default(grad_output, output_size, input_size, scales)
     upsample_nearest3d_backward.default(grad_output, output_size, input_size, scales_d, scales_h, scales_w)
@@ -224,9 +219,7 @@ calls(
     _upsample_nearest_exact2d_backward.default(grad_output, output_size, input_size, scales_h, scales_w)
     _upsample_nearest_exact3d_backward.default(grad_output, output_size, input_size, scales_d, scales_h, scales_w)
     """,
-    "library",
     arithmetic=each(of_argument("grad_output"), 1),
-    shapes=like_the_input,
 )
 
 
@@ -250,20 +243,11 @@ def _sampled_backward(sizes: CallSizes) -> Count:
     return 2 * near * (of_input + of_grid * (len(sizes.operand()) - 2)) * elements(sizes.operand())
 
 
-samplers = partial(calls, operator_class="library", shapes=None, discontinuous=True, priced=False)
-samplers(
-    """
-    grid_sampler_2d.default(input, grid, interpolation_mode, padding_mode, align_corners)
-    grid_sampler_3d.default(input, grid, interpolation_mode, padding_mode, align_corners)
-    """,
-    arithmetic=Arithmetic(_sampled, nothing),
-)
-samplers(
-    """
-    grid_sampler_2d_backward.default(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
-        output_mask)
-    grid_sampler_3d_backward.default(grad_output, input, grid, interpolation_mode, padding_mode, align_corners,
-        output_mask)
-    """,
-    arithmetic=Arithmetic(_sampled_backward, nothing),
-)
+sampler = partial(calls, operator_class="library", shapes=None, discontinuous=True, priced=False)
+for axes in (2, 3):
+    arguments = "input, grid, interpolation_mode, padding_mode, align_corners"
+    sampler(f"grid_sampler_{axes}d.default({arguments})", arithmetic=Arithmetic(_sampled, nothing))
+    sampler(
+        f"grid_sampler_{axes}d_backward.default(grad_output, {arguments}, output_mask)",
+        arithmetic=Arithmetic(_sampled_backward, nothing),
+    )

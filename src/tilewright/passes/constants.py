@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilewright.graph.calls import closure, is_view, tensor
+from tilewright.graph.calls import closure, is_view, results, tensor
 from tilewright.graph.insert import insert_call
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.views import is_written
@@ -51,8 +51,8 @@ def fold_constants(graph: fx.Graph, target: Target) -> None:
             if _takes_number(user, node):
                 user.args = tuple(number if argument is node else argument for argument in user.args)
                 user.target = _scalar_overload(user.target)
-            elif _reads_in_kernel(user) and (node.target is not aten.scalar_tensor.default or len(node.users) > 1):
-                dtype, device = node.meta["val"].dtype, user.meta["val"].device
+            elif _is_pointwise(user.target) and (node.target is not aten.scalar_tensor.default or len(node.users) > 1):
+                dtype, device = node.meta["val"].dtype, results(user)[0].device
                 made = insert_call(user, aten.scalar_tensor.default, number, dtype=dtype, device=device)
                 user.replace_input_with(node, made)
     for node in reversed(list(known)):
@@ -70,13 +70,8 @@ def _make_tensor_of_number(node: fx.Node) -> None:
         node.args = (insert_call(node, aten.scalar_tensor.default, first, dtype=dtype, device="cpu"), *rest)
 
 
-def _reads_in_kernel(user: fx.Node) -> bool:
-    """Whether it is a pointwise operator, for which a tensor without dimensions may be on any device."""
-    return isinstance(user.meta.get("val"), torch.Tensor) and _is_pointwise(user.target)
-
-
 def _is_pointwise(target: Any) -> bool:
-    """Whether a generated kernel computes the operator, element by element."""
+    """Whether a generated kernel computes the operator, element by element: then a number may be on any device."""
     row = row_of(target)
     return row is not None and row.body is not None and row.operator_class == "pointwise"
 

@@ -149,13 +149,6 @@ def _scale(kept: torch.Tensor, p: float) -> float:
     return round(scale / step) * step if step else scale
 
 
-def _nothing_kept(node: fx.Node, x: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Result and mask of dropout `node` with p = 1, which eager computes by multiplying with zero."""
-    value, mask = node.meta["val"]
-    zero = insert_known(node, aten.mul.Tensor, value, x, 0)
-    return zero, insert_known(node, aten.full_like.default, mask, x, False, dtype=torch.bool)
-
-
 def split_dropout(graph: fx.Graph, target: Target) -> None:
     """Rewrite every `native_dropout` of `graph`, which is planned for `target`, in place."""
     philox = _philox_draws(graph, target)
@@ -171,7 +164,9 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
             continue
         value, mask_meta = node.meta["val"]
         if p == 1.0:
-            replace_results(node, _nothing_kept(node, x))
+            # As eager, which multiplies with zero.
+            none = insert_known(node, aten.full_like.default, mask_meta, x, False, dtype=torch.bool)
+            replace_results(node, (insert_known(none, aten.mul.Tensor, value, x, 0), none))
             continue
         mask = _drawn_in_the_kernel(node, x, p, target, philox)
         if mask is None:

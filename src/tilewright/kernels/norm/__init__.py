@@ -186,10 +186,6 @@ def backward_recipe(
     return call.finish(dx, d_weight, d_bias)
 
 
-def _norm_recipe(call: RecipeBuilder, x: Operand, *options: Any) -> Recipe | None:
-    return add_norm_recipe(call, x, None, *options)
-
-
 def _matrix(x: Tensor) -> Tensor:
     """x [..., columns] as a matrix, in the dtype of sums."""
     matrix = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -244,20 +240,12 @@ def _backward_by_torch(
     return _shaped(dx, x), d_weight, d_bias
 
 
-def _norm_by_torch(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
-    return by_torch(x, None, *options)
-
-
 def _fake_add_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool
 ) -> tuple[Tensor, ...]:
     rows, dtype = math.prod(x.shape[:-1]), torch.promote_types(x.dtype, torch.float32)
     results = [x.new_empty(x.shape) for _ in range(1 + (residual is not None))]
     return *results, x.new_empty(rows if centered else 0, dtype=dtype), x.new_empty(rows, dtype=dtype)
-
-
-def _fake_norm(x: Tensor, *options: Any) -> tuple[Tensor, ...]:
-    return _fake_add_norm(x, None, *options)
 
 
 def _fake_backward(
@@ -292,14 +280,14 @@ def _add_norm_gradients(
 _backward = define("norm_backward", _backward_by_torch, _fake_backward, recipe=backward_recipe)
 _norm = define(
     "norm",
-    _norm_by_torch,
-    _fake_norm,
+    lambda x, *options: by_torch(x, None, *options),
+    lambda x, *options: _fake_add_norm(x, None, *options),
     gradient=Gradient(
         _backward,
         (OutputGrad(0), Input(0), None, Input(1), HasInput(2), Saved(1), Saved(2), Input(4)),
         (0, 1, 2, None, None),
     ),
-    recipe=_norm_recipe,
+    recipe=lambda call, x, *options: add_norm_recipe(call, x, None, *options),
 )
 _known_norm = known_of(_norm)
 _add_norm = define(

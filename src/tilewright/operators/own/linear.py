@@ -8,17 +8,9 @@ from tilewright.operators.row import own
 from tilewright.operators.shapes import Axes, CallAxes, Result
 
 
-def _product_flops(sizes: CallSizes) -> Count:
-    x = sizes.shape("x")
-    return 2 * x[-1] if x else 0
-
-
 def _gelu_flops(sizes: CallSizes) -> Count:
-    return elements(sizes.result()) * (_product_flops(sizes) + ACTIVATION[kind_of(sizes)][0])
-
-
-def _gelu_transcendentals(sizes: CallSizes) -> Count:
-    return elements(sizes.result()) * ACTIVATION[kind_of(sizes)][1]
+    x = sizes.shape("x")
+    return elements(sizes.result()) * ((2 * x[-1] if x else 0) + ACTIVATION[kind_of(sizes)][0])
 
 
 def _linear(call: CallAxes) -> Axes:
@@ -38,7 +30,7 @@ def _gelu(call: CallAxes) -> Result:
 own(
     "linear_gelu(Tensor x, Tensor weight, Tensor? bias, str approximate, bool keep) -> (Tensor, Tensor)",
     "compute",
-    arithmetic=Arithmetic(_gelu_flops, _gelu_transcendentals),
+    arithmetic=Arithmetic(_gelu_flops, lambda sizes: elements(sizes.result()) * ACTIVATION[kind_of(sizes)][1]),
     shapes=_gelu,
     dtypes=("x", "x"),
     role=role("linear", "act"),

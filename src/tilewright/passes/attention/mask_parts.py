@@ -225,10 +225,7 @@ def bias_terms(node: Node, constants: Constants, hides: float) -> MaskParts:
 
 def _filled(node: Node, constants: Constants, hides: float) -> MaskParts | None:
     """The parts of `where(keep, x, -inf)`, `where(mask, -inf, x)` and `x.masked_fill(mask, -inf)`."""
-    if canonical_name(node) == "masked_fill":
-        other, condition, x = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
-    else:
-        condition, x, other = where_arguments(node)
+    condition, x, other = where_arguments(node)
     if not isinstance(condition, Node):
         return None
     first, second = constants.scalar(x), constants.scalar(other)

@@ -145,14 +145,14 @@ class _Walk:
             self.found.replaced += [one for one in shifted["calls"] if one is not node]
             x: Node = shifted["source"]
             return x
-        if name == "masked_fill":
-            x, mask, value = (argument(node, i, n) for i, n in enumerate(("input", "mask", "value")))
-            return self._fill(node, x, mask, False, value)
-        if name == "where":
-            return self._where(node)
+        if name in ("masked_fill", "where"):
+            return self._filled(node)
         x = argument(node, 0, "input")
         if name == "tanh" and isinstance(x, Node):
-            return self._capped(node, x)
+            if self.found.softcap or self.found.factors:
+                raise Refusal(f"{node.name} caps scores that are capped again, or scaled by a tensor after it")
+            self.found.softcap, self.found.scale = self.found.scale, 1.0
+            return x
         if isinstance(x, Node) and name in ("cast", "contiguous", "view", "unsqueeze", "squeeze"):
             keep_scores(node, x)
             if torch.promote_types(tensor_of(x).dtype, tensor_of(node).dtype) != tensor_of(node).dtype:
@@ -162,19 +162,15 @@ class _Walk:
             return x
         raise Refusal(f"{name or node.name} between the first product and the softmax")
 
-    def _operands(self, node: Node) -> tuple[Node, object]:
-        """The operand of a commutative call that leads to the product, and the other one."""
+    def _operands(self, node: Node, *, commutes: bool = True) -> tuple[Node, object]:
+        """The operand of a call that leads to the product, the first or, if it `commutes`, any; and the other one."""
         a, b = argument(node, 0, "input"), argument(node, 1, "other")
-        for x, other in ((a, b), (b, a)):
-            if isinstance(x, Node) and self._leads_up(node, x):
+        for x, other in ((a, b), (b, a))[: 1 + commutes]:
+            value = example(x)
+            alike = value is not None and same_shape(value.shape, tensor_of(node).shape)
+            if alike and isinstance(x, Node) and product_above(x) is not None:
                 return x, other
-        raise Refusal(f"{node.name} does not keep the shape of the scores")
-
-    @staticmethod
-    def _leads_up(node: Node, x: Node) -> bool:
-        value = example(x)
-        alike = value is not None and same_shape(value.shape, tensor_of(node).shape)
-        return alike and product_above(x) is not None
+        raise Refusal(f"{node.name} {'does not keep the shape of' if commutes else 'divides by'} the scores")
 
     def _added(self, node: Node) -> Node:
         x, mask = self._operands(node)
@@ -188,19 +184,13 @@ class _Walk:
     def _scaled(self, node: Node, name: str) -> Node:
         if node.kwargs.get("rounding_mode") is not None:
             raise Refusal(f"{node.name} rounds the scores")
-        if name == "mul":
-            x, factor = self._operands(node)
-        else:
-            x, factor = argument(node, 0, "input"), argument(node, 1, "other")
-            if not isinstance(x, Node) or not self._leads_up(node, x):
-                raise Refusal(f"{node.name} divides by the scores")
-        number = self.scalar(factor)
+        x, factor = self._operands(node, commutes=name == "mul")
+        number, value = self.scalar(factor), example(factor)
         if number is not None:
             self.found.scale *= 1 / number if name == "div" and number else number
             if number <= 0 or not math.isfinite(number):
                 raise Refusal(f"the scores are scaled by {number}")
         elif isinstance(factor, Node):
-            value = example(factor)
             if value is not None and value.dim() and str(value.shape[-1]) != "1":
                 raise Refusal("the scale differs from key to key")
             if value is not None and value.dim() and value.dtype != tensor_of(x).dtype:
@@ -210,17 +200,14 @@ class _Walk:
             raise Refusal(f"{node.name} scales by {factor}")
         return x
 
-    def _capped(self, node: Node, x: Node) -> Node:
-        if self.found.softcap or self.found.factors:
-            raise Refusal(f"{node.name} caps scores that are capped again, or scaled by a tensor after it")
-        self.found.softcap, self.found.scale = self.found.scale, 1.0
-        return x
-
     def add(self, mask: Node, times: float, node: Node) -> None:
         """Note that `node` adds `times · mask` to the scores; `self.found.scale` later multiplies the sum."""
         self.found.masks.append(Added(mask, times * self.found.scale, self._masked_at(node)))
 
-    def _fill(self, node: Node, x: object, mask: object, inverted: bool, value: object) -> Node:
+    def _filled(self, node: Node) -> Node:
+        mask, value, x = where_arguments(node)
+        inverted = isinstance(value, Node) and self.scalar(value) is None
+        x, value = (value, x) if inverted else (x, value)
         number = self.scalar(value)
         if not isinstance(x, Node) or not isinstance(mask, Node) or number is None:
             raise Refusal(f"{node.name} fills with something other than a known number")
@@ -232,12 +219,6 @@ class _Walk:
             raise Refusal(f"scores filled with {number:g} keep some weight")
         self.found.masks.append(Filled(mask, inverted, number, self._masked_at(node)))
         return x
-
-    def _where(self, node: Node) -> Node:
-        condition, x, other = where_arguments(node)
-        if isinstance(x, Node) and self.scalar(x) is None:
-            return self._fill(node, x, condition, True, other)
-        return self._fill(node, other, condition, False, x)
 
     def _masked_at(self, node: Node) -> Shape:
         if self.found.factors or self.found.softcap:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.canonical import argument, canonical_name, example, mutates, static
+from tilewright.graph.canonical import argument, canonical_name, example, memory_of, mutates, static
 from tilewright.graph.insert import insert_call, insert_like
 from tilewright.graph.layouts import FORMATS, laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
@@ -122,40 +122,33 @@ def obstacle(graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> st
     changed = changed_by(convolutions)
     if (norm := next((node for node in changed if _views_samples(node, target)), None)) is not None:
         return f"{norm.name} reduces over pixels, which would not be contiguous"
-    for node in graph.nodes:
-        if (
-            canonical_name(node) in VIEWS
-            and node.args[0] in changed
-            and not (_is_known(node.args[0]) or _is_copy(node))
-        ):
-            return f"{node.name} views a tensor with gaps"
-    results = [node for node in graph.output_node().all_input_nodes if node in changed]
-    if not all(map(_is_known, results)):
-        return "a result has gaps"
-    return None
+    views = (node for node in graph.nodes if canonical_name(node) in VIEWS and node.args[0] in changed)
+    if (view := next((x for x in views if not (_is_known(x.args[0]) or _is_copy(x))), None)) is not None:
+        return f"{view.name} views a tensor with gaps"
+    results = (node for node in graph.output_node().all_input_nodes if node in changed)
+    return None if all(map(_is_known, results)) else "a result has gaps"
 
 
 def _views_samples(node: fx.Node, target: Target) -> bool:
-    """Whether an instance norm is left to PyTorch, which views each sample's channels as those of one batch entry."""
+    """Whether an instance norm is left to PyTorch, which views each sample's channels as those of one batch entry.
+
+    Not if it computes the moments of each sample on a GPU and has no running statistics.
+    """
     if canonical_name(node) != "instance_norm":
         return False
-    return not (target.is_gpu and is_of(node, (*NARROW, *WIDE)) and _is_of_each_sample(node))
-
-
-def _is_of_each_sample(node: fx.Node) -> bool:
-    """Whether an instance norm computes the moments of each sample and has no running statistics."""
     kept = (argument(node, place, name) for place, name in ((1, "running_mean"), (2, "running_var")))
-    is_pytorchs = node.target is torch.nn.functional.instance_norm
-    return is_pytorchs and all(moment is None for moment in kept) and argument(node, 5, "use_input_stats", True) is True
+    is_plain = node.target is torch.nn.functional.instance_norm and all(moment is None for moment in kept)
+    is_of_samples = is_plain and argument(node, 5, "use_input_stats", True) is True
+    return not (is_of_samples and target.is_gpu and is_of(node, (*NARROW, *WIDE)))
 
 
 def _is_copy(node: fx.Node) -> bool:
     """Whether a reshape copied its operand (which works from any layout) and nothing writes to the copy."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     operand = node.args[0]
-    if name not in ("reshape", "flatten") or not isinstance(operand, fx.Node) or _shares_storage(node, operand):
+    if name not in ("reshape", "flatten") or memory_of(node) == memory_of(operand):
         return False
-    shown = calls.closure([node], lambda x: (u for u in x.users if example(u) is not None and _shares_storage(u, x)))
+    shown = calls.closure([node], lambda x: (u for u in x.users if memory_of(u) == memory_of(x)))
     return not any(mutates(user) for view in shown for user in view.users)
 
 
@@ -260,11 +253,9 @@ def _restore(graph: fx.Graph, changed: set[fx.Node], images: set[fx.Node]) -> No
 
 def _bring_gradients_back(images: set[fx.Node]) -> None:
     """Convert gradients before each reader of an image, except convolutions, that changes its spatial size."""
-    for node in images:
-        for user in [
-            user for user in node.users if canonical_name(user) not in CONVOLUTIONS and example(user) is not None
-        ]:
-            if is_trained(node) and _places(user) not in (None, _places(node)) and not _shares_storage(user, node):
+    for node in filter(is_trained, images):
+        for user in [user for user in node.users if canonical_name(user) not in CONVOLUTIONS]:
+            if _places(user) not in (None, _places(node)) and memory_of(user) != memory_of(node):
                 user.replace_input_with(node, _with_layout(user, node, torch.channels_last, torch.channels_last))
 
 
@@ -285,13 +276,6 @@ def _keep_the_layout(node: fx.Node, is_image: bool) -> None:
 def _places(node: fx.Node) -> torch.Size | None:
     value = example(node)
     return None if value is None else value.shape[2:]
-
-
-def _shares_storage(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a result shares its operand's storage, as a view or computed in place."""
-    result, source = example(node), example(operand)
-    assert result is not None and source is not None
-    return bool(result.untyped_storage()._cdata == source.untyped_storage()._cdata)
 
 
 def _copy_in_layout(x: Tensor, layout: torch.memory_format) -> Tensor:
@@ -378,8 +362,8 @@ def lay_operands(node: fx.Node) -> fx.Node | None:
 def _asks_for_the_format(operand: fx.Node) -> bool:
     """Whether the strides are channels-last and not also contiguous, as those of 1 × 1 weights may be."""
     value = operand.meta["val"]
-    is_known = all(isinstance(size, int) for size in value.shape)
-    return is_known and value.dim() in FORMATS and lies_channels_last(value) and not value.is_contiguous()
+    is_image = static(value.shape) and value.dim() in FORMATS
+    return is_image and lies_channels_last(value) and not value.is_contiguous()
 
 
 def _copy(operand: fx.Node) -> None:
