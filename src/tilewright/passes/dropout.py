@@ -119,16 +119,6 @@ def _extent(before: fx.Node, x: fx.Node, dim: int) -> int | fx.Node:
     return extent if isinstance(extent, int) else insert_known(before, aten.sym_size.int, extent, x, dim)
 
 
-def _drawn_in_the_kernel(
-    node: fx.Node, x: fx.Node, p: float, target: Target, philox: _PhiloxDraws | None
-) -> fx.Node | None:
-    """The mask of dropout `node` from a saved state of the generator; None if PyTorch must draw it."""
-    if philox is not None:
-        return philox.mask(node, x, p)
-    on_cpu = node.meta["val"][1].device.type == "cpu" and target.language == "c++"
-    return _by_stream(node, x, p) if on_cpu else None
-
-
 def _philox_draws(graph: fx.Graph, target: Target) -> _PhiloxDraws | None:
     """The draws of the graph's GPU; None on a CPU, or for a GPU of unknown limits."""
     if not target.is_gpu:
@@ -168,7 +158,8 @@ def split_dropout(graph: fx.Graph, target: Target) -> None:
             none = insert_known(node, aten.full_like.default, mask_meta, x, False, dtype=torch.bool)
             replace_results(node, (insert_known(none, aten.mul.Tensor, value, x, 0), none))
             continue
-        mask = _drawn_in_the_kernel(node, x, p, target, philox)
+        has_stream = mask_meta.device.type == "cpu" and target.language == "c++"
+        mask = philox.mask(node, x, p) if philox else _by_stream(node, x, p) if has_stream else None
         if mask is None:
             mask = insert_known(node, keep_mask, mask_meta, _operand_laid_alike(x), p)
             if philox is not None:

@@ -46,7 +46,8 @@ argument and those from the third on."""
 def write_in_place(graph: fx.Graph, target: Target) -> list[Decision]:
     """Rewrite an inference, forward or backward graph in place; returns a decision for each partly written input."""
     copies = [node for node in graph.nodes if node.target is aten.copy_.default and node.args[0].op == "placeholder"]
-    decisions = [_decide(copy, writes) for copy in copies if (writes := _writes(copy.args[1], copy.args[0]))]
+    found = ((copy, *_writes(copy.args[1])) for copy in copies)
+    decisions = [_decide(copy, writes) for copy, writes, memory in found if writes and memory is copy.args[0]]
     drop_unread(graph)
     return decisions
 
@@ -68,26 +69,20 @@ def _decide(copy: fx.Node, writes: Sequence[fx.Node]) -> Decision:
     return replace(here, verdict="taken", reason=reason, bytes_saved=saved)
 
 
-def _writes(value: Any, memory: fx.Node) -> list[fx.Node]:
-    """The writes to parts of `memory` that give `value`, in order; empty if there are other calls among them."""
+def _writes(value: Any) -> tuple[list[fx.Node], Any]:
+    """The writes to parts of a tensor that give `value`, in order, and that tensor."""
     found: list[fx.Node] = []
-    while isinstance(value, fx.Node) and value is not memory:
-        if value.target not in BY_INDEX and value.target not in BY_VIEW:
-            return []
+    while isinstance(value, fx.Node) and (value.target in BY_INDEX or value.target in BY_VIEW):
         found.insert(0, value)
         value = value.args[0]
-    return found
+    return found, value
 
 
 def _writes_to_view(write: fx.Node) -> list[fx.Node]:
     """The writes to parts of a view that a `*_scatter` copies back; empty if its source is anything else."""
-    found: list[fx.Node] = []
-    source = write.args[1]
-    while isinstance(source, fx.Node) and (source.target in BY_INDEX or source.target in BY_VIEW):
-        found.insert(0, source)
-        source = source.args[0]
-    shown = isinstance(source, fx.Node) and source.target is BY_VIEW[write.target]
-    return found if shown and source.args == (write.args[0], *write.args[2:]) else []  # type: ignore[union-attr]
+    found, view = _writes(write.args[1])
+    shown = isinstance(view, fx.Node) and view.target is BY_VIEW[write.target]
+    return found if shown and view.args == (write.args[0], *write.args[2:]) else []
 
 
 def _plain_source(write: fx.Node) -> Any:

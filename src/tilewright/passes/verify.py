@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from tilewright.graph import calls
-from tilewright.graph.snapshot import Snapshot
+from tilewright.graph.snapshot import NodeState, Snapshot
 from tilewright.graph.specialise import has_symbols
 from tilewright.operators.table import row_of
 
@@ -37,7 +37,7 @@ def verify(graph: fx.Graph, before: Snapshot) -> None:
     """Raise VerificationFailed, or what `lint` raises, if `graph` is inconsistent where it differs from `before`."""
     now = Snapshot(graph)
     changed = {(old or new).node for old, new in now.changes(before)}  # type: ignore[union-attr]
-    changed |= {node for node in now.nodes if _result(node) is not _known(before, node)}
+    changed |= {node for node in now.nodes if _result(node) is not _result(before.nodes.get(node))}
     if not changed and list(now.nodes) == list(before.nodes):
         return
     graph.lint()
@@ -49,13 +49,8 @@ def verify(graph: fx.Graph, before: Snapshot) -> None:
             _verify_call(node)
 
 
-def _known(before: Snapshot, node: fx.Node) -> Any:
-    state = before.nodes.get(node)
-    return None if state is None else next((state.meta[key] for key in KEYS if key in state.meta), None)
-
-
-def _result(node: fx.Node) -> Any:
-    return next((node.meta[key] for key in KEYS if key in node.meta), None)
+def _result(node: fx.Node | NodeState | None) -> Any:
+    return None if node is None else next((node.meta[key] for key in KEYS if key in node.meta), None)
 
 
 def _verify_call(node: fx.Node) -> None:

@@ -101,11 +101,8 @@ def _all(parts: Iterable[MaskParts]) -> MaskParts:
 
 
 def _added(term: Added, constants: Constants) -> MaskParts:
-    return (
-        bias_terms(term.mask, constants, NEGLIGIBLE / term.times)
-        if term.times > 0
-        else MaskParts(ALL, biases=(term.mask,))
-    )
+    hides = NEGLIGIBLE / term.times if term.times > 0 else None
+    return MaskParts(ALL, biases=(term.mask,)) if hides is None else bias_terms(term.mask, constants, hides)
 
 
 def _unfilled(fill: Filled, constants: Constants) -> MaskParts:

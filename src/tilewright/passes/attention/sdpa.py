@@ -51,19 +51,15 @@ CHECKPOINTS = frozenset({"tag_activation_checkpoint", "wrap_activation_checkpoin
 NOTHING = (None, None, None, None, 0.0, False, None, False)
 
 
-def prepare_calls(graph: Graph, target: Target) -> list[Decision]:
+def prepare_calls(graph: Graph, target: Target, given: dict[Node, torch.Tensor] | None = None) -> list[Decision]:
     """Rewrite the calls in `graph`, a torch-level graph from Dynamo, in place; a decision for each that was changed, or
-    that no fused kernel of PyTorch takes. Bodies of activation checkpoints are graphs of their own in it."""
-    return _settle_graph(graph, target, {})
-
-
-def _settle_graph(graph: Graph, target: Target, given: dict[Node, torch.Tensor]) -> list[Decision]:
-    """`prepare_calls` of a graph some of whose inputs are known."""
+    that no fused kernel of PyTorch takes. Bodies of activation checkpoints are graphs of their own in it, some of whose
+    inputs are `given`."""
     nodes = [node for node in graph.nodes if _is_call(node, target)]
     bodies = [node for node in graph.nodes if canonical_name(node) in CHECKPOINTS]
     if not nodes and not bodies:
         return []
-    constants = Constants(graph, given)
+    constants = Constants(graph, given or {})
     decisions = [decision for node in nodes if (decision := _decide(node, constants, target)) is not None]
     for node in bodies:
         name, operands = node.args[0], node.args[1:]
@@ -71,12 +67,9 @@ def _settle_graph(graph: Graph, target: Target, given: dict[Node, torch.Tensor])
         body = getattr(graph.owning_module, str(name.target), None) if is_held else None
         if isinstance(body, GraphModule) and isinstance(name, Node) and len(name.users) == 1:
             inputs = body.graph.find_nodes(op="placeholder")
-            known = (
-                (x, constants.value(operand))
-                for x, operand in zip(inputs, operands, strict=False)
-                if isinstance(operand, Node)
-            )
-            decisions += _settle_graph(body.graph, target, {x: value for x, value in known if value is not None})
+            pairs = zip(inputs, operands, strict=False)
+            known = {x: constants.value(operand) for x, operand in pairs if isinstance(operand, Node)}
+            decisions += prepare_calls(body.graph, target, {x: y for x, y in known.items() if y is not None})
             body.recompile()
     return decisions
 
@@ -231,26 +224,18 @@ def mark_pinned(graph: fx.Graph, target: Target) -> None:
     pinned = False
     for node in graph.nodes:
         if getattr(node.target, "__name__", "") == "_sdpa_kernel":
-            pinned = not _names(node.args[0]) >= ALL
+            # Calls of `_backend_from_string`, whose arguments are names.
+            backends: list[fx.Node] = []
+            fx.map_arg(node.args[0], backends.append)
+            pinned = not {backend.args[0] for backend in backends if backend.args} >= ALL
         elif pinned:
             calls.mark(node, PINNED)
 
 
-def _names(backends: object) -> set[object]:
-    """The names of these backends: arguments of `_backend_from_string` calls."""
-    several = backends if isinstance(backends, (list, tuple)) else [backends]
-    return {backend.args[0] for backend in several if isinstance(backend, fx.Node) and backend.args}
-
-
 def is_pinned(node: fx.Node) -> bool:
     """Whether the user chose the kernels of this ATen operator, or has disabled some of PyTorch's kernels."""
-    switches = torch.backends.cuda
-    enabled = (
-        switches.flash_sdp_enabled(),
-        switches.mem_efficient_sdp_enabled(),
-        switches.cudnn_sdp_enabled(),
-        switches.math_sdp_enabled(),
-    )
+    kernels = "flash", "mem_efficient", "cudnn", "math"
+    enabled = (getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels)
     return calls.is_marked(node, PINNED) or not all(enabled)
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from tilewright.graph.canonical import argument, example
+from tilewright.graph.canonical import argument, example, static
 from tilewright.graph.insert import insert_like
 from tilewright.kernels.device import at_least_fp32
 from tilewright.operators.upsampling import MOST_READERS, Axis
@@ -28,14 +28,8 @@ from tilewright.passes.rule import call, rule
 aten: Any = torch.ops.aten
 LINEAR = ("linear", "bilinear", "trilinear")
 NEAREST = ("nearest", "nearest-exact")
-OPERATORS = {
-    "linear": "upsample_linear{}d_backward",
-    "bilinear": "upsample_bilinear{}d_backward",
-    "trilinear": "upsample_trilinear{}d_backward",
-    "bicubic": "upsample_bicubic{}d_backward",
-    "nearest": "upsample_nearest{}d_backward",
-    "nearest-exact": "_upsample_nearest_exact{}d_backward",
-}
+OPERATORS = {mode: f"upsample_{mode}{{}}d_backward" for mode in (*LINEAR, "bicubic", "nearest")}
+OPERATORS["nearest-exact"] = "_upsample_nearest_exact{}d_backward"
 """Eager's gradients of the modes whose axes are independent of each other; {} is the number of axes."""
 
 
@@ -57,7 +51,7 @@ def _scale_as_eager(node: fx.Node) -> None:
     x, y, given = example(argument(node, 0, "input")), example(node), argument(node, 2, "scale_factor")
     if x is None or y is None or given is None or argument(node, 5, "recompute_scale_factor"):
         return
-    if not all(isinstance(n, int) for n in (*x.shape, *y.shape)):
+    if not static((*x.shape, *y.shape)):
         return
     mode = argument(node, 3, "mode", "nearest")
     exact = _factors_by_size(x, y, mode)
