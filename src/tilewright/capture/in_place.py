@@ -24,6 +24,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._pytree import tree_leaves
 
+from tilewright.graph.layouts import laid_by, memory_order
 from tilewright.pytorch.state import in_real_tensors
 
 
@@ -37,7 +38,7 @@ def as_eager() -> Iterator[None]:
             return dispatch(mode, func, types, args, kwargs)
         if func is torch.ops.aten.bernoulli_.float and _draws_in_memory_order(args[0]):
             with mode:
-                func(args[0].permute(_order(args[0])), *args[1:], **kwargs or {})
+                func(args[0].permute(memory_order(args[0].stride())), *args[1:], **kwargs or {})
             return args[0]
         result = dispatch(mode, func, types, args, kwargs)
         for tensor in _written(func, args, kwargs or {}):
@@ -54,7 +55,7 @@ def as_eager() -> Iterator[None]:
 def _draws_in_memory_order(tensor: torch.Tensor) -> bool:
     """Whether that is another order than that of the dimensions."""
     dims = list(range(tensor.dim()))
-    return _order(tensor) != dims and (tensor.device.type != "cpu" or _cpu_draws_in_memory_order())
+    return memory_order(tensor.stride()) != dims and (tensor.device.type != "cpu" or _cpu_draws_in_memory_order())
 
 
 @functools.cache
@@ -85,9 +86,7 @@ def _lay_out(tensor: FunctionalTensor) -> None:
     value = torch._from_functional_tensor(tensor.elem)
     if _lies_as(tensor, value):
         return
-    order = _order(tensor)
-    back = [order.index(dim) for dim in range(value.dim())]
-    tensor.replace_(value.permute(order).clone(memory_format=torch.contiguous_format).permute(back))
+    tensor.replace_(laid_by(value, memory_order(tensor.stride())))
     tensor.commit_update()
     tensor.sync()
 
@@ -97,10 +96,5 @@ def _lies_as(tensor: torch.Tensor, value: torch.Tensor) -> bool:
         return True
     wide = [dim for dim in range(value.dim()) if value.shape[dim] != 1]
     expanded = any(value.stride(dim) == 0 for dim in wide)
-    return not expanded and [d for d in _order(tensor) if d in wide] == [d for d in _order(value) if d in wide]
-
-
-def _order(tensor: torch.Tensor) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost."""
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+    orders = [[dim for dim in memory_order(x.stride()) if dim in wide] for x in (tensor, value)]
+    return not expanded and orders[0] == orders[1]

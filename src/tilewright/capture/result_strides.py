@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from tilewright.graph.layouts import laid_by, memory_order
 from tilewright.pytorch.layouts import suggested_format
 
 Restride = Callable[[Sequence[Any], torch.Tensor], torch.Tensor]
@@ -39,9 +40,7 @@ def _strides_of(place: int) -> Restride:
         strides = arguments[place].stride()
         if 0 in strides:
             return result
-        order = sorted(range(result.dim()), key=lambda dim: (-strides[dim], dim))
-        back = [order.index(dim) for dim in range(result.dim())]
-        return result.permute(order).contiguous().permute(back)
+        return laid_by(result, memory_order(strides))
 
     return restride
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,8 +101,19 @@ def widened(node: Node) -> Node | None:
 
 def _order(tensor: torch.Tensor) -> list[int]:
     """The axes of more than one element, by falling stride."""
-    strides, shape = calls.strides_of(tensor), calls.shape_of(tensor)
-    return sorted((axis for axis, size in enumerate(shape) if size > 1), key=lambda axis: -strides[axis])
+    shape = calls.shape_of(tensor)
+    return [axis for axis in memory_order(calls.strides_of(tensor)) if shape[axis] > 1]
+
+
+def memory_order(strides: Sequence[int]) -> list[int]:
+    """The axes from the outermost in memory to the innermost."""
+    return sorted(range(len(strides)), key=lambda axis: -strides[axis])
+
+
+def laid_by(x: Tensor, order: list[int]) -> Tensor:
+    """`x` with its axes in this order in memory and without gaps: a copy, if it lies otherwise."""
+    dense: Tensor = x.permute(order).contiguous()
+    return dense.permute([order.index(axis) for axis in range(x.dim())])
 
 
 def _represents_all(wide: torch.dtype, narrow: torch.dtype) -> bool:

@@ -27,7 +27,7 @@ from torch import fx
 
 from tilewright.graph import calls
 from tilewright.graph.insert import insert_known, replace_results
-from tilewright.graph.layouts import layout
+from tilewright.graph.layouts import layout, memory_order
 from tilewright.hardware.architectures import DeviceLimits, limits_of
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
@@ -59,13 +59,7 @@ def _by_stream(node: fx.Node, x: fx.Node, p: float) -> fx.Node | None:
         return None
     size = [_extent(node, x, dim) for dim in range(mask.dim())]
     stream = insert_known(node, draw_stream, mask.new_empty(SHAPE, dtype=torch.int32), size)
-    return insert_known(node, keep, mask, stream, size, _memory_order(mask), 1 - p)
-
-
-def _memory_order(tensor: torch.Tensor) -> list[int]:
-    """Dimensions, the outermost in memory first."""
-    strides = calls.strides_of(tensor)
-    return sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    return insert_known(node, keep, mask, stream, size, memory_order(calls.strides_of(mask)), 1 - p)
 
 
 class _PhiloxDraws:
@@ -88,10 +82,11 @@ class _PhiloxDraws:
         if any(not isinstance(n, int) for n in mask.shape) or not mask.numel():
             return None
         # PyTorch's kernel numbers the elements of a tensor with gaps one by one, in its own order.
-        is_dense = value.permute(_memory_order(value)).is_contiguous()
+        in_memory = memory_order(calls.strides_of(value))
+        is_dense = value.permute(in_memory).is_contiguous()
         alignment = generator.VECTOR_BYTES if is_dense else value.element_size()
         geometry = generator.geometry(mask.numel(), value.element_size(), alignment, self._most_blocks)
-        order = _memory_order(value) if is_dense and geometry.vector > 1 else list(range(mask.dim()))
+        order = in_memory if is_dense and geometry.vector > 1 else list(range(mask.dim()))
         if self._state is None:
             state = mask.new_empty(2, dtype=torch.int64)
             self._state = insert_known(node, draw_philox, state, self._on_device_of(node), 0)

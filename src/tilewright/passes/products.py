@@ -39,6 +39,7 @@ from torch.fx import Node
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call, insert_formula
+from tilewright.graph.layouts import laid_by, memory_order
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import NARROW
@@ -71,9 +72,7 @@ def _contracted(
     for axis in range(rank) if keeps else kept:
         if axis not in there:
             result = result.unsqueeze(axis if keeps else kept.index(axis))
-    order = sorted(range(result.dim()), key=lambda axis: (-strides[axis], axis))
-    back = sorted(range(result.dim()), key=order.__getitem__)
-    return result.permute(order).contiguous().permute(back)
+    return laid_by(result, memory_order(strides))
 
 
 def _without_constant_axes(x: Tensor, rank: int, own: frozenset[int]) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from tilewright.graph.calls import arguments, class_of, tensor
+from tilewright.graph.canonical import static
 from tilewright.loops.lower import FEW_ROWS, LONG_ROW, Lowered
 from tilewright.loops.nest import Level
 from tilewright.passes.bodies import write_body
@@ -80,7 +81,7 @@ def _is_strided(node: fx.Node, operand: fx.Node) -> bool:
         return False
     given: Any = arguments(node).get("dim")
     x = tensor(operand)
-    if x.dtype not in DTYPES or not all(isinstance(n, int) for n in x.shape):
+    if x.dtype not in DTYPES or not static(x.shape):
         return False
     if not x.dim() or x.numel() * x.itemsize < STRIDED_BYTES or not x.is_contiguous():
         return False

@@ -19,7 +19,8 @@ from torch import fx
 from tilewright.graph import calls
 from tilewright.graph.canonical import same_shape, static, tensor_of
 from tilewright.graph.constants import Constants
-from tilewright.graph.insert import insert_call, replace
+from tilewright.graph.insert import insert_call, insert_formula, replace
+from tilewright.graph.layouts import laid_by, memory_order
 from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.passes.attention.library import OWN, PREFIX, RECOGNISED, Peer, options_of
 from tilewright.passes.attention.mask_parts import Band, Prefix, prefix_of, read_hidden_keys
@@ -258,11 +259,7 @@ class FusedAttention:
         shape, strides = calls.shape_of(value), calls.strides_of(value)
         alike = all(n == 1 or a == b for n, a, b in zip(shape, strides, calls.strides_of(tensor_of(new)), strict=True))
         if not alike and not self.target.is_planned_gpu:
-            order = _order(value)
-            back = [order.index(axis) for axis in range(len(order))]
-            ordered = insert_call(old, aten.permute.default, new, order)
-            dense = insert_call(old, aten.clone.default, ordered, memory_format=torch.contiguous_format)
-            new = insert_call(old, aten.permute.default, dense, back)
+            new = insert_formula(old, laid_by, new, _order(value))
         replace(old, new)
 
 
@@ -297,7 +294,7 @@ def _without_data(value: torch.Tensor) -> torch.Tensor:
 def _order(value: torch.Tensor) -> list[int]:
     """The axes of a dense tensor from the outermost in memory to the innermost."""
     sizes, strides = calls.shape_of(value), calls.strides_of(value)
-    order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
+    order = memory_order(strides)
     dense = dense_strides(sizes, order)
     if any(size > 1 and stride != step for size, stride, step in zip(sizes, strides, dense, strict=True)):
         raise Refusal("PyTorch's kernel leaves gaps in its result")

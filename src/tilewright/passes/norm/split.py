@@ -41,6 +41,7 @@ from torch.fx import Node
 
 from tilewright.graph import calls
 from tilewright.graph.calls import arguments, class_of, nbytes, through
+from tilewright.graph.canonical import static
 from tilewright.graph.insert import insert_call, insert_formula
 from tilewright.graph.layouts import laid_channels_last, lies_channels_last
 from tilewright.hardware.target import Target
@@ -134,13 +135,13 @@ def _starves(operand: Any, rows: int, target: Target) -> bool:
 
 def _is_generated_for_gpu(x: Tensor, target: Target) -> bool:
     """Whether a Triton kernel of known sizes may accumulate over `x` in a wider dtype."""
-    return target.language == "triton" and x.dtype != torch.float64 and all(isinstance(n, int) for n in x.shape)
+    return target.language == "triton" and x.dtype != torch.float64 and static(x.shape)
 
 
 def is_by_columns(operand: Any) -> bool:
     """Whether a tensor is channels-last, of fewer than 64 bits an element, and too large for a strided nest."""
     x = operand.meta["val"]
-    if not isinstance(x, Tensor) or x.dtype == torch.float64 or not all(isinstance(n, int) for n in x.shape):
+    if not isinstance(x, Tensor) or x.dtype == torch.float64 or not static(x.shape):
         return False
     if x.dim() < 2 or x.shape[1] == 1 or x.numel() * x.itemsize < STRIDED_BYTES or x.numel() == x.shape[1]:
         return False
@@ -203,7 +204,7 @@ def _by_sample(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _is_by_channel(node: fx.Node, x: fx.Node) -> bool:
     """Whether this sums several samples of a large channels-last tensor of floats, one result a channel."""
     value: Any = x.meta["val"]
-    if not all(isinstance(size, int) for size in value.shape) or not value.is_floating_point() or value.dim() <= 2:
+    if not static(value.shape) or not value.is_floating_point() or value.dim() <= 2:
         return False
     given: Any = arguments(node)
     dims = {dim % value.dim() for dim in given["dim"] or range(value.dim())}
