@@ -1,8 +1,5 @@
 """Fused attention runs in the kernels that take it and are fastest: tilewright's, cuDNN's or FlashAttention-2's.
 
-    out, lse, … = _scaled_dot_product_flash_attention(q, k, v, …)        →   out, lse, … = attention(q, k, v, …)
-    dq, dk, dv = …_attention_backward(dout, q, k, v, out, lse, …)        →   dq, dk, dv = attention_backward(dout, …)
-
     m = where((k_places <= q_places) & (k_places > q_places - 8) & padding, 0, -inf)
     out, … = …_attention(q, k, v, m, …)                        →   out, … = attention(q, k, v, padding, left=7, right=0)
 

@@ -29,7 +29,7 @@ from tilewright.cost.tiles import ALIGNED
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
-from tilewright.graph.insert import contiguous, insert_call, retrace_views
+from tilewright.graph.insert import contiguous, insert_again, insert_call, retrace_views
 from tilewright.graph.specialise import has_symbols
 from tilewright.graph.views import written
 from tilewright.hardware.target import Target
@@ -144,11 +144,10 @@ class _Padder:
         node, (m, _, n) = product.node, product.extents
         below, inner, right = product.padding
         operands = (self._pad(node, product.left, (below, inner)), self._pad(node, product.right, (inner, right)))
-        target: Any = node.target
         added = list(node.args[:-2])
         if padded := self._added(product):
             added = [insert_call(node, aten.constant_pad_nd.default, padded, [0, right])]
-        new = insert_call(node, target, *added, *operands)
+        new = insert_again(node, node, *added, *operands)
         cut = new
         rank = len(calls.tensor(node).shape)
         for axis, padding, extent in ((rank - 2, below, m), (rank - 1, right, n)):
@@ -206,8 +205,7 @@ def write_padded(base: fx.Node, by: int) -> fx.Node:
 
 def _padded_gradient(base: fx.Node, by: int) -> tuple[fx.Node, fx.Node]:
     """Cross entropy's gradient written with `by` columns of zeros, and the slice of it that its readers get."""
-    target: Any = base.target
-    new = insert_call(base, target, *base.args[:-2], by, base.args[-1])
+    new = insert_again(base, base, *base.args[:-2], by)
     value = calls.tensor(base)
     cut = insert_call(base, aten.slice.Tensor, new, 1, 0, calls.shape_of(value)[1])
     base.replace_all_uses_with(cut)

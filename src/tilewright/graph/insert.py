@@ -47,6 +47,12 @@ def insert_known(before: Node, target: Callable[..., Any], value: Any, *args: An
     return node
 
 
+def insert_again(before: Node, call: Node, *operands: Any) -> Node:
+    """Insert `call` again in front of `before`, with other first arguments."""
+    target: Any = call.target
+    return insert_call(before, target, *operands, *call.args[len(operands) :], **call.kwargs)
+
+
 def insert_formula(before: Node, formula: Callable[..., Any], *args: Any) -> Any:
     """Insert the operators that `formula` calls, in front of `before`; its results as nodes."""
     from torch.fx.experimental.proxy_tensor import make_fx

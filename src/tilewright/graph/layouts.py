@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.graph import calls
-from tilewright.graph.insert import REFUSED_VIEW, insert_call
+from tilewright.graph.insert import REFUSED_VIEW, insert_again
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -43,7 +43,7 @@ def before_widening(node: Node) -> Node:
     if source is None or not _can_apply(moves, source):
         return node
     for move in reversed(moves):
-        source = insert_call(move, move.target, source, *move.args[1:], **move.kwargs)  # type: ignore[arg-type]
+        source = insert_again(move, move, source)
     return source
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilewright.cost.work import Work
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_again
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -90,5 +90,4 @@ def hand_late(old: Node, new: Node, waiting: Container[Node]) -> None:
         if is_late(user, waiting):
             user.replace_input_with(old, new)
         elif calls.is_view(user) and any(is_late(reader, waiting) for reader in calls.readers(user)):
-            target: Any = user.target
-            hand_late(user, insert_call(user, target, new, *user.args[1:], **user.kwargs), waiting)
+            hand_late(user, insert_again(user, user, new), waiting)

@@ -9,38 +9,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 
-from tilewright.operators import (  # noqa: F401, each declares its rows as it is imported
-    activations,
-    adaptive_pooling,
-    attention,
-    channels,
-    collectives,
-    concatenation,
-    creation,
-    fourier,
-    gathers,
-    layout,
-    linear_algebra,
-    losses,
-    normalization,
-    optimizers,
-    own,
-    padding,
-    pointwise,
-    pooling,
-    products,
-    random,
-    rare_calls,
-    recurrent,
-    reduction,
-    scatters,
-    special_functions,
-    unfolding,
-    upsampling,
-)
+from tilewright import operators
 from tilewright.operators.row import ROWS, Row
 
+for _module in iter_modules(operators.__path__):
+    # Each declares its rows as it is imported.
+    import_module(f"{operators.__name__}.{_module.name}")
 GETITEM = Row("getitem", "layout", lambda call, values, index: values[index], promotion="none", shapes=None)
 
 

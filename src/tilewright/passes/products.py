@@ -38,7 +38,7 @@ from torch.fx import Node
 
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
-from tilewright.graph.insert import insert_call, insert_formula
+from tilewright.graph.insert import insert_again, insert_call, insert_formula
 from tilewright.graph.layouts import laid_by, memory_order
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
@@ -173,8 +173,7 @@ PRODUCT = call(aten.mm.default, "x", "w", name="product", alone=True, through=("
 def add_biases_in_products(node: Node, product_seen: list[Node], bias: Node, x: Node, w: Node) -> Node:
     added = insert_call(node, aten.addmm.default, bias, x, w)
     for view in reversed(product_seen):
-        target: Any = view.target
-        added = insert_call(node, target, added, *view.args[1:], **view.kwargs)
+        added = insert_again(node, view, added)
     return added
 
 

@@ -57,6 +57,9 @@ class TilewrightError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
+
     def _render_traceback_(self, *_: object) -> list[str]:
         """What a notebook shows: the message; with `TILEWRIGHT_TRACEBACK=1` the traceback, too."""
         if traceback_wanted():
@@ -64,34 +67,24 @@ class TilewrightError(Exception):
         return f"{type(self).__name__}: {self}".splitlines()
 
 
-class UsageError(TilewrightError):
+class UsageError(TilewrightError, exit_code=2):
     """The command line or a specification could not be understood."""
 
-    exit_code = 2
 
-
-class TargetError(TilewrightError):
+class TargetError(TilewrightError, exit_code=3):
     """The named file, module or object does not exist, or is not a case, module or function."""
 
-    exit_code = 3
 
-
-class InputError(TilewrightError):
+class InputError(TilewrightError, exit_code=4):
     """The model does not accept the inputs it was given."""
 
-    exit_code = 4
 
-
-class CaptureError(TilewrightError):
+class CaptureError(TilewrightError, exit_code=5):
     """The program could not be captured as one graph (graph break, data-dependent shape)."""
 
-    exit_code = 5
 
-
-class CompilerError(TilewrightError):
+class CompilerError(TilewrightError, exit_code=6):
     """The C++ compiler is missing, failed, or did not finish in time."""
-
-    exit_code = 6
 
 
 class KernelError(CompilerError):
@@ -105,31 +98,21 @@ class KernelError(CompilerError):
 class OutOfMemory(TilewrightError):
     """The machine or the device has too little memory."""
 
-    exit_code = 1
 
-
-class CacheError(TilewrightError):
+class CacheError(TilewrightError, exit_code=7):
     """The cache directory cannot be used."""
 
-    exit_code = 7
 
-
-class VerificationError(TilewrightError):
+class VerificationError(TilewrightError, exit_code=8):
     """The optimised program broke the numbers contract."""
 
-    exit_code = 8
 
-
-class StoreError(TilewrightError):
+class StoreError(TilewrightError, exit_code=9):
     """A run database is missing, damaged, or refuses the query."""
 
-    exit_code = 9
 
-
-class TraceError(TilewrightError):
+class TraceError(TilewrightError, exit_code=10):
     """A trace cannot be read."""
-
-    exit_code = 10
 
 
 def first_line(error: BaseException) -> str:

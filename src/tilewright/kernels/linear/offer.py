@@ -21,7 +21,7 @@ from torch.fx import Node
 from tilewright.cost.work import Work
 from tilewright.graph import calls
 from tilewright.graph.calls import readers
-from tilewright.graph.insert import insert_call
+from tilewright.graph.insert import insert_again, insert_call
 from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.linear.cuda import COLUMNS, ROWS, VECTOR
 from tilewright.kernels.offer import Candidate, Offer, hand_late, is_late
@@ -119,10 +119,7 @@ def _seen_alike(before: Node, view: Node, product: Node, y: Node) -> Node:
     """`y` under the chain of views from `product` to `view`; sizes may be symbolic."""
     if view is product:
         return y
-    below = view.all_input_nodes[0]
-    target: Any = view.target
-    operand = _seen_alike(before, below, product, y)
-    return insert_call(before, target, operand, *view.args[1:], **view.kwargs)
+    return insert_again(before, view, _seen_alike(before, view.all_input_nodes[0], product, y))
 
 
 CANDIDATE = Candidate(frozenset({"aten.gelu.default"}), offers)

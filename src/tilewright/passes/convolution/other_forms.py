@@ -39,7 +39,7 @@ from torch.fx import Node
 
 from tilewright.cost.products import ALIGNED
 from tilewright.graph.canonical import argument, canonical_name, convolution_operands, example, static, tensor_of
-from tilewright.graph.insert import Writer, insert_call, insert_known, insert_like, replace
+from tilewright.graph.insert import Writer, insert_again, insert_call, insert_known, insert_like, replace
 from tilewright.graph.layouts import lies_channels_last
 from tilewright.kernels.device import NARROW
 from tilewright.kernels.registration import define
@@ -160,8 +160,7 @@ def split_bias(node: Node, bias: Node | None = None, gradient: Node | None = Non
 
 
 def _added_apart(node: Node, bias: Any) -> Node:
-    target: Any = node.target
-    bare = insert_call(node, target, *node.args[:2], None, *node.args[3:])
+    bare = insert_again(node, node, *node.args[:2], None)
     along = insert_call(node, aten.view.default, bias, [-1, *[1] * (node.meta["val"].dim() - 2)])
     return insert_call(node, aten.add.Tensor, bare, along)
 

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, insert_results
+from tilewright.graph.insert import insert_again, insert_call, insert_formula, insert_results
 from tilewright.graph.specialise import has_symbols
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.rule import NOTHING, Match, Value, call, gpu, matches, rule
@@ -81,8 +81,7 @@ def _reason(dtype: torch.dtype) -> str:
 @rule(call((aten.sort.default, aten.sort.stable), ..., self="keys"), on=gpu, where=_narrow, reason=_reason)
 def narrow_sorts(node: fx.Node, keys: fx.Node, dtype: torch.dtype) -> list[fx.Node]:
     narrow = insert_call(node, aten._to_copy.default, keys, dtype=dtype)
-    target: Any = node.target
-    return insert_results(node, insert_call(node, target, narrow, *node.args[1:], **node.kwargs), 2)
+    return insert_results(node, insert_again(node, node, narrow), 2)
 
 
 TIMES = Value("times", (int,))
