@@ -16,11 +16,10 @@ from tests.passes.test_sample_sums import image, of_norm
 from tests.tables import rows, sections, value
 from tilewright.hardware.target import Target, target_named
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.loss import compute_where_read
 from tilewright.passes.norm.split import split_norms, sum_samples_last
 from tilewright.passes.products import FEW, add_biases_in_kernels, add_biases_in_products, contract, sum_few_terms
-from tilewright.passes.simplify import drop_unread, simplify
+from tilewright.passes.simplify import drop_round_trips, drop_unread, simplify
 from tilewright.passes.strided import split_strided_rows
 
 TABLE = Path(__file__).with_name("rewrites.txt")

@@ -13,8 +13,7 @@ from tests.passes.graphs import aten, calls, planned, run, written
 from tilewright.hardware.target import target_named
 from tilewright.kernels.cross_entropy.offer import CANDIDATE
 from tilewright.measure.truth.contract import compare
-from tilewright.passes.copies import drop_round_trips
-from tilewright.passes.simplify import drop_unread, simplify
+from tilewright.passes.simplify import drop_round_trips, drop_unread, simplify
 
 H200 = target_named("h200")
 V = 8000

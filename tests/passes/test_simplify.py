@@ -12,9 +12,8 @@ from tests.gpu.kernels.launching import FOUR, in_turn
 from tests.passes.graphs import aten, calls, run
 from tilewright.compile.stages import EACH_GRAPH, JOINT
 from tilewright.hardware.target import target_named
-from tilewright.passes.copies import drop_round_trips
 from tilewright.passes.pointwise import leaky_gradient_from_result
-from tilewright.passes.simplify import drop_unread, simplify
+from tilewright.passes.simplify import drop_round_trips, drop_unread, simplify
 
 CPU = target_named("cpu")
 X = torch.linspace(-2, 2, 12).reshape(3, 4)

@@ -17,12 +17,12 @@ from torch import fx
 
 from tilewright.choose.generated import Groups
 from tilewright.cost.work import Work, predicted_us
+from tilewright.graph.undefined import gradients
 from tilewright.hardware.target import FOR_GPUS, Target
 from tilewright.kernels.offer import CLEAR, OURS, THEIRS, Offer
 from tilewright.passes.rule import undecided
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.stage import Rewrite
-from tilewright.passes.units import gradients
 from tilewright.records.program import Decision, Verdict
 
 Source = Callable[[fx.Graph, Target], Iterable[Sequence[Offer]]]

@@ -16,8 +16,9 @@ from tilewright.cost.kinds import call_work, kind_name
 from tilewright.cost.operators import counted
 from tilewright.cost.work import Work, predicted_us
 from tilewright.graph.calls import arguments, class_of, nbytes, readers, results, shape_of, strides_of
+from tilewright.graph.undefined import gradients
 from tilewright.hardware.profiles import DeviceProfile
-from tilewright.passes.units import behind_views, gradients, is_fusible, is_view, live_out, sources
+from tilewright.passes.units import behind_views, is_fusible, is_view, live_out, sources
 from tilewright.records.program import Cost
 
 NEIGHBOURS = 3

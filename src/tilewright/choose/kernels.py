@@ -13,6 +13,7 @@ from torch import fx
 
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
+from tilewright.graph.undefined import gradients
 from tilewright.hardware.target import Target
 from tilewright.kernels.convolution.offer import CANDIDATE as CONVOLUTION
 from tilewright.kernels.cross_entropy.offer import CANDIDATE as CROSS_ENTROPY
@@ -21,9 +22,7 @@ from tilewright.kernels.norm.offer import CANDIDATE as NORM
 from tilewright.kernels.offer import Offer
 from tilewright.kernels.product.offer import CANDIDATE as PRODUCT
 from tilewright.kernels.softmax.offer import CANDIDATE as SOFTMAX
-from tilewright.passes.copies import drop_round_trips
-from tilewright.passes.simplify import drop_unread
-from tilewright.passes.units import gradients
+from tilewright.passes.simplify import drop_round_trips, drop_unread
 
 CANDIDATES = (CROSS_ENTROPY, NORM, SOFTMAX, LINEAR_GELU, PRODUCT, CONVOLUTION)
 

@@ -31,11 +31,12 @@ from tilewright.graph import calls
 from tilewright.graph.calls import readers
 from tilewright.graph.insert import contiguous, insert_again, insert_call, retrace_views
 from tilewright.graph.specialise import has_symbols
+from tilewright.graph.undefined import gradients
 from tilewright.graph.views import written
 from tilewright.hardware.target import Target
 from tilewright.kernels.offer import Offer
 from tilewright.passes.rule import Value, call, rule
-from tilewright.passes.units import behind_views, gradients
+from tilewright.passes.units import behind_views
 
 aten = torch.ops.aten
 CLEAR, LEAST_US = 0.8, 5.0

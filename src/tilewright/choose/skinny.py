@@ -27,12 +27,12 @@ from tilewright.graph import calls
 from tilewright.graph.calls import readers
 from tilewright.graph.insert import insert_call
 from tilewright.graph.specialise import has_symbols
+from tilewright.graph.undefined import gradients
 from tilewright.hardware.profiles import DeviceProfile
 from tilewright.hardware.target import Target
 from tilewright.kernels.offer import Offer
 from tilewright.kernels.skinny_linear import ALIGNED, MOST_ROWS, plan
 from tilewright.passes.rule import Value, call, matches, roots
-from tilewright.passes.units import gradients
 from tilewright.passes.zeros import shared_zeros
 
 aten: Any = torch.ops.aten

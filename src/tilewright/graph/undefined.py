@@ -31,6 +31,15 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def gradients(graph: fx.Graph) -> set[fx.Node]:
+    """The incoming gradients of a joint or backward graph, and all nodes that depend on them."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_tangent(node) or any(operand in found for operand in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
 def insert_zeros(backward: fx.Graph) -> list[int]:
     """Insert zeros for each of several incoming gradients, which nothing reads yet; the gradients' places.
 

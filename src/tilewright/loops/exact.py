@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from tilewright.graph.calls import arguments, class_of, results
-from tilewright.graph.undefined import is_tangent
+from tilewright.graph.undefined import gradients
 from tilewright.hardware.target import Target
 from tilewright.operators.table import row_of, rows
 
@@ -24,10 +24,7 @@ CONVERSION = rows()["aten._to_copy.default"].body
 def mark_exact(graph: fx.Graph, target: Target | None = None) -> None:
     """Mark the values on which a discontinuous operator depends: up to where they come from a library call, and in
     backward up to gradients, which forward has not seen."""
-    late: set[fx.Node] = set()
-    for node in graph.nodes:
-        if is_tangent(node) or any(operand in late for operand in node.all_input_nodes):
-            late.add(node)
+    late = gradients(graph)
     for node in reversed(graph.nodes):
         if node not in late and any(is_discontinuous(user) or _hands_on(user) for user in node.users):
             node.meta[EXACT] = True

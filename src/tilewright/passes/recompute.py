@@ -28,10 +28,11 @@ from torch import fx
 
 from tilewright.capture.partition import OVERWRITTEN
 from tilewright.graph.calls import class_of, closure, nbytes, readers, results, strides_of
+from tilewright.graph.undefined import gradients
 from tilewright.loops.exact import is_discontinuous
 from tilewright.loops.trace import is_repeatable
 from tilewright.operators.table import row_of
-from tilewright.passes.units import gradients, has_known_sizes, is_fusible, is_view, picks, stored
+from tilewright.passes.units import has_known_sizes, is_fusible, is_view, picks, stored
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 PAD = torch.ops.aten.constant_pad_nd.default

@@ -24,9 +24,10 @@ from tilewright.graph.canonical import argument, canonical_name, example, memory
 from tilewright.graph.insert import replace as replace_node
 from tilewright.graph.insert import replace_results
 from tilewright.graph.source import source_line
+from tilewright.graph.undefined import gradients
 from tilewright.hardware.target import Target
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import behind_views, gradients
+from tilewright.passes.units import behind_views
 from tilewright.records.errors import Refusal
 from tilewright.records.program import Decision
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from torch import fx
 
 from tilewright.graph.calls import closure, nbytes, readers
-from tilewright.graph.undefined import is_tangent
+from tilewright.graph.undefined import gradients, is_tangent
 from tilewright.graph.views import hazards
 from tilewright.passes.fusion import Region
 from tilewright.passes.simplify import is_pure
-from tilewright.passes.units import gradients, has_known_sizes, is_view, sources
+from tilewright.passes.units import has_known_sizes, is_view, sources
 
 Unit = Region | fx.Node
 

@@ -12,7 +12,6 @@ from torch import fx
 
 from tilewright.graph.calls import class_of, dtype_name, is_known, outputs, readers, results, shape_of, through
 from tilewright.graph.specialise import has_symbols
-from tilewright.graph.undefined import is_tangent
 from tilewright.graph.views import hazards
 from tilewright.hardware.target import Target
 from tilewright.kernels.dropout_add.stream import keep_mask
@@ -26,15 +25,6 @@ from tilewright.records.program import GraphName
 def is_view(node: fx.Node) -> bool:
     """Whether a node only changes how elements are indexed: a layout operator, or one result of several."""
     return class_of(node) == "layout"
-
-
-def gradients(graph: fx.Graph) -> set[fx.Node]:
-    """The incoming gradients of a joint or backward graph, and all nodes that depend on them."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if is_tangent(node) or any(operand in found for operand in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def is_fusible(node: fx.Node) -> str | None:
