@@ -138,7 +138,7 @@ def test_a_program_that_is_killed_or_cannot_be_started(tilewright: Tilewright, t
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ({}, "no step of an optimizer, no backward, and called no model twice that no optimizer updates; --whole"),
+        ({}, "called no model twice that no optimizer updates, and no compiled function; --whole"),
         ({"steps_seen": 1}, "made 1 step, and recording begins with step"),
         ({"gave_way": True}, "the program started a profiler of its own before the recording began"),
     ],

@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from examples.naive_softmax import naive_softmax
 from tests.trace.kineto import AUTOGRAD, Analysis, Trace
+from tests.trace.test_distance import RECORDED
 from tilewright.trace.operators.operator_findings import findings
 from tilewright.trace.operators.operator_table import OperatorTable, OperatorTime, read_operator_table
 
@@ -53,6 +54,18 @@ def test_every_figure_of_a_trace_made_by_hand() -> None:
     assert table.cpu_ns == sum(row.cpu_self for row in table.rows) == 1060 * us
     assert [row.name for row in table.rows if row.one_off] == ["cudaGetDeviceProperties"]
     assert not table.losses
+
+
+def test_steps_that_the_recorder_left_out_do_not_count() -> None:
+    """Their marks are gone and their events are in the trace, before the first kept step and after the last one."""
+    trace = by_hand()
+    for begin in (-900, 1600):
+        trace.operator("outer", begin, begin + 100)
+    analysis = Analysis([trace])
+    analysis.connection.execute(RECORDED.format(1000))
+    assert row(analysis.ask(read_operator_table), "outer").calls == 2
+    # In a trace of another recorder they are a part of what was recorded.
+    assert row(Analysis([trace]).ask(read_operator_table), "outer").calls == 4
 
 
 def test_a_range_around_the_profilers_stop_ends_with_the_last_step() -> None:

@@ -143,8 +143,8 @@ def _nothing(recordings: Sequence[Recording]) -> str:
         )
     if not ended:
         return (
-            "nothing was recorded: the program made no step of an optimizer, no backward, and called no model twice "
-            "that no optimizer updates; --whole records a program without steps"
+            "nothing was recorded: the program made no step of an optimizer, no backward, called no model twice that "
+            "no optimizer updates, and no compiled function; --whole records a program without steps"
         )
     needed = plan.wait + plan.warmup + bool(plan.warmup) + bool(recordings[0].description) + 1
     return (

@@ -46,6 +46,20 @@ def compilation_callbacks() -> tuple[Any, str]:
     return callback_handler, "install_callbacks"
 
 
+@contextlib.contextmanager
+def without_importing_inductor() -> Iterator[None]:
+    """Inside, PyTorch's profiler does not import Inductor, nor with it Dynamo, to read a setting that nobody made."""
+    lazy: set[str] = getattr(torch, "_lazy_modules", set())
+    left_out = "_inductor" in lazy and "torch._inductor" not in sys.modules
+    if left_out:
+        lazy.remove("_inductor")
+    try:
+        yield
+    finally:
+        if left_out:
+            lazy.add("_inductor")
+
+
 def recompile_reasons(since: float) -> Sequence[str]:
     """Why PyTorch compiled again, in its words, since a time of `time.time()`; none if Dynamo was not imported."""
     utils = sys.modules.get("torch._dynamo.utils")

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import runpy
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -313,3 +315,33 @@ def test_reasons_name_files_that_share_no_folder_with_pytorch(tmp_path: Path, mo
     for n in (1, 2):
         scaled(torch.ones(3), n)
     assert f"# {file}:2 in scaled" in recompile_reasons(began)[-1]
+
+
+COMPILES_LATE = """
+import sys
+from pathlib import Path
+import torch
+from tilewright.measure.recording.plan import Detail, RecordingPlan
+from tilewright.measure.recording.recorder import Recorder
+
+layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+lean = Detail(shapes=False, stacks=True, memory=False)
+plan = RecordingPlan(wait=2, warmup=1, active=2, events=20_000, detail=lean, timed=0)
+recorder = Recorder(plan, Path(sys.argv[1]), by_optimizer=True, by_calls=True)
+recorder.start()
+for n in range(12):
+    if n == 5:
+        assert recorder._keeps and not recorder.done, "within the steps to keep"
+        assert "torch._dynamo" not in sys.modules
+        layer.compile(backend="eager")
+    with torch.no_grad():
+        layer(x)
+done = recorder.stop()
+print(done.steps_kept, done.cut, done.failed, done.compiling_seconds > 0.2, done.trace is not None)
+"""
+
+
+def test_the_compiler_is_imported_by_a_program_that_compiles_and_its_import_is_not_recorded(tmp_path: Path) -> None:
+    """It makes more than a million calls."""
+    ran = subprocess.run([sys.executable, "-c", COMPILES_LATE, tmp_path], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["2", "False", "True", "True"]), ran.stderr[-2000:]

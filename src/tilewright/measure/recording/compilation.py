@@ -11,12 +11,16 @@ operators are not recorded; one range shows the time.
 from __future__ import annotations
 
 import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -46,10 +50,12 @@ def named_as(replaced: Callable[..., Any]) -> Callable[[F], F]:
 class Replacements:
     """Hooks and replaced functions in PyTorch's modules, there only while no thread is in a compiled region.
 
-    The modules are shared: while one thread is in a compiled region, the others have no hooks either.
+    The modules are shared: while one thread is in a compiled region, the others have no hooks either. `after_region` is
+    called with the callback of each outermost call of a compiled function that ends, on its thread.
     """
 
     def __init__(self) -> None:
+        self.after_region: Callable[[Any], None] | None = None
         self._made: list[_Attribute | _Entry | _Own | _Listed] = []
         self._inside: set[int] = set()
         self._compiling: set[int] = set()
@@ -58,22 +64,40 @@ class Replacements:
         """While a thread holds it, no other enters or leaves a compiled region. Reentrant: the guard's pending call may
         run in the middle of any of these methods."""
         self._installed = ExitStack()
+        self._outermost = _OutermostRegion()
 
     def __enter__(self) -> Replacements:
+        self._installed.enter_context(once_imported("torch._dynamo", self._follow_regions))
+        return self
+
+    @property
+    def in_region(self) -> bool:
+        """Whether this thread is within a call of a compiled function, also in what is not compiled there."""
+        return self._outermost.frame is not None
+
+    def _follow_regions(self) -> None:
         from tilewright.pytorch.compiler import frame_conversion, region_switch
 
         set_bare: Callable[[Any], Any] = getattr(*region_switch())
         convert_bare: Callable[..., Any] = getattr(*frame_conversion())
+        outermost = self._outermost
 
         @wraps(set_bare)
         def set_eval_frame(callback: Any) -> Any:
             if callback is not None:
+                # What a region calls may be none, with others within: it is left where it was entered.
+                if outermost.frame is None and (caller := sys._getframe(1)).f_code.co_name != "__enter__":
+                    outermost.frame, outermost.callback = caller, callback
                 self._change(self._inside.add)
                 return set_bare(callback)
             result = set_bare(callback)
             # An optimizer comes here in each step, in programs that compile nothing too.
             if self._inside:
                 self._change(self._inside.discard)
+            if outermost.frame is sys._getframe(1):
+                left, outermost.frame, outermost.callback = outermost.callback, None, None
+                if self.after_region is not None:
+                    self.after_region(left)
             return result
 
         @wraps(convert_bare)
@@ -87,7 +111,6 @@ class Replacements:
         ):
             made.put()
             self._installed.callback(made.take_back)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._installed.close()
@@ -170,6 +193,57 @@ class Replacements:
                     made.put()
 
 
+class _OutermostRegion(threading.local):
+    """The frame that entered the outermost compiled region of a thread, and the region's callback."""
+
+    frame: FrameType | None = None
+    callback: Any = None
+
+
+@contextmanager
+def once_imported(
+    name: str, then: Callable[[], None], around: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[None]:
+    """Call `then` now if the module is imported; if it is imported while inside, within `around`, right after that."""
+    if getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", True) is False:
+        then()
+        yield
+        return
+    waiting = _Awaited(name, then, around)
+    sys.meta_path.insert(0, waiting)
+    try:
+        yield
+    finally:
+        if waiting in sys.meta_path:
+            sys.meta_path.remove(waiting)
+
+
+class _Awaited(importlib.abc.MetaPathFinder):
+    """Finds a module as the others do, runs it within a context, and calls a function once it has run."""
+
+    def __init__(self, name: str, then: Callable[[], None], around: Callable[[], AbstractContextManager[None]]) -> None:
+        self._name, self._then, self._around = name, then, around
+
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        found = importlib.util.find_spec(name)
+        if found is None or found.loader is None:
+            return found
+        execute = found.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with self._around():
+                execute(module)
+            self._then()
+
+        found.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return found
+
+
 class _Attribute:
     """Leaves alone an attribute that the program replaces meanwhile."""
 
@@ -225,32 +299,45 @@ class _Listed:
 
 @contextmanager
 def noticed_compilations(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """While inside, the outermost compilation of each thread runs within the context that `around` gives.
+    """While inside, the outermost compilation of each thread runs within the context that `around` gives, and so does
+    the import of the compiler, which makes as many calls.
 
     PyTorch's own callbacks would be called by the first thread that compiles and the last one that ends.
     """
-    from tilewright.pytorch.compiler import compilation_callbacks
-
-    install = getattr(*compilation_callbacks())
     thread = threading.local()
 
-    @wraps(install)
     @contextmanager
-    def install_callbacks(trigger: Any, compile_id: str) -> Iterator[None]:
+    def outermost() -> Iterator[None]:
         with ExitStack() as stack:
-            if trigger.name in _TRIGGERS and not getattr(thread, "compiles", False):
+            if not getattr(thread, "compiles", False):
                 thread.compiles = True
                 stack.callback(setattr, thread, "compiles", False)
                 stack.enter_context(around())
-            stack.enter_context(install(trigger, compile_id))
             yield
 
-    made = _Attribute(*compilation_callbacks(), install_callbacks)
-    made.put()
-    try:
+    def replace() -> None:
+        from tilewright.pytorch.compiler import compilation_callbacks
+
+        install = getattr(*compilation_callbacks())
+
+        @wraps(install)
+        @contextmanager
+        def install_callbacks(trigger: Any, compile_id: str) -> Iterator[None]:
+            with ExitStack() as stack:
+                if trigger.name in _TRIGGERS:
+                    stack.enter_context(outermost())
+                stack.enter_context(install(trigger, compile_id))
+                yield
+
+        made = _Attribute(*compilation_callbacks(), install_callbacks)
+        made.put()
+        installed.callback(made.take_back)
+
+    with ExitStack() as installed:
+        installed.enter_context(once_imported("torch._dynamo", replace, outermost))
+        # Which imports Dynamo.
+        installed.enter_context(once_imported("torch._inductor", lambda: None, outermost))
         yield
-    finally:
-        made.take_back()
 
 
 @contextmanager

@@ -50,9 +50,16 @@ def module_ranges(results: Any, *, layers: bool) -> Iterator[tuple[str, int, int
 
 def outermost_modules() -> Sequence[nn.Module]:
     """Those alive that are in no other."""
+    import torch
+
     modules = _modules_alive()
     inner = {id(child) for module in modules.values() for child in vars(module).get("_modules", {}).values()}
-    return [it for number, it in modules.items() if number not in inner and "_parameters" in vars(it)]
+    # A scripted or traced one holds its parameters in C++; another without them is not made yet.
+    return [
+        it
+        for number, it in modules.items()
+        if number not in inner and ("_parameters" in vars(it) or issubclass(type(it), torch.jit.ScriptModule))
+    ]
 
 
 def _modules_alive() -> Mapping[int, nn.Module]:

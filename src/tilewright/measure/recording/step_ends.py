@@ -15,10 +15,12 @@ from tilewright.measure.recording.compilation import Replacements, named_as
 from tilewright.measure.recording.line_tracer import UserFiles
 from tilewright.measure.recording.modules import outermost_modules
 
-_MODEL, _KEPT_GRAPH, _BACKWARD, _OPTIMIZER = 1, 2, 3, 4
+_REGION, _MODEL, _KEPT_GRAPH, _BACKWARD, _OPTIMIZER = range(1, 6)
 _GONE_THROUGH = "tilewright gone through"
 """Key in the metadata of a node of autograd's."""
 _DEEP = 100
+_LOOKS = 5
+"""How often modules that are made later are looked for: all calls of modules are asked for then."""
 
 
 class _Leader:
@@ -29,6 +31,11 @@ class _Leader:
         self._others: list[Callable[[], object]] = []
         self.turns = 0
         """Of the one that leads now."""
+
+    @property
+    def now(self) -> object:
+        """The one that leads, if it is alive."""
+        return self._leader()
 
     def is_turn_of(self, one: object) -> bool:
         leader = self._leader()
@@ -46,15 +53,16 @@ class _Site:
 
 
 class _Call:
-    """Stands in a module for what computes its call, and tells `ended` of each."""
+    """Stands in a module for what computes its call, and tells `begun` and `ended` of each."""
 
-    def __init__(self, module: Any, ended: Callable[[Any], None]) -> None:
-        self._module, self._ended = ref(module), ended
+    def __init__(self, module: Any, begun: Callable[[], None], ended: Callable[[Any], None]) -> None:
+        self._module, self._begun, self._ended = ref(module), begun, ended
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from tilewright.pytorch.state import computed_call
 
         module = self._module()
+        self._begun()
         try:
             return computed_call(module)(*arguments, **options)
         finally:
@@ -72,11 +80,13 @@ class StepEnds:
     `backward` or `grad` does so that frees its graph; where none does, the first that goes through a graph, or the
     whole `jacobian` or `hessian` that does. In a program that does not differentiate it is a call of a module that is
     in no other's, has parameters (those without transform samples), and that no optimizer updates: that one will be
-    trained. Of several optimizers, lines that differentiate, or models, the same one ends all steps. `anew` is called
-    where what ended steps until then was a part of one; it says whether they can be counted anew.
+    trained. Where no such call is seen it is a call of a compiled function or method, as of a model after its
+    `compile()`. Of several optimizers, lines that differentiate, models or functions, the same one ends all steps.
+    `anew` is called where what ended steps until then was a part of one; it says whether they can be counted anew.
 
     A model's first call only shows which one it is: PyTorch tells of the calls of all modules, or of one. From its
-    second call on nothing is asked for but its own calls, and those of models that have not been called yet.
+    second call on nothing is asked for but its own calls, and those of modules that are in no other's. Where a module
+    is made later, all are asked for again.
     """
 
     def __init__(
@@ -91,14 +101,20 @@ class StepEnds:
         self._thread = threading.get_ident()
         self._called: list[Any] = []
         """The modules that are called, outermost first."""
-        self._seen: set[int] = set()
         self._trained: set[int] = set()
         """The parameters that optimizers update, by identity."""
+        self._looks, self._rooted = _LOOKS, False
+        self._later: Callable[[], Any] = lambda: None
+        """The module that was made then, as long as it is alive."""
+        self._outermost: list[ref[Any]] = []
+        self._models = 0
+        """Calls of models that are going on, where only these are asked for."""
         self._derivatives = 0
         """Of the functions that go backward several times, those that are called."""
         self._entered, self._around, self._hooks, self._roots = ExitStack(), ExitStack(), ExitStack(), ExitStack()
 
     def __enter__(self) -> StepEnds:
+        from torch.nn import Module
         from torch.optim import Optimizer
 
         self._ask_all()
@@ -112,7 +128,22 @@ class StepEnds:
             initialise(optimizer, *arguments, **options)
             self._trained.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
 
-        self._entered.enter_context(self._replacements.attribute(Optimizer, "__init__", init))
+        make_module = Module.__init__
+
+        @named_as(make_module)
+        def module_init(module: Any, *arguments: Any, **options: Any) -> None:
+            make_module(module, *arguments, **options)
+            outside = threading.get_ident() == self._thread and not self._models
+            if self._looks and self._rooted and self._kind == _MODEL and outside:
+                self._looks -= 1
+                self._ask_all()
+                self._later = ref(module)
+
+        attribute = self._replacements.attribute
+        self._entered.enter_context(attribute(Optimizer, "__init__", init))
+        self._around.enter_context(attribute(Module, "__init__", module_init))
+        self._replacements.after_region = self._region_left
+        self._around.callback(setattr, self._replacements, "after_region", None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +155,7 @@ class StepEnds:
 
         self._roots.close()
         self._hooks.close()
-        self._seen.clear()
+        self._rooted = False
         hook, entry = object(), self._replacements.entry
         for hooks, value in (
             (module._global_forward_pre_hooks, self._enter_module),
@@ -145,7 +176,7 @@ class StepEnds:
     def _end(self, kind: int) -> None:
         if kind > self._kind:
             if self._kind and not self._anew():
-                if self._kind == _MODEL:
+                if self._kind <= _MODEL:
                     # The program does something else now, perhaps by another model.
                     self._ask_all()
                 return
@@ -217,38 +248,65 @@ class StepEnds:
         while self._called.pop() is not module:
             pass
         if not self._called:
-            self._seen.add(id(module))
             self._model_called(module)
 
     def _model_called(self, module: Any) -> None:
         parameter, leader = next(module.parameters(), None), self._leaders[_MODEL]
-        if parameter is None or id(parameter) in self._trained:
+        if parameter is None or id(parameter) in self._trained or self._replacements.in_region:
             return
         if not leader.is_turn_of(module) or leader.turns == 1:
             return
         # Within the step that ends. While an exception is handled PyTorch goes through the hooks, which stay then.
-        if leader.turns == 2 and sys.exc_info()[1] is None:
+        if leader.turns >= 2 and not self._rooted and sys.exc_info()[1] is None:
             self._ask_roots(module)
         if leader.turns == 2 and self._kind == _MODEL:
             # Another has ended steps until then.
             self._anew()
         self._end(_MODEL)
 
-    def _root_called(self, module: Any) -> None:
+    def _enter_root(self) -> None:
         if threading.get_ident() == self._thread:
+            self._models += 1
+
+    def _leave_root(self, module: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._models -= 1
             self._model_called(module)
 
+    def _region_left(self, function: Any) -> None:
+        """A region within a call that is seen, or of a program that trains, is a part of a step."""
+        inside = self._called or self._models or self._derivatives or threading.get_ident() != self._thread
+        if inside or self._trained or not self._leaders[_REGION].is_turn_of(function):
+            return
+        if self._kind == _MODEL and _is_compiled(self._leaders[_MODEL].now):
+            # Its calls are not seen any more.
+            self._kind = _REGION
+        self._end(_REGION)
+
     def _ask_roots(self, leader: Any) -> None:
-        """No hook any more: the calls of `leader`, and of models that have not been called, are asked for in these."""
+        """No hook any more: the calls of `leader`, and of modules that are in no other's, are asked for in these."""
         from tilewright.pytorch.state import COMPUTES_CALL
 
-        if vars(leader).get(COMPUTES_CALL) is not None:
+        if _is_compiled(leader):
             return
-        for module in (leader, *(it for it in outermost_modules() if id(it) not in self._seen)):
+        if not self._outermost or self._later() is not None:
+            # It goes through all objects: not for those that a step makes and drops.
+            self._outermost = [ref(it) for it in outermost_modules()]
+        alive = [it for known in self._outermost if (it := known()) is not None and it is not leader]
+        for module in (leader, *alive):
             if next(module.parameters(), None) is not None:
-                call = _Call(module, self._root_called)
+                call = _Call(module, self._enter_root, self._leave_root)
                 self._roots.enter_context(self._replacements.own(module, COMPUTES_CALL, call))
         self._hooks.close()
+        self._rooted = True
+
+
+def _is_compiled(module: Any) -> bool:
+    """Whether `Module.compile` made what computes its calls."""
+    from tilewright.pytorch.state import COMPUTES_CALL
+
+    call = getattr(module, "__dict__", {}).get(COMPUTES_CALL)
+    return call is not None and not isinstance(call, _Call)
 
 
 def _keeps_graph(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:

@@ -183,11 +183,13 @@ def _profiler(activities: Sequence[torch.profiler.ProfilerActivity], detail: Det
 
 def _start(profiler: torch.profiler.profile, labels: Mapping[str, str]) -> float:
     """Start `profiler`; returns the time on `perf_counter` at which it records."""
+    from tilewright.pytorch.compiler import without_importing_inductor
+
     synchronize()
     with warnings.catch_warnings():
         # The warning is about earlier cycles, and this profiler has one.
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
-        with starting_our_own():
+        with starting_our_own(), without_importing_inductor():
             profiler.start()
     for name, value in {**_settings(), **labels}.items():
         profiler.add_metadata(name, value)

@@ -3,7 +3,10 @@
 
 CREATE OR REPLACE TEMP TABLE host_slice AS
 WITH last_step AS (
-    SELECT file_id, max(ts) AS ts, max(ts + host_dur) AS ended FROM operator_step WHERE id IS NOT NULL GROUP BY file_id
+    SELECT file_id, min(ts) AS first_ts, max(ts) AS ts, max(ts + host_dur) AS ended,
+           -- Around these are steps that the recorder left out: they came too fast, or not to their end.
+           file_id IN (SELECT file_id FROM recording WHERE steps_kept > 0) AS kept
+    FROM operator_step WHERE id IS NOT NULL GROUP BY file_id
 )
 -- Where an optimizer's step ends the recording, PyTorch's range around it lasts until the profiler has stopped. One
 -- that begins with the step is around the step. Operators last as long as they ran.
@@ -26,6 +29,7 @@ WHERE slice.category IN ('cpu_op', 'cuda_runtime', 'cuda_driver', 'user_annotati
   AND process.file_id NOT IN (SELECT file_id FROM description)
   AND (process.file_id NOT IN (SELECT described_by FROM description)
        OR slice.ts BETWEEN last_step.ts AND last_step.ended)
+  AND (NOT coalesce(kept, false) OR slice.ts BETWEEN last_step.first_ts AND last_step.ended)
   -- Exclude marks of tilewright's profile, and absurd times, whose sums would overflow.
   AND coalesce(slice.name, '') NOT LIKE 'synchronisation at %'
   AND slice.dur BETWEEN 0 AND 1::BIGINT << 61 AND abs(slice.ts::HUGEINT) < 1::HUGEINT << 61
