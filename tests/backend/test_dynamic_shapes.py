@@ -191,11 +191,34 @@ def test_what_is_fused_is_decided_for_one_of_the_sizes() -> None:
     assert layout.shape[0] * 4096 * 4 > 2**20
 
 
+def batch_norm(x: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x.to(memory_format=torch.channels_last), None, None, training=True)
+
+
 def test_even_and_odd_sizes_have_a_program_each_where_one_cannot_serve_both() -> None:
     shapes = [(2, 3, n, 4) for n in (7, 8, 13, 10, 31, 64)]
-    record = run_at(lambda x: F.gelu(F.max_pool2d(x, 2)), shapes, dynamic=True)
-    # Backward reads no window past the last row of an even size.
+    record = run_at(lambda x: F.gelu(F.max_pool2d(x, 2, ceil_mode=True)), shapes, dynamic=True)
+    # Windows that reach beyond odd sizes begin in even ones' last place.
     assert [graph.plan.name for graph in record.graphs].count("backward") == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        # Odd sizes have elements in no window.
+        (lambda x: F.gelu(F.max_pool2d(x, 2)), [(2, 3, n, 4) for n in (7, 8, 13, 10, 31, 64)]),
+        # A spread divides by one less than a count, which is made of halves here.
+        (lambda x: F.avg_pool1d(x, 2).var((0, 2)), [(a, 3, b) for a, b in ((5, 12), (6, 9), (11, 40), (7, 31))]),
+        # A norm of less than 64 KiB is one kernel, and a larger one is split: they follow one size.
+        (batch_norm, [(n, 16, 8, 8) for n in (17, 10, 24, 15, 40)]),
+    ],
+    ids=["windows", "halves", "splits"],
+)
+def test_one_program_serves_sizes_that_would_be_planned_otherwise(
+    function: Callable[[torch.Tensor], torch.Tensor], shapes: list[tuple[int, ...]]
+) -> None:
+    record = run_at(function, shapes, dynamic=True)
+    assert [graph.plan.name for graph in record.graphs] == ["forward", "backward"]
 
 
 def test_a_size_that_a_slice_cuts_off_has_another_program() -> None:

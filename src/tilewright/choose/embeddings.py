@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def _of_table(table: Tensor, values: Sequence[int]) -> Tensor | int:
 
 
 def _of_one(node: fx.Node) -> Offer:
-    count, refusal = calls.tensor(node.args[1]).numel(), _refusal(node)
+    count, refusal = prod(calls.shape_of(calls.tensor(node.args[1]))), _refusal(node)
     if not refusal and count <= UNSORTED:
         refusal = f"PyTorch adds up {count} positions without sorting them"
     kernel = f"tilewright.embedding_sums of {count} sorted positions"

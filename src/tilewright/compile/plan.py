@@ -12,6 +12,7 @@ from tilewright.graph.calls import launched
 from tilewright.hardware.target import Target
 from tilewright.passes.fusion import Fusion, Region
 from tilewright.passes.rematerialise import Copied
+from tilewright.passes.rule import Judged
 from tilewright.passes.schedule import Unit, schedule
 from tilewright.passes.units import is_view
 from tilewright.records.program import Decision, GraphName, MemoryPoint
@@ -31,6 +32,8 @@ class GraphPlan:
     """By name of the region: the kernel's source in the language of its device."""
     copied: list[Copied] = field(default_factory=list)
     """Chains that were copied into the regions that read them."""
+    judged: Judged = field(default_factory=dict)
+    """Where the rewrites of this graph pay."""
 
     def bare(self) -> GraphPlan:
         """The plan without what only a recording reads."""

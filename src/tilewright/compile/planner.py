@@ -28,6 +28,7 @@ from tilewright.operators.axes import Unfusable
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
+from tilewright.passes.rule import Judged, judged
 from tilewright.passes.schedule import schedule
 from tilewright.passes.simplify import drop_unread
 from tilewright.passes.stage import Pass, attempt, left_out, skipped
@@ -80,21 +81,25 @@ class Planner(Rewriter):
         return Plan(self.target, planned, list(self.decisions))
 
     def plan_like(self, other: GraphPlan, graph: fx.Graph) -> GraphPlan:
-        """The plan of a graph with other sizes, with the regions of `other`. Raises NotAlike."""
-        stages.EACH_GRAPH.run(graph, self.target, name=other.name, hand_written=self.hand_written)
+        """The plan of a graph with other sizes, with the rewrites and regions of `other`. Raises NotAlike."""
+        with judged(other.judged):
+            stages.EACH_GRAPH.run(graph, self.target, name=other.name, hand_written=self.hand_written)
         fusion = Fusion(_fuse_like(graph, other))
         sources = {region.name: "" for region in fusion.regions}
-        return GraphPlan(other.name, graph, fusion, schedule(graph, fusion.regions), sources, other.copied)
+        return GraphPlan(
+            other.name, graph, fusion, schedule(graph, fusion.regions), sources, other.copied, other.judged
+        )
 
     def _plan(self, name: GraphName, graph: fx.Graph, kernels: _Kernels, lowerings: Lowerings) -> GraphPlan:
-        written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
+        with judged(worth := Judged()):
+            written = stages.EACH_GRAPH.run(graph, self.target, name=name, hand_written=self.hand_written)
         fusion, copied, failed = self._fused(name, graph, lowerings)
         fusion.decisions[:0] = written + [replace(decision, graph=name) for decision in failed]
         for region in fusion.regions:
             if region.device.type not in ("cpu", "cuda"):
                 raise CaptureError(f"no kernel is generated for the device {region.device}")
         sources = {region.name: kernels.source(region) for region in fusion.regions}
-        return GraphPlan(name, graph, fusion, schedule(graph, fusion.regions), sources, copied)
+        return GraphPlan(name, graph, fusion, schedule(graph, fusion.regions), sources, copied, worth)
 
     def _fused(
         self, name: GraphName, graph: fx.Graph, lowerings: Lowerings

@@ -29,7 +29,7 @@ from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeS
 from tilewright.graph.specialise import specialise
 from tilewright.graph.undefined import left_out
 from tilewright.loops.nest import Nest, named_as
-from tilewright.loops.sizes import Arguments, NotAlike, Number, alike, filled, filler, of_all_sizes
+from tilewright.loops.sizes import Arguments, NotAlike, Number, alike, filled, filler, for_all_sizes, of_all_sizes
 from tilewright.records import outcomes
 from tilewright.records.errors import CaptureError, KernelError, TilewrightError
 from tilewright.records.program import GraphName
@@ -70,12 +70,14 @@ class SymbolicGraph:
         if len(points) < POINTS:
             raise NotAlike("too few sizes meet its conditions")
         middle = points[POINTS // 2]
-        (first,) = self.planner.plan({self.name: self._at(middle, args)}).graphs
+        with for_all_sizes():
+            (first,) = self.planner.plan({self.name: self._at(middle, args)}).graphs
         return {point: first if point == middle else self.plan_like(first, point, args) for point in points}
 
     def plan_like(self, first: GraphPlan, sizes: Sizes, args: Sequence[Any]) -> GraphPlan:
         """The plan for other sizes with the kernels of `first`. Raises NotAlike."""
-        return self.planner.plan_like(first, self._at(sizes, args))
+        with for_all_sizes():
+            return self.planner.plan_like(first, self._at(sizes, args))
 
     def _at(self, sizes: Sizes, args: Sequence[Any]) -> fx.Graph:
         try:
@@ -166,6 +168,8 @@ class SymbolicProgram:
         known = graph.symbols.expressions(self.points, moduli)
         self.integers = graph.symbols.evaluator([_expression(known, values) for values in found.values])
         self.sizes, self.taken_as = map(graph.symbols.evaluator, known.same)
+        every = (self.integers(*point) for point in self.points)
+        self.are_wide = [set(map(_is_wide, values)) for values in zip(*every, strict=True)]
         narrow = {name: narrow_steps(nest) for name, nest in self.nests.items()}
         self.narrow = [
             (self.nests[name], narrow[name], far_loads(self.nests[name]), step.sizes)
@@ -189,10 +193,11 @@ class SymbolicProgram:
         return remain and self.sizes(*sizes) == self.taken_as(*sizes) and self._fits(sizes)
 
     def _fits(self, sizes: Sizes) -> bool:
-        """Whether what kernels compute in 32 bits fits these at such sizes too."""
-        if not self.narrow:
-            return True
+        """Whether the plan's integers fit 32 bits where they do at the sizes for which it was made, and so does what
+        its kernels compute from them."""
         integers = self.integers(*sizes)
+        if any(_is_wide(number) not in known for number, known in zip(integers, self.are_wide, strict=True)):
+            return False
         for nest, narrow, far, arguments in self.narrow:
             there = filled(nest, filled(arguments, integers))
             if not (narrow <= narrow_steps(there) and far_loads(there) <= far):
@@ -291,6 +296,10 @@ def _equal(values: tuple[Number, ...]) -> Number:
     if repr(values[0]) != repr(values[1]):
         raise TilewrightError(f"a program for all sizes has {values[0]} where the plan for these has {values[1]}")
     return values[0]
+
+
+def _is_wide(number: Number) -> bool:
+    return abs(number) >= 2**31
 
 
 def _layout(tensor: torch.Tensor) -> Layout:

@@ -6,6 +6,7 @@ x: [s0, 20], n: s1, view(x, [s0 * 5, 4])   →   s0 is dimension 0 of input 0, s
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -39,13 +40,22 @@ TRIES = 24
 """How often other ones are drawn if an expression has the values of another one."""
 OTHERS = 32
 """At so many other sizes expressions are compared that have the same values for those planned."""
-_FUNCTIONS = {
+
+
+def _float32(number: float) -> float:
+    """The nearest number of fp32."""
+    nearest: float = struct.unpack("f", struct.pack("f", number))[0]
+    return nearest
+
+
+_FUNCTIONS: dict[str, Any] = {
     "math": math,
     "min": min,
     "max": max,
     "abs": abs,
     "int": int,
     "float": float,
+    "float32": _float32,
     "round": round,
     "torch": torch,
 }
@@ -233,14 +243,19 @@ class Expressions:
 
     def of(self, values: Sequence[Number]) -> str | None:
         """The expression with these values at the points: a multiple of a size or of a product of two, that and a
-        constant, or a sum of such multiples; for a float, one of the graph, or a multiple or quotient of a size. None
-        if there is none, or if there are several that differ at other sizes."""
+        constant, or a sum of such multiples; for a float, one of the graph, a multiple or quotient of a size, or the
+        reciprocal of such an integer, which may be rounded to fp32. None if there is none, or if there are several that
+        differ at other sizes."""
+        found: Sequence[tuple[str, tuple[Number, ...]]]
         if isinstance(values[0], float):
-            found = list(self._fractions(values))
+            found = list(self._fractions(values)) or list(self._reciprocals(values))
         else:
-            found = [*self._multiples(values), *self._shifted(values, self.integers)]
-            found = found or list(self._shifted(values, self.products)) or list(self._sums(values))
+            found = self._integers(values)
         return found[0][0] if len({known for _, known in found}) == 1 else None
+
+    def _integers(self, values: Sequence[Number]) -> list[tuple[str, tuple[int, ...]]]:
+        found = [*self._multiples(values), *self._shifted(values, self.integers)]
+        return found or list(self._shifted(values, self.products)) or list(self._sums(values))
 
     def _fractions(self, values: Sequence[Number]) -> Iterator[tuple[str, tuple[Number, ...]]]:
         for text, known in self.pool:
@@ -253,6 +268,16 @@ class Expressions:
                 yield f"{over} / ({text})", divided
             elif self._are(multiplied := tuple(f * times for f in known), values):
                 yield f"{text} * {times!r}", multiplied
+
+    def _reciprocals(self, values: Sequence[Number]) -> Iterator[tuple[str, tuple[Number, ...]]]:
+        if not all(0 < abs(value) <= 0.5 for value in values):
+            return
+        wholes = [round(1 / value) for value in values]
+        for rounded in ("float", "float32"):
+            if all(_FUNCTIONS[rounded](1 / whole) == value for whole, value in zip(wholes, values, strict=True)):
+                for text, known in self._integers(wholes):
+                    yield f"{rounded}(1 / ({text}))", known
+                return
 
     def _are(self, known: Sequence[Number], values: Sequence[Number]) -> bool:
         return tuple(known[: self.points]) == tuple(values)
@@ -270,12 +295,16 @@ class Expressions:
 
     def _shifted(self, values: Sequence[Any], pool: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, tuple[int, ...]]]:
         for text, known in pool:
-            if known[1] == known[0]:
+            if known[1] == known[0] or values[1] == values[0]:
                 continue
-            times, rest = divmod(values[1] - values[0], known[1] - known[0])
-            shift = values[0] - times * known[0]
-            if not rest and times and self._are(shifted := tuple(times * f + shift for f in known), values):
-                yield f"{text} * {times} + {shift}", shifted
+            common = math.gcd(values[1] - values[0], known[1] - known[0])
+            times, by = (values[1] - values[0]) // common, (known[1] - known[0]) // common
+            if by < 0:
+                times, by = -times, -by
+            shift = values[0] - times * known[0] // by
+            shifted = tuple(times * f // by + shift for f in known)
+            if self._are(shifted, values) and not any(times * f % by for f in known):
+                yield f"{text} * {times}{'' if by == 1 else f' // {by}'} + {shift}", shifted
 
     def _sums(self, values: Sequence[Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         for (a, left), (b, right) in combinations(self.integers, 2):

@@ -9,7 +9,9 @@ share a kernel or a program.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -24,6 +26,24 @@ Number = int | float
 
 class NotAlike(Exception):
     """Two sizes of a program differ in more than numbers; the message says where."""
+
+
+_for_all_sizes: ContextVar[bool] = ContextVar("tilewright_for_all_sizes", default=False)
+
+
+@contextmanager
+def for_all_sizes() -> Iterator[None]:
+    """In this block kernels are lowered with the checks that some sizes need, so that those of several are alike."""
+    token = _for_all_sizes.set(True)
+    try:
+        yield
+    finally:
+        _for_all_sizes.reset(token)
+
+
+def are_for_all_sizes() -> bool:
+    """Whether `for_all_sizes` is on."""
+    return _for_all_sizes.get()
 
 
 class _Named:

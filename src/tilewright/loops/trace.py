@@ -13,6 +13,7 @@ from torch import fx
 from tilewright.graph.calls import class_of, dtype_name, is_known, results, shape_of, strides_of, through
 from tilewright.hardware.target import Language
 from tilewright.loops.exact import CONVERSION, EXACT, feeding_discontinuous, through_moves
+from tilewright.loops.sizes import are_for_all_sizes
 from tilewright.operators.language import COMPUTE_DTYPE, FLOATS, Trace, Unfusable, Value
 from tilewright.operators.row import Call, Row
 from tilewright.operators.shapes import pointwise, reduction, same
@@ -145,7 +146,7 @@ class _Tracer:
         dtype = dtype_name(first.dtype)
         sizes = tuple(int(s) for s in first.shape)
         common, in_cpp = _common_dtype(node, row, dtype), self.language == "c++"
-        call = Call(self.trace, dtype, sizes, common, in_cpp, node in self.exact)
+        call = Call(self.trace, dtype, sizes, common, in_cpp, node in self.exact, of_any_size=are_for_all_sizes())
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(node, row, given, a, wanted) for given, a in zip(node.args, args, strict=True))

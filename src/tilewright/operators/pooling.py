@@ -83,6 +83,11 @@ class _Axis:
         return (self.kernel - 1) * self.dilation + 1
 
     @property
+    def is_full(self) -> bool:
+        """Whether no window reaches beyond the padding, and there is no room for another one."""
+        return self.windows == (self.size + 2 * self.pad - self.reach) // self.stride + 1
+
+    @property
     def overlap(self) -> int:
         """How many windows an element can lie in, without dilation."""
         return -(-self.reach // self.stride)
@@ -91,7 +96,10 @@ class _Axis:
         """Where element k of each window is inside; None for everywhere."""
         first = k * self.dilation - self.pad
         places = positions(c.trace, self.windows, self.dim, rank) * self.stride + first
-        return _between(places, 0, self.size, least=first, most=(self.windows - 1) * self.stride + first)
+        last = (self.windows - 1) * self.stride
+        if c.of_any_size and self.is_full:
+            last = self.size + 2 * self.pad - self.reach
+        return _between(places, 0, self.size, least=first, most=last + first)
 
     def part(self, c: Call, x: Value, k: int) -> tuple[Value, Value | None]:
         """Element k of each window, and where it is inside."""
@@ -108,9 +116,11 @@ class _Axis:
     def around(self, c: Call, rank: int, t: int) -> tuple[Value, Value | None]:
         """For each element, window number last - t of those it can lie in, and where that window exists."""
         last = call("idiv", positions(c.trace, self.size, self.dim, rank) + self.pad, self.stride)
-        most = (self.size - 1 + self.pad) // self.stride - t
+        most = (self.size - 1 + self.pad) // self.stride
+        if c.of_any_size and self.is_full:
+            most = self.windows - 1 - (1 + self.pad - self.reach) // self.stride
         places = last - t if t else last
-        return places, _between(places, 0, self.windows, least=-t, most=most)
+        return places, _between(places, 0, self.windows, least=-t, most=most - t)
 
     def reaches(self, c: Call, rank: int, t: int) -> Value | None:
         """Where that window, of no dilation, has the element as its element place % stride + t · stride."""

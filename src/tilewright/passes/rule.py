@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -165,6 +167,21 @@ def triton(target: Target) -> bool:
     return target.language == "triton"
 
 
+Judged = dict[tuple[str, str], bool]
+"""By rule and call, whether it pays there."""
+_known: ContextVar[Judged] = ContextVar("tilewright_judged")
+
+
+@contextmanager
+def judged(known: Judged) -> Iterator[None]:
+    """In this block rules follow what is known of their worth, and add what is not."""
+    token = _known.set(known)
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 @dataclass
 class Rule:
     """Rewrites what `pattern` fits, on targets for which `on` holds, where the condition `where` holds.
@@ -180,6 +197,8 @@ class Rule:
     write: Write
     on: Callable[[Target], bool] = lambda target: True
     where: Callable[..., Any] = lambda: True
+    worth: Callable[..., bool] = lambda: True
+    """Whether it pays, at the sizes of this graph: other sizes of a program for all sizes follow the first."""
     reason: str | Callable[..., str] = ""
     refused: str = ""
     by: str = ""
@@ -220,6 +239,8 @@ class Rule:
                 if not _may_move(found["calls"]) or not (more := _filled(self.where, found)):
                     continue
                 found |= more if isinstance(more, dict) else {}
+                if not self._pays(found):
+                    continue
                 producer, saved = found.get("producer"), _filled(self.saved, found)
                 here = replace(here, producer=producer.name) if producer is not None else here
                 if (new := self._rewritten(node, found)) is None:
@@ -231,6 +252,12 @@ class Rule:
                     node.graph.erase_node(node.prev)
                 return replace(here, reason=f"{self.refused}{refusal}"), None
         return None
+
+    def _pays(self, found: Match) -> bool:
+        known, asked = _known.get({}), (self.name, found["node"].name)
+        if asked not in known:
+            known[asked] = bool(_filled(self.worth, found))
+        return known[asked]
 
     def _rewritten(self, node: Node, found: Match) -> Node | None:
         """What takes the place of `node`; of several results, what computes the first."""

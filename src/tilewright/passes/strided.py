@@ -99,6 +99,6 @@ BY_BODY = (
 )  # fmt: skip
 
 
-@rule(call((*BY_BODY, *PLACES), "operand", ...), on=cplusplus, where=_is_strided)
+@rule(call((*BY_BODY, *PLACES), "operand", ...), on=cplusplus, worth=_is_strided)
 def split_strided_rows(node: fx.Node) -> Any:
     return write_body(node, in_cpp=True)

@@ -1,4 +1,5 @@
-"""Checks a graph after a rewrite: its structure, and that each result is what its call gives for its operands.
+"""Checks a graph after a rewrite: its structure, and that each result is what its call gives for its operands; and that
+the rewrite asked no symbolic size what `calls.number` tells without a condition.
 
 Calls that are not as they were before the rewrite, and readers of results that are not, run again on fake tensors.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from tilewright.graph import calls
 from tilewright.graph.snapshot import NodeState, Snapshot
 from tilewright.graph.specialise import has_symbols
 from tilewright.operators.table import row_of
+from tilewright.pytorch.sizes import conditions_from
 
 KEYS = ("val", "example_value")
 """Metadata of a node's result: of ATen operators, and of Dynamo's torch-level graphs."""
@@ -29,6 +32,9 @@ CHOOSES_DTYPE = ("aten._fused_rms_norm_backward.default", "aten._native_batch_no
 """Calls that give other dtypes where they run: a formula a weight's gradient in the weight's, a GPU moments in fp32."""
 
 
+OWN = f"{Path(__file__).parents[1]}/"
+
+
 class VerificationFailed(AssertionError):
     """A rewrite left a graph that is not what its metadata says."""
 
@@ -38,6 +44,8 @@ def verify(graph: fx.Graph, before: Snapshot) -> None:
     now = Snapshot(graph)
     changed = {(old or new).node for old, new in now.changes(before)}  # type: ignore[union-attr]
     changed |= {node for node in now.nodes if _result(node) is not _result(before.nodes.get(node))}
+    if asked := conditions_from(OWN, (x for node in graph.nodes for x in _tensors(_result(node)))):
+        raise VerificationFailed(f"the program is captured again wherever this does not hold: {'; '.join(asked)}")
     if not changed and list(now.nodes) == list(before.nodes):
         return
     graph.lint()

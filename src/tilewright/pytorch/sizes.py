@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,3 +39,13 @@ def as_python(expression: Any) -> str:
 
     printed: str = PythonPrinter().doprint(expression)
     return printed
+
+
+def conditions_from(folder: str, tensors: Iterable[torch.Tensor]) -> list[str]:
+    """What code in this folder asked about symbolic sizes, and where: `s0 <= 768 at /…/embeddings.py:132 in …`. Each is
+    a condition of the captured program, which is captured again where it does not hold. Left out is whether a size is
+    1, which strides depend on."""
+    first: Any = next((size for x in tensors for size in x.shape if isinstance(size, torch.SymInt)), None)
+    guards = [] if first is None else first.node.shape_env.guards
+    found = ((guard.expr, str(guard.sloc.framework_loc)) for guard in guards if guard.expr.args[1:] != (1,))
+    return [f"{expression} at {place}" for expression, place in found if folder in place]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from tilewright.graph import calls
 from tilewright.hardware.architectures import limits_of
 from tilewright.launch.builder import Operand, RecipeBuilder, tensor_map
 from tilewright.launch.nvrtc import Kernel, bindings_installed, kernel
@@ -56,8 +57,8 @@ def refuses(left: torch.Tensor | Operand, right: torch.Tensor | Operand) -> str 
 
 def size_refusal(left: torch.Tensor | Operand, right: torch.Tensor | Operand) -> str | None:
     """The part of `refuses` that any device can tell."""
-    m, k, n = *left.shape[-2:], right.shape[-1]
-    if 0 in (*left.shape, n):
+    *outer, m, k, n = map(calls.number, (*left.shape, right.shape[-1]))
+    if 0 in (*outer, m, k, n):
         return "it is empty"
     if max(m, n) >= 2**31 - TILE or k >= 2**27:
         return f"{m}x{n}x{k}: more than 32-bit counts of tiles and steps hold"

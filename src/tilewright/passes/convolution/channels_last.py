@@ -273,9 +273,9 @@ def _keep_the_layout(node: fx.Node, is_image: bool) -> None:
         node.target, node.args, node.kwargs = group_norm, (node.args[0], result.shape[1], weight, bias, eps), {}
 
 
-def _places(node: fx.Node) -> torch.Size | None:
+def _places(node: fx.Node) -> tuple[int, ...] | None:
     value = example(node)
-    return None if value is None else value.shape[2:]
+    return None if value is None or not all(map(calls.is_known, value.shape)) else calls.shape_of(value)[2:]
 
 
 def _copy_in_layout(x: Tensor, layout: torch.memory_format) -> Tensor:

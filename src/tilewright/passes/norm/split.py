@@ -78,19 +78,20 @@ SPLIT: dict[Any, Callable[[Any, Target], bool]] = {
 """By operator, whether its arguments are those of a call that is split."""
 
 
-@rule(call((*SPLIT, *SPREADS), ...))
-def split_norms(node: fx.Node, target: Target) -> Any:
+def _pays(node: fx.Node, target: Target) -> bool:
     # PyTorch leaves out arguments that have their default: a weight norm's `dim` of 0.
     args: Any = list(arguments(node).values())
     if node.target in SPREADS:
-        is_split = _starves(args[0], calls.results(node)[0].numel(), target)
-    else:
-        is_split = SPLIT[node.target](args, target)
-    if not is_split:
-        return None
-    if node.target is BACKWARD and [lies_channels_last(calls.tensor(x)) for x in args[:2]] == [False, True]:
+        return _starves(args[0], calls.results(node)[0].numel(), target)
+    return SPLIT[node.target](args, target)
+
+
+@rule(call((*SPLIT, *SPREADS), ...), worth=_pays)
+def split_norms(node: fx.Node) -> Any:
+    gradient, x = node.args[:2]
+    if node.target is BACKWARD and [lies_channels_last(calls.tensor(one)) for one in (gradient, x)] == [False, True]:
         # The producer's kernel can write this copy.
-        node.update_arg(0, insert_formula(node, laid_channels_last, args[0]))
+        node.update_arg(0, insert_formula(node, laid_channels_last, gradient))
     return write_body(node)
 
 
@@ -235,6 +236,6 @@ def _reads_moments_of_samples(x: fx.Node) -> bool:
     return False
 
 
-@rule(call(aten.sum.dim_IntList, "x", ...), on=triton, where=_is_by_channel)
+@rule(call(aten.sum.dim_IntList, "x", ...), on=triton, worth=_is_by_channel)
 def sum_samples_last(node: fx.Node, x: fx.Node) -> Any:
     return insert_formula(node, _by_sample, x, node.meta["val"].dtype)
