@@ -25,7 +25,8 @@ from tilewright.compile.planner import Planner
 from tilewright.emit.cpp import translation_unit
 from tilewright.emit.narrow_integers import far_loads, narrow_steps
 from tilewright.emit.source import source_of
-from tilewright.graph.size_symbols import FAR, POINTS, Expressions, Sizes, SizeSymbols, remainders
+from tilewright.graph.size_expressions import Expressions
+from tilewright.graph.size_symbols import FAR, POINTS, Sizes, SizeSymbols, remainders
 from tilewright.graph.specialise import specialise
 from tilewright.graph.undefined import left_out
 from tilewright.loops.nest import Nest, named_as
