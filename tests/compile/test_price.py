@@ -438,6 +438,52 @@ def test_a_recurrent_layer_calls_a_library_for_cpus_only_on_a_cpu(device: str) -
     assert torch.backends.mkldnn.enabled
 
 
+@pytest.mark.parametrize(
+    "inactive",
+    [
+        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout(x, 0.0),
+        lambda x: torch.dropout(x, 0.5, train=False),
+        lambda x: F.dropout(x, 0.5, training=False, inplace=True),
+        lambda x: F.dropout1d(x, 0.5, training=False),
+        lambda x: F.alpha_dropout(x, 0.5, training=False),
+        nn.Dropout().eval(),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_an_inactive_dropout_moves_nothing(inactive: Callable[[Tensor], Tensor], training: bool) -> None:
+    """Eager returns the operand itself: no more bytes than without it, in backward neither."""
+    x = torch.ones(2, 3, 8)
+    assert inactive(x) is x or inactive(x).data_ptr() == x.data_ptr()
+    found, plain = (
+        priced(lambda x, one=one: one(x.sin()) * 2, "fp32[N=4,3,8]", training) for one in (inactive, lambda x: x)
+    )
+    for graph in ("forward", "backward") if training else ("forward",):
+        moved, needed = (sum(op.cost.bytes for op in operators(one, "before", graph)) for one in (found, plain))
+        assert moved == needed > 0
+        assert "clone" not in targets(found, "before", graph)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "library"), [("bf16", 64, "cudnn"), ("bf16", 192, "flash"), ("fp32", 64, "efficient")]
+)
+def test_attention_has_the_name_of_what_the_target_runs(dtype: str, width: int, library: str) -> None:
+    inputs = ", ".join([f"{dtype}[2,4,256,{width}]"] * 3)
+    attention = case(lambda *qkv: F.scaled_dot_product_attention(*qkv), inputs, training=True)
+    program = price_case(attention, target_named("h200")).program
+    named = {op.name for op in program.operators if op.stage == "before" and "dot_product" in op.name}
+    name = f"_scaled_dot_product_{library}_attention"
+    assert named == {name, f"{name}_backward"}
+    shown = [
+        *(op.name for op in program.operators),
+        *(end for one in program.decisions for end in (one.producer, one.consumer)),
+    ]
+    assert not any("for_cpu" in name for name in shown)
+    assert {op.name for op in price_case(attention, CPU).program.operators if "dot_product" in op.name} == {
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"
+    }  # fmt: skip
+
+
 def test_the_generator_of_a_cpu_draws_one_number_after_another() -> None:
     drawn = {size: predicted(priced(F.dropout, f"fp32[N={size}]")) for size in (10**6, 3 * 10**6)}
     assert drawn[3 * 10**6] - drawn[10**6] >= 2 * 10**6 * 12e-3

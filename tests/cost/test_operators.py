@@ -206,7 +206,7 @@ def test_causal_attention_to_a_cache_sees_what_lies_before() -> None:
     sizes = {"B": 2, "N": 3, "M": 2, "S": 8, "d": 4}
     found = program_costs(Program(lambda q, k, v: own_attention(q, k, v), inputs), sizes)["attention"]
     assert found.flops == 2 * 2 * 2 * 3 * (2 * 8 - 2 * 2 // 2) * 4
-    assert pretty(found.flops_symbolic or "", list(sizes)) == "− 2·B·N·M²·d + 4·B·N·M·S·d"
+    assert pretty(found.flops_symbolic or "", list(sizes)) == "−2·B·N·M²·d + 4·B·N·M·S·d"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.report.sample import CEILINGS, measurements, program, verified, write
 from tilewright.records.errors import StoreError
 from tilewright.records.measurement import Ceiling, Measurement, Verified
 from tilewright.records.program import Cost, Decision, Fallback, MemoryPoint, Operator, Program, Region
+from tilewright.report.charts import roofline
 from tilewright.report.page import prose, write_page
 from tilewright.report.queries import DRAWN, MOST_ROWS
 from tilewright.report.views import PROGRAM
@@ -179,3 +180,18 @@ def test_a_missing_run_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run at"):
         write_page(tmp_path / "missing.duckdb", tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_roofs_are_labelled_in_units_that_suit_them() -> None:
+    point = {"intensity": 4.0, "TFLOPs": 0.001, "shown": "after fusion", "operator_class": "pointwise"}
+    kinds = (
+        ("copy", "", 12.3456, "GB/s"),
+        ("matmul", "float32", 0.002, "TFLOP/s"),
+        ("matmul", "bfloat16", 3.0, "TFLOP/s"),
+    )
+    ceilings = [
+        dict(zip(("kind", "dtype", "value", "unit"), one, strict=True)) | {"origin": "measured"} for one in kinds
+    ]
+    drawn = json.dumps(roofline([point], ceilings))
+    named = set(re.findall(r'"name": "([^"]*FLOP/s|[^"]*B/s)"', drawn))
+    assert named == {"memory, copied 12.35 GB/s", "matmul float32 2 GFLOP/s", "matmul bfloat16 3 TFLOP/s"}

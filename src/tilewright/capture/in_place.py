@@ -11,6 +11,10 @@ mask that dropout draws in memory order, is eager's only with the strides of the
     bernoulli_(y, p)           →   bernoulli_(permute(y), p)      contiguous
 
 In place it draws in memory order, the functional one in the order of the dimensions.
+
+    y = dropout(x, 0.5, train=False)   →   y = x                  also with p = 0
+
+Eager returns the operand itself: nothing is copied, and a write to `y` reaches `x`. AOTAutograd would trace a clone.
 """
 
 from __future__ import annotations
@@ -47,9 +51,28 @@ def as_eager() -> Iterator[None]:
 
     FunctionalTensorMode.__torch_dispatch__ = laid_out  # type: ignore[method-assign,assignment]
     try:
-        yield
+        with _inactive_dropouts_copy_nothing():
+            yield
     finally:
         FunctionalTensorMode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+@contextmanager
+def _inactive_dropouts_copy_nothing() -> Iterator[None]:
+    operator = torch.ops.aten.dropout.default
+    before = dict(operator.py_kernels)
+
+    def dropout(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+        dropped: torch.Tensor = torch.ops.aten.native_dropout(x, p, train)[0] if train and p != 0 else x
+        return dropped
+
+    operator.py_kernels.update(dict.fromkeys(before, dropout))
+    operator._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        operator.py_kernels.update(before)
+        operator._dispatch_cache.clear()
 
 
 def _draws_in_memory_order(tensor: torch.Tensor) -> bool:

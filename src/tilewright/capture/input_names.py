@@ -88,4 +88,9 @@ def rename_inputs(graph: fx.Graph, names: Sequence[str]) -> None:
         return
     for node, name in zip(inputs[len(inputs) - len(names) :], names, strict=True):
         if name.isidentifier() and not any(word in name for word in _RESERVED):
-            node._rename(name)
+            rename(node, name)
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Give a node this name, with a number behind it if the graph has one of that name."""
+    node._rename(name)

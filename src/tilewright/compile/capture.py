@@ -19,7 +19,7 @@ from tilewright.capture.fakes import Fakes
 from tilewright.capture.input_names import argument_names, set_argument_names
 from tilewright.capture.recurrent_steps import write_out_steps
 from tilewright.compile.plan import Plan
-from tilewright.compile.planner import Planner
+from tilewright.compile.planner import Eager, Planner
 from tilewright.graph import calls
 from tilewright.graph.source import source_line
 from tilewright.graph.undefined import copied
@@ -74,7 +74,8 @@ def capture(
     def observe(traced: Traced) -> Callable[..., Any]:
         captured.traced = traced
         captured.inputs = traced.inputs
-        return through_aot(_Observer(captured, planner or Rewriter()), traced.module, traced.examples)
+        rewriter = planner or (Rewriter() if target is None else Eager(target))
+        return through_aot(_Observer(captured, rewriter), traced.module, traced.examples)
 
     forget_compiled()
     try:

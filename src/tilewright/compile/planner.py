@@ -14,10 +14,12 @@ from functools import partial
 from torch import fx
 
 from tilewright.capture.aot import Rewriter
+from tilewright.capture.input_names import rename
 from tilewright.compile import stages
 from tilewright.compile.launches import kernels_us
 from tilewright.compile.plan import GraphPlan, Plan
 from tilewright.emit.source import source_of
+from tilewright.graph import calls
 from tilewright.graph.snapshot import Snapshot
 from tilewright.hardware.target import Target
 from tilewright.loops.lower import lower
@@ -25,6 +27,7 @@ from tilewright.loops.nest import Nest, nameless
 from tilewright.loops.reuse import Lowerings
 from tilewright.loops.sizes import NotAlike
 from tilewright.operators.axes import Unfusable
+from tilewright.passes.attention.library import name_attention
 from tilewright.passes.fusion import Fusion, Region, fuse
 from tilewright.passes.recompute import values_to_save
 from tilewright.passes.rematerialise import Copied, compute_in_each_reader, copy_again
@@ -38,6 +41,21 @@ from tilewright.records.program import Decision, GraphName
 
 MOST_TIMES = 1.02
 """Copies of chains move fewer bytes; they stay if the kernels are not predicted to take longer than this many times."""
+
+
+class Eager(Rewriter):
+    """Leaves a program as eager runs it on a target, and names each call after the operator that runs there."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def joint(self, graph: fx.Graph) -> object:
+        """Name PyTorch's attention, which is traced as the one for CPUs, after PyTorch's choice for the target."""
+        name_attention(graph, self.target)
+        for node in graph.nodes:
+            if calls.launched(node) is not node.target:
+                rename(node, calls.operator_name(calls.launched(node)))
+        return None
 
 
 class Planner(Rewriter):
@@ -63,6 +81,10 @@ class Planner(Rewriter):
 
     def joint(self, graph: fx.Graph) -> list[Decision]:
         """Rewrite a joint forward and backward graph, or one for inference, of ATen operators."""
+        Eager(self.target).joint(graph)
+        # What takes the place of a call is not launched as that one; EACH_GRAPH names those that stay.
+        for node in graph.nodes:
+            node.meta.pop(calls.LAUNCHED, None)
         return self._noted(stages.JOINT.run(graph, self.target, hand_written=self.hand_written))
 
     def saved(self, graph: fx.Graph, needed: Sequence[fx.Node], forward: set[fx.Node]) -> Sequence[fx.Node]:

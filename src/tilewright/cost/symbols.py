@@ -74,8 +74,8 @@ def _terms(node: ast.expr) -> int:
 def pretty(formula: str | sympy.Expr, names: Sequence[str] = ()) -> str:
     """The formula as people write it, highest degree first, each term's symbols in the order of `names`.
 
-    >>> pretty("2*N + 5*M*N", ["N", "M"]), pretty("4*B*d*N**2", ["B", "N"]), pretty("B*D/H", ["B", "D"])
-    ('5·N·M + 2·N', '4·B·N²·d', 'B·D/H')
+    >>> pretty("2*N + 5*M*N", ["N", "M"]), pretty("4*B*d*N**2", ["B", "N"]), pretty("2 - N")
+    ('5·N·M + 2·N', '4·B·N²·d', '−N + 2')
     """
     expression = sympy.expand(parse(formula) if isinstance(formula, str) else formula)
     rest = sorted({str(symbol) for symbol in expression.free_symbols} - set(names))
@@ -89,7 +89,7 @@ def pretty(formula: str | sympy.Expr, names: Sequence[str] = ()) -> str:
     for term in sorted(sympy.Add.make_args(expression), key=order):
         sign = "−" if term.could_extract_minus_sign() else "+"
         text += f" {sign} {_term(abs(term), place)}"
-    return text.removeprefix(" + ").strip()
+    return text.removeprefix(" + ").replace(" − ", "−", text.startswith(" − "))
 
 
 def _term(term: sympy.Expr, place: dict[str, int]) -> str:

@@ -68,14 +68,19 @@ class Ceiling:
 
     @property
     def figure(self) -> str:
-        """The value in a unit that suits it.
+        """The value in a unit that suits it."""
+        return rate_figure(self.value, self.unit)
 
-        >>> Ceiling("cpu", "matmul", "float32", 0.05541, "TFLOP/s", "measured").figure
-        '55.41 GFLOP/s'
-        """
-        if self.unit == "TFLOP/s" and self.value < 1:
-            return f"{self.value * 1e3:,.4g} GFLOP/s"
-        return f"{self.value:,.4g} {self.unit.replace('us', 'µs')}"
+
+def rate_figure(value: float, unit: str) -> str:
+    """A rate or latency in a unit that suits it.
+
+    >>> rate_figure(0.05541, "TFLOP/s"), rate_figure(4255.4, "GB/s")
+    ('55.41 GFLOP/s', '4,255 GB/s')
+    """
+    if unit == "TFLOP/s" and value < 1:
+        return f"{value * 1e3:,.4g} GFLOP/s"
+    return f"{value:,.4g} {unit.replace('us', 'µs')}"
 
 
 @dataclass(frozen=True)

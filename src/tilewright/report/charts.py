@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilewright.records.measurement import rate_figure
 from tilewright.report.kinds import KINDS
 from tilewright.report.quantity import nbytes
 
@@ -162,7 +163,7 @@ def _roofs(points: Rows, ceilings: Rows, x: altair.X, y: altair.Y) -> list[Any]:
 
 
 def _on_line(name: str, ceiling: Mapping[str, Any], intensity: float, rate: float) -> dict[str, Any]:
-    label = f"{name} {ceiling['value']:,.4g} {ceiling['unit']}"
+    label = f"{name} {rate_figure(ceiling['value'], ceiling['unit'])}"
     return {"name": label, "of": ceiling["origin"], "intensity": intensity, "rate": rate}
 
 

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.records.measurement import rate_figure
 from tilewright.report.launch_rows import plain
 from tilewright.report.quantity import duration, nbytes, ratio
 from tilewright.report.queries import Answer
@@ -98,17 +99,19 @@ def show_view(view: View, answer: Answer, most: int = 10) -> RenderableType:
 def label_of(column: str) -> str:
     """A column's name without its unit, as the page has it.
 
-    >>> label_of("lost_ms"), label_of("of_all_percent"), label_of("percent")
-    ('lost', 'of all', 'percent')
+    >>> label_of("lost_ms"), label_of("of_all_percent"), label_of("percent"), label_of("GBps")
+    ('lost', 'of all', 'percent', 'bandwidth')
     """
+    if column in _RATES:
+        return _RATES[column][0]
     return re.sub(r"(?<=.)_(ns|us|ms|percent)$", "", column).replace("_", " ")
 
 
 def figure(column: str, value: Any) -> str:
     """A value with the unit that ends its column's name.
 
-    >>> figure("lost_ms", 1.5), figure("percent", 12.34), figure("times_floor", 2.0), figure("calls", 20_000)
-    ('1.50 ms', '12.3 %', '2.00×', '20,000')
+    >>> figure("lost_ms", 1.5), figure("percent", 12.34), figure("times_floor", 2.0), figure("TFLOPs", 0.002)
+    ('1.50 ms', '12.3 %', '2.00×', '2 GFLOP/s')
     """
     if value is None:
         return "-"
@@ -123,7 +126,10 @@ def figure(column: str, value: Any) -> str:
         return f"{value:.1f} %"
     if column.startswith("times_"):
         return ratio(value)
+    if column in _RATES:
+        return rate_figure(value, _RATES[column][1])
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
+_RATES = {"TFLOPs": ("FLOP rate", "TFLOP/s"), "GBps": ("bandwidth", "GB/s")}
 _MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3}

@@ -30,6 +30,11 @@ const given = (show) => (value) => (value === null || value === undefined ? "–
 const count = given((n) => (Math.abs(n) < 100000 ? Math.round(n).toLocaleString("en") : scaled(n, ["", "k", "M", "G", "T", "P", "E"])));
 const bytes = given((n) => (Math.abs(n) < 1000 ? `${n} B` : scaled(n, ["B", "kB", "MB", "GB", "TB", "PB"])));
 const time = given((us) => (us === 0 ? "0" : Math.abs(us) < 1 ? `${us.toFixed(3)} µs` : scaled(us, ["µs", "ms", "s"])));
+// A rate in GB/s or TFLOP/s, in a unit that suits it; as `rate_figure` in records/measurement.py writes it.
+const rate = (unit) => given((value) => {
+  const [shown, of] = unit === "TFLOP/s" && value < 1 ? [value * 1e3, "GFLOP/s"] : [value, unit];
+  return `${shown.toLocaleString("en", { maximumSignificantDigits: 4 })} ${of}`;
+});
 const scientific = given((n) => n.toExponential(1));
 const plainNumber = given((n) => n && (Math.abs(n) < 1e-3 || Math.abs(n) >= 1e6) ? scientific(n) : Number(n.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 }));
 const times = given((n) => `${n < 9.995 ? n.toFixed(2) : n < 99.95 ? n.toFixed(1) : Math.round(n).toLocaleString("en")}×`);

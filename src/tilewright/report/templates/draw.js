@@ -11,10 +11,13 @@ const UNITS = [
   [/_ms$/, (ms) => time(ms === null ? null : ms * 1000)],
   [/bytes$/, (size) => bytes(size)],
   [/^times_/, times],
+  [/^TFLOPs$/, rate("TFLOP/s")],
+  [/^GBps$/, rate("GB/s")],
   [/percent$/, given((part) => `${part.toFixed(1)} %`)],
 ];
 const unitOf = (key) => UNITS.find(([pattern]) => pattern.test(key)) ?? [null, null];
-const labelOf = (key) => (key === "percent" ? key : key.replace(/_(ns|us|ms|percent)$/, "")).replaceAll("_", " ");
+const NAMES = { percent: "percent", TFLOPs: "FLOP rate", GBps: "bandwidth" };
+const labelOf = (key) => NAMES[key] ?? key.replace(/_(ns|us|ms|percent)$/, "").replaceAll("_", " ");
 
 const share = (part, whole) => `${((100 * part) / Math.max(whole, 1)).toFixed(1)} %`;
 
