@@ -27,6 +27,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -35,7 +36,7 @@ from torch import Tensor, fx
 
 from tilewright.choose.chooser import chosen
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_formula, replace
+from tilewright.graph.insert import insert_formula, insert_value, replace
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import Target
 from tilewright.kernels.device import DTYPES
@@ -211,7 +212,8 @@ def _best(sums: _Sums, sort_pays: _SortPays, orders: Orders, made_of_zeros: bool
         return "in rows that shared memory holds", lambda: _insert(sums, _by_rows)
     if sort_pays(sums):
         return "as rows sorted by index", lambda: _by_sort(sums, orders, made_of_zeros)
-    return "by atomics in fp32", lambda: _insert(sums, _by_atomics if made_of_zeros else _wide)
+    dtype = sums.dtype if made_of_zeros else torch.float32
+    return "by atomics in fp32", lambda: _insert(sums, partial(_by_atomics, dtype))
 
 
 def _write(node: fx.Node, reduce: str, write: Callable[[], fx.Node]) -> fx.Node:
@@ -317,8 +319,7 @@ def _insert(sums: _Sums, formula: Callable[..., Tensor]) -> fx.Node:
     import tilewright.kernels.index_sums
     import tilewright.kernels.scatter_sums  # noqa: F401
 
-    new: fx.Node = insert_formula(sums.node, lambda *given: formula(sums, *given), sums.values, *sums.indices)
-    return new
+    return insert_value(sums.node, partial(formula, sums), sums.values, *sums.indices)
 
 
 def _in_place(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:
@@ -332,12 +333,8 @@ def _by_rows(sums: _Sums, values: Tensor, index: Tensor) -> Tensor:
     return total
 
 
-def _by_atomics(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
-    return _wide(sums, values, *indices).to(values.dtype)
-
-
-def _wide(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
-    """The sums in fp32."""
+def _by_atomics(dtype: torch.dtype, sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
+    """The sums, computed in fp32."""
     sizes, extent, shape = sums.sizes, sums.extent, sums.shape
     if sums.by_element:
         places = indices[0].reshape(sizes)
@@ -349,7 +346,7 @@ def _wide(sums: _Sums, values: Tensor, *indices: Tensor) -> Tensor:
         values = values.expand(*shape[: sums.start], *flat.shape, *shape[sums.start + len(found) :])
     wraps = sums.wraps and len(indices) == 1
     total: Tensor = torch.ops.tilewright.index_sums(values.reshape(sizes), places, extent, wraps)
-    return total.view(shape)
+    return total.view(shape).to(dtype)
 
 
 def _flat_index(indices: Sequence[Tensor], extents: Sequence[int]) -> Tensor:

@@ -74,6 +74,12 @@ def insert_formula(before: Node, formula: Callable[..., Any], *args: Any) -> Any
     return map_arg(traced.output_node().args[0], found.__getitem__)
 
 
+def insert_value(before: Node, formula: Callable[..., torch.Tensor], *args: Any) -> Node:
+    """As `insert_formula`, for a formula of one result."""
+    result: Node = insert_formula(before, formula, *args)
+    return result
+
+
 def replace(node: Node, new: Node) -> None:
     """Replace `node` by `new` and erase it."""
     node.replace_all_uses_with(new)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
@@ -10,8 +12,6 @@ from tilewright.bench.workloads import Draw, workloads
 from tilewright.kernels.linear_cross_entropy import linear_cross_entropy
 from tilewright.records.measurement import Direction
 from tilewright.records.suite import Suite, Variant, Work
-
-BOTH: tuple[Direction, ...] = ("fwd+bwd",)
 
 
 def _operands(draw: Draw, tokens: int, hidden: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
@@ -28,51 +28,42 @@ def _eager(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch
     return F.cross_entropy(F.linear(x, weight), target)
 
 
+VARIANTS = (
+    Variant(
+        "tilewright",
+        "triton",
+        linear_cross_entropy,
+        note="three products for each chunk of tokens; matrix rate under the power cap",
+    ),
+    Variant("eager", "torch", _eager, note="holds all logits, their softmax and its gradient"),
+    generated(_eager, note="holds all logits"),
+    example("inductor", "inductor", "kernels/linear_cross_entropy.py:in_chunks", "chunks of 2048 tokens"),
+    library(
+        "liger",
+        "liger_kernel.ops.fused_linear_cross_entropy:LigerFusedLinearCrossEntropyFunction",
+        lambda found, x, weight, target: found.apply(x, weight, target)[0].to(x.dtype),
+        note="chunks of tokens",
+    ),
+    library(
+        "liger-cute",
+        "liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90:liger_fused_linear_cross_entropy_sm90",
+        lambda found, x, weight, target: found(x, weight, target).to(x.dtype),
+        note="CuTe DSL; keeps the logits' gradient",
+    ),
+    library(
+        "quack",
+        "quack.linear_cross_entropy:chunked_linear_cross_entropy",
+        lambda found, x, weight, target: found(x, weight, target).to(x.dtype),
+        note="CuTe DSL; chunks of 4096 tokens",
+    ),
+)
 SUITES = {
     "linear_cross_entropy": Suite(
         name="linear_cross_entropy",
         summary="cross_entropy(x · weightᵀ, target), the logits never held all at once",
         reference=_eager,
         workload=workloads(_operands, _work),
-        variants=(
-            Variant(
-                "tilewright",
-                "triton",
-                linear_cross_entropy,
-                note="three products for each chunk of tokens; matrix rate under the power cap",
-                directions=BOTH,
-            ),
-            Variant("eager", "torch", _eager, note="holds all logits, their softmax and its gradient", directions=BOTH),
-            generated(_eager, note="holds all logits", directions=BOTH),
-            example(
-                "inductor",
-                "inductor",
-                "kernels/linear_cross_entropy.py:in_chunks",
-                "chunks of 2048 tokens",
-                directions=BOTH,
-            ),
-            library(
-                "liger",
-                "liger_kernel.ops.fused_linear_cross_entropy:LigerFusedLinearCrossEntropyFunction",
-                lambda found, x, weight, target: found.apply(x, weight, target)[0].to(x.dtype),
-                note="chunks of tokens",
-                directions=BOTH,
-            ),
-            library(
-                "liger-cute",
-                "liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90:liger_fused_linear_cross_entropy_sm90",
-                lambda found, x, weight, target: found(x, weight, target).to(x.dtype),
-                note="CuTe DSL; keeps the logits' gradient",
-                directions=BOTH,
-            ),
-            library(
-                "quack",
-                "quack.linear_cross_entropy:chunked_linear_cross_entropy",
-                lambda found, x, weight, target: found(x, weight, target).to(x.dtype),
-                note="CuTe DSL; chunks of 4096 tokens",
-                directions=BOTH,
-            ),
-        ),
+        variants=tuple(replace(variant, directions=("fwd+bwd",)) for variant in VARIANTS),
         sizes=((8192, 4096, 131072),),
         dtypes=("bfloat16",),
         sources=("kernels/linear_cross_entropy",),

@@ -32,7 +32,7 @@ from torch.fx import Node
 
 from tilewright.cost.work import Work
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_call, insert_formula, insert_results, replace
+from tilewright.graph.insert import insert_call, insert_formula, insert_results, insert_value, replace
 from tilewright.graph.layouts import before_widening, readers_through_moves, widened, widening_below
 from tilewright.graph.specialise import has_symbols
 from tilewright.hardware.target import FOR_GPUS, Target
@@ -73,8 +73,7 @@ class Shift:
             shape[self.dim] = self.read
             return self._padded(targets.view(shape), ignored).view(-1)
 
-        found: Node = insert_formula(before, padded, targets)
-        return found
+        return insert_value(before, padded, targets)
 
     def statistics(self, before: Node, statistics: Node) -> Node:
         """The statistics of all positions, [2, B·T], with zeros for positions that are left out."""
@@ -83,8 +82,7 @@ class Shift:
             positions = all_rows.view(2, *self.logits.meta["val"].shape[:-1])
             return self._padded(positions.narrow(1 + self.dim, 0, self.read), 0).view(2, -1)
 
-        found: Node = insert_formula(before, with_zeros, statistics)
-        return found
+        return insert_value(before, with_zeros, statistics)
 
     def _padded(self, positions: Tensor, value: int) -> Tensor:
         shape = self.logits.meta["val"].shape

@@ -133,14 +133,16 @@ def accepted(write: Writer, call: SdpaCall, target: Target) -> tuple[list[str], 
         if call.mask is not None and tensor_of(call.mask).dim() == 3:
             call = call._replace(mask=write.method("unsqueeze", call.mask, 1))
     call = _by_rows(write, call, changes)
+    mask, width = example(call.mask), tensor_of(call.q).shape[-1]
+    trains_mask = mask is not None and mask.requires_grad
+    library = choice(target, call.dtype, width, has_mask=mask is not None) if target.is_planned_gpu else None
     if fused_kernel(write, call) is not None:
         new = call.write(write)
-    elif target.is_planned_gpu and _runs_cudnn(call, target):
+    elif library is CUDNN and not trains_mask:
         changes.append("cuDNN, which takes what PyTorch's kernel for CPUs does not")
         new = _by_name(write, call, CUDNN.forward)
     else:
-        mask = example(call.mask)
-        why = ", for the gradient of the mask" if mask is not None and mask.requires_grad else ""
+        why = ", for the gradient of the mask" if trains_mask else ""
         changes.append(f"PyTorch's memory-efficient kernel{why}")
         new = _by_name(write, call, EFFICIENT)
     if one_head:
@@ -221,13 +223,6 @@ def _dense(write: Writer, x: Node, step: int, *, by_rows: bool) -> Node:
     if value.dtype == torch.bool or all(begin % step == 0 for begin in begins if isinstance(begin, int)):
         return x
     return write.method("clone", x, memory_format=torch.contiguous_format)
-
-
-def _runs_cudnn(call: SdpaCall, target: Target) -> bool:
-    """Whether PyTorch sends the call to cuDNN's attention on a GPU that is not here."""
-    mask, width = example(call.mask), tensor_of(call.q).shape[-1]
-    trains_mask = mask is not None and mask.requires_grad
-    return not trains_mask and choice(target, call.dtype, width, has_mask=mask is not None) is CUDNN
 
 
 def _by_name(write: Writer, call: SdpaCall, kernel: Any) -> Node:

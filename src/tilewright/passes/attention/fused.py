@@ -72,7 +72,9 @@ class FusedAttention:
         """The mask, if all it says is how many of the first keys of a cache are visible."""
         if self.mask is not None:
             self._read_mask(self.mask, constants)
-        self._check_results()
+        read = [self.results[0]] if 0 in self.results else []
+        for result in (*read, *(result for call in self.backwards for result in _results(call).values())):
+            _order(tensor_of(result))
         self.request = self._request()
 
     def _find_backwards(self) -> list[fx.Node]:
@@ -138,12 +140,6 @@ class FusedAttention:
         if not self._fits(mask) and not static(self._scores()):
             raise Refusal("a mask that broadcasts over sizes that differ from call to call")
 
-    def _check_results(self) -> None:
-        """Refuse results with gaps in memory, a layout that tilewright's results cannot have."""
-        read = [self.results[0]] if 0 in self.results else []
-        for node in (*read, *(result for backward in self.backwards for result in _results(backward).values())):
-            _order(tensor_of(node))
-
     def _scores(self) -> tuple[int | torch.SymInt, ...]:
         """The shape of the scores, [B, H, Sq, Sk]."""
         return (*tensor_of(self.q).shape[:3], tensor_of(self.k).shape[2])
@@ -159,7 +155,8 @@ class FusedAttention:
 
         deterministic = torch.are_deterministic_algorithms_enabled()
         with in_real_tensors():
-            given = [_without_data(tensor_of(x)) for x in (self.q, self.k, self.v)]
+            lie = ((calls.shape_of(x), calls.strides_of(x), x.dtype) for x in map(tensor_of, (self.q, self.k, self.v)))
+            given = [torch.empty_strided(*sizes, dtype=dtype, device="meta") for *sizes, dtype in lie]
             self.has_rows = all(map(has_aligned_rows, given))
             """Whether the rows of all operands begin at multiples of 16 bytes."""
             q, k, v = map(with_aligned_rows, given)
@@ -287,12 +284,9 @@ def _results(node: fx.Node) -> dict[int, fx.Node]:
     return found
 
 
-def _without_data(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(calls.shape_of(value), calls.strides_of(value), dtype=value.dtype, device="meta")
-
-
 def _order(value: torch.Tensor) -> list[int]:
-    """The axes of a dense tensor from the outermost in memory to the innermost."""
+    """The axes of a dense tensor from the outermost in memory to the innermost. Raises Refusal if it has gaps, which
+    tilewright's results cannot have."""
     sizes, strides = calls.shape_of(value), calls.strides_of(value)
     order = memory_order(strides)
     dense = dense_strides(sizes, order)

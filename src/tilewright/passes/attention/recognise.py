@@ -249,12 +249,9 @@ def write_scores_apart(graph: Graph) -> None:
         value = example(written)
         if not isinstance(written, Node) or value is None or (value.requires_grad and not enabled):
             continue
-        if _is_between_products(node, written) and _is_seen_alone(node, written, places):
+        between = product_above(node) is not None and product_below(node if node.users else written) is not None
+        if between and _is_seen_alone(node, written, places):
             _write_apart(node, written, places)
-
-
-def _is_between_products(node: Node, written: Node) -> bool:
-    return product_above(node) is not None and product_below(node if node.users else written) is not None
 
 
 def _is_seen_alone(node: Node, written: Node, places: dict[Node, int]) -> bool:

@@ -29,7 +29,6 @@ last two lines are PyTorch's gradient of the third.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -38,7 +37,7 @@ import torch
 from torch import Tensor, fx
 
 from tilewright.graph import calls
-from tilewright.graph.insert import insert_again, insert_call, insert_formula, insert_results
+from tilewright.graph.insert import insert_again, insert_call, insert_results, insert_value
 from tilewright.graph.specialise import has_symbols
 from tilewright.kernels.device import DTYPES
 from tilewright.passes.rule import NOTHING, Match, Value, call, gpu, matches, rule
@@ -133,7 +132,12 @@ def _inverse(node: fx.Node) -> fx.Node | None:
         return permuted
     if not _orders(node):
         return None
-    return next((user for user in node.users if _inverted(user) is node), None) or _insert_inverse(node)
+    if (known := next((user for user in node.users if _inverted(user) is node), None)) is not None:
+        return known
+    value = calls.tensor(node)
+    options: dict[str, Any] = {"dtype": torch.int64, "device": value.device, "pin_memory": False}
+    numbers = insert_call(node.next, aten.arange.default, value.shape[0], **options)
+    return insert_call(numbers.next, aten.index_put.default, node, [node], numbers)
 
 
 def _divided(index: fx.Node) -> tuple[fx.Node, int]:
@@ -155,13 +159,6 @@ def _inverted(node: fx.Node) -> fx.Node | None:
         if not has_symbols(value) and value.shape == calls.tensor(index).shape == (found["extent"],):
             return index  # type: ignore[no-any-return]
     return None
-
-
-def _insert_inverse(order: fx.Node) -> fx.Node:
-    value = calls.tensor(order)
-    options: dict[str, Any] = {"dtype": torch.int64, "device": value.device, "pin_memory": False}
-    numbers = insert_call(order.next, aten.arange.default, value.shape[0], **options)
-    return insert_call(numbers.next, aten.index_put.default, order, [order], numbers)
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ class Orders:
                 total: Tensor = torch.ops.tilewright.matching_sums(other, own, given, keys, where, bounds)
                 return total.view(to.shape)
 
-            return _insert(before, compared, keys, where, bounds, match.other.table, match.own, *summed)
+            return insert_value(before, compared, keys, where, bounds, match.other.table, match.own, *summed)
         return self._reduced(before, values, to, "embedding_sums", -1)
 
     def extremes(
@@ -225,7 +222,7 @@ class Orders:
             result: Tensor = reduce(rows, keys, order, bounds, to.extent, *options)
             return result.view(to.shape)
 
-        return _insert(before, formula, rows_of.table, keys, where, bounds)
+        return insert_value(before, formula, rows_of.table, keys, where, bounds)
 
     def counts(self, before: fx.Node, to: RowTarget, dtype: torch.dtype) -> fx.Node:
         """The number of rows that each row of the result gets, in every column."""
@@ -235,7 +232,7 @@ class Orders:
             count = (bounds[1:] - bounds[:-1]).to(dtype).view(-1, *[1] * (len(to.shape) - 1))
             return count.expand(to.shape).clone(memory_format=torch.contiguous_format)
 
-        return _insert(before, formula, bounds)
+        return insert_value(before, formula, bounds)
 
     def averaged(self, before: fx.Node, total: fx.Node, to: RowTarget, *, include: bool) -> fx.Node:
         """Sums divided by their number of rows, with `include` by one more; a sum of no rows stays 0."""
@@ -245,11 +242,11 @@ class Orders:
             count = (bounds[1:] - bounds[:-1] + int(include)).clamp(min=1).float()
             return (total.float() / count.view(-1, *[1] * (len(to.shape) - 1))).to(total.dtype)
 
-        return _insert(before, formula, total, bounds)
+        return insert_value(before, formula, total, bounds)
 
     def _sort(self, before: fx.Node, to: RowTarget) -> list[fx.Node]:
         if (known := self._sorted.get((to.index, to.extent))) is None:
-            keys = _insert(before, lambda index: _keys(index, to), to.index)
+            keys = insert_value(before, lambda index: _keys(index, to), to.index)
             known = self._sorted[to.index, to.extent] = sort_keys(before, keys, to.extent)
         return known
 
@@ -264,7 +261,7 @@ class Orders:
                 every = torch.arange(count, device=index.device)
                 return aten.index.Tensor(every, [aten.index.Tensor(index, [order])])  # type: ignore[no-any-return]
 
-            known = self._taken[rows.index, order] = _insert(before, formula, rows.index, order)
+            known = self._taken[rows.index, order] = insert_value(before, formula, rows.index, order)
         return known
 
 
@@ -342,8 +339,3 @@ def _keys(index: Tensor, to: RowTarget) -> Tensor:
     """Narrow keys: a radix sort's passes are proportional to their bits. An index out of bounds stays out of bounds."""
     index = torch.where(index < 0, index + to.extent, index) if to.wraps else index
     return index.clamp(-1, to.extent).to(narrowest(to.extent + 1)).view(-1)
-
-
-def _insert(before: fx.Node, formula: Callable[..., Tensor], *operands: fx.Node) -> fx.Node:
-    new: fx.Node = insert_formula(before, formula, *operands)
-    return new
