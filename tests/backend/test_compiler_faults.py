@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from tilewright.compile.stages import rewrite
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
 from tilewright.records.cxx import compile_to
+from tilewright.runtime import until_built
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -227,7 +229,69 @@ def test_the_strict_mode_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend._once_built(str, lambda: pytest.fail("eager"), Target(GPU)) is str
 
 
-@pytest.mark.parametrize("target", [Target(GPU, is_present=False), Target(profile_for("cpu"))])
-def test_other_devices_run_the_program_at_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", [Target(GPU), Target(profile_for("cpu"))])
+def test_what_is_recorded_is_the_compiled_program(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`optimize` verifies and measures it: eager must not stand in for it."""
+    monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
     built_later(monkeypatch)
+    with backend.recording():
+        assert backend._once_built(str, lambda: pytest.fail("eager"), target) is str
+
+
+def test_for_an_absent_gpu_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_later(monkeypatch).module = lambda: pytest.fail("built")
+    target = Target(GPU, is_present=False)
     assert backend._once_built(str, lambda: pytest.fail("eager"), target) is str
+
+
+@pytest.mark.parametrize(("compiled_s", "eager_s"), [(1.06e-3, 0.81e-3), (20e-3, 50e-3)])
+def test_on_a_cpu_no_call_is_slower_than_eagers_while_the_executor_is_built(
+    compiled_s: float, eager_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the calls that find out which is faster; by a clock that only the calls move."""
+    monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
+    build = built_later(monkeypatch)
+    build.found, build.is_building, now, ran = None, False, [0.0], list[str]()
+    monkeypatch.setattr(until_built, "EXTENSION", build)
+
+    def taking(name: str, seconds: float) -> Callable[[int], str]:
+        def run(x: int) -> str:
+            # The first call of each takes longer.
+            now[0] += seconds if name in ran else 1.0
+            ran.append(name)
+            return f"{name} {x}"
+
+        return run
+
+    functions = taking("compiled", compiled_s), taking("eager", eager_s)
+    monkeypatch.setattr(backend, "faster_until_built", partial(until_built.faster_until_built, clock=lambda: now[0]))
+    call = backend._once_built(functions[0], lambda: functions[1], Target(profile_for("cpu")))  # type: ignore[arg-type, return-value]
+    assert [call(n) for n in range(3)] == ["compiled 0", "compiled 1", "compiled 2"], "nothing is built yet"
+    build.is_building = True
+    faster = "eager" if eager_s < compiled_s else "compiled"
+    assert [call(n).split()[0] for n in range(10)] == ["eager"] * 2 + [faster] * 8
+    build.is_building, build.found = False, object()
+    assert [call(n) for n in range(2)] == ["compiled 0", "compiled 1"]
+
+
+def test_a_model_that_is_called_while_the_executor_is_built_gives_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
+    build = built_later(monkeypatch)
+    build.found, build.is_building = None, True
+    monkeypatch.setattr(until_built, "EXTENSION", build)
+    x = torch.randn(5, 7, requires_grad=True)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).sum(-1)
+
+    torch._dynamo.reset()
+    call, ran = torch.compile(model, backend="tilewright"), []
+    for _ in range(6):
+        y = call(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        ran.append(type(y.grad_fn).__name__)
+        torch.testing.assert_close(y, model(x))
+        torch.testing.assert_close(gradient, 2 * x.cos())
+    assert ran[:2] == ["CompiledFunctionBackward"] * 2 and ran[2:4] == ["SumBackward1"] * 2

@@ -1,8 +1,8 @@
 """Extension modules in C++ against PyTorch's headers, compiled on this machine once for all processes.
 
 A build takes 3 to 25 s. It runs in the background, from when the backend is loaded on a GPU, else from the first call
-that could use the module. Until it ends, calls on a CPU and of single operators run in Python, and programs on a GPU as
-PyTorch runs them. `tilewright doctor` builds ahead.
+that could use the module. Until it ends, calls of single operators run in Python, programs on a GPU as PyTorch runs
+them, and programs on a CPU in Python or as PyTorch runs them, whichever is faster. `tilewright doctor` builds ahead.
 """
 
 from __future__ import annotations
