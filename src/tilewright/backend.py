@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilewright.capture import program_cache
 from tilewright.capture.aot import Boxed, CallableGraph, Compiler, through_aot
-from tilewright.capture.errors import graph_break, watch
+from tilewright.capture.errors import StrictError, graph_break, watch
 from tilewright.capture.second_derivative import SecondDerivative
 from tilewright.compile.identity import keeps_programs, versions
 from tilewright.compile.plan import GraphPlan
@@ -37,7 +37,15 @@ from tilewright.loops.sizes import NotAlike
 from tilewright.operators.table import row_of
 from tilewright.pytorch.state import compilations
 from tilewright.records import outcomes
-from tilewright.records.errors import CaptureError, KernelError, TilewrightError, first_line, strict, warn_once
+from tilewright.records.errors import (
+    CaptureError,
+    KernelError,
+    TilewrightError,
+    first_line,
+    shown_cause,
+    strict,
+    warn_once,
+)
 from tilewright.records.program import Decision, Fallback, GraphName, Verdict
 from tilewright.records.progress import tell
 from tilewright.report.progress import progress_of
@@ -81,7 +89,8 @@ def backend(
     compiler.note_limits(module)
     try:
         with progress_of(f"tilewright compiles the graph at {_place(untouched)}"):
-            return _once_built(through_aot(compiler, module, list(inputs)), eager, planner.target)
+            compiled = through_aot(compiler, module, list(inputs))
+            return _once_built(compiled, eager, planner.target) if compiler.has_compiled else compiled
     except CaptureError as error:
         compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
         return eager()
@@ -98,14 +107,15 @@ def _once_built(
     """
     if target.is_gpu and not target.is_present:
         return compiled
-    if target.is_gpu or current_recording() is not None:
+    is_recorded = current_recording() is not None
+    if target.is_gpu or is_recorded:
         EXTENSION.module()
-        if strict() or current_recording() is not None:
-            EXTENSION.wait()
-        if not EXTENSION.is_building:
-            return compiled
+    if is_recorded or (target.is_gpu and strict()):
+        EXTENSION.wait()
     if not target.is_gpu:
-        return compiled if strict() or EXTENSION.found is not None else faster_until_built(compiled, eager)
+        return compiled if is_recorded or strict() or EXTENSION.found else faster_until_built(compiled, eager)
+    if not EXTENSION.is_building:
+        return compiled
 
     def call(*args: Any) -> Any:
         return (eager() if EXTENSION.is_building else compiled)(*args)
@@ -115,9 +125,11 @@ def _once_built(
 
 def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | None = None) -> None:
     """Note something that runs as PyTorch runs it; an error where TILEWRIGHT_STRICT forbids that."""
+    if isinstance(error, StrictError):
+        raise error
     record.fallbacks.append(fallback)
     if strict():
-        raise error or CaptureError(f"{fallback.what} at {fallback.where.removesuffix(':')}: {fallback.why}")
+        raise StrictError(fallback, error) from shown_cause(error)
     warn_once(f"{fallback.what} at {fallback.where} runs as PyTorch runs it: {fallback.why}")
 
 
@@ -143,6 +155,11 @@ class _Compiler(Compiler):
         """The graphs with symbolic sizes, as they were traced."""
         self.sizes_kept_for: str | None = None
         """The key of the program whose plans are kept for each size of its calls."""
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether not all graphs were left to PyTorch, as they are without a C++ compiler; kept programs count."""
+        return bool(self.graphs or self.by_size) or current_recording() is None
 
     def identity(self) -> Sequence[str] | None:
         # Who records wants what only planning gives: decisions, regions, fallbacks.

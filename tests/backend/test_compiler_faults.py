@@ -140,7 +140,7 @@ def test_an_optional_step_of_planning_that_fails(
 
 def test_strict_makes_it_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "missing-c++")
-    with pytest.raises(Exception, match=r"CompilerError: no C\+\+ compiler: 'missing-c\+\+' is not on PATH"):
+    with pytest.raises(Exception, match=r"^the forward graph at .*: no C\+\+ compiler: 'missing-c\+\+' is not on PATH"):
         compiled(new_function())(torch.randn(4, 5))
 
 
@@ -295,3 +295,34 @@ def test_a_model_that_is_called_while_the_executor_is_built_gives_the_same_numbe
         torch.testing.assert_close(y, model(x))
         torch.testing.assert_close(gradient, 2 * x.cos())
     assert ran[:2] == ["CompiledFunctionBackward"] * 2 and ran[2:4] == ["SumBackward1"] * 2
+
+
+STRICT_PROGRAM = """\
+import torch
+
+def model(x):
+    y = x * 2
+    print(y.sum())
+    return y.sin()
+
+torch.compile(model, backend="tilewright")(torch.ones(3))
+"""
+
+
+def test_a_strict_error_is_one_message_with_the_users_line(tmp_path: Path) -> None:
+    """As a script ends: the user's call and the message, no frame of tilewright's, and no hints of Dynamo."""
+    program, shown = tmp_path / "program.py", {}
+    program.write_text(STRICT_PROGRAM)
+    for wanted in ("", "1"):
+        ended = start([str(program)], env={"TILEWRIGHT_STRICT": "1", "TILEWRIGHT_TRACEBACK": wanted})
+        shown[wanted] = ended.communicate(timeout=HANG_S)[1]
+        assert ended.returncode == 1
+    message = shown[""].splitlines()[-2:]
+    assert message[0].startswith(
+        "tilewright.capture.errors.StrictError: the call that breaks the graph at program.py:5:"
+    )
+    assert "without it PyTorch runs this part" in message[1]
+    frames = re.findall(r'File "(.*?)", line (\d+)', shown[""])
+    assert frames[0] == (str(program), "8") and len(frames) == 2
+    assert "TORCHDYNAMO_VERBOSE=1 for the internal" not in shown[""]
+    assert len(re.findall('File "', shown["1"])) > 5

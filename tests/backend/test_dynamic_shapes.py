@@ -299,7 +299,7 @@ def test_what_only_the_data_know_breaks_the_graph(lenient: None, told: Callable[
 
 
 def test_a_graph_break_is_an_error_where_that_is_wished() -> None:
-    with pytest.raises(Exception, match="CaptureError: the call that breaks the graph at test_dynamic_shapes"):
+    with pytest.raises(Exception, match=r"^the call that breaks the graph at test_dynamic_shapes"):
         compiled(picking)(torch.randn(4, 4))
 
 

@@ -57,7 +57,7 @@ def test_nobody_who_did_not_ask_is_told(asking: dict[str, Any], capsys: pytest.C
 def test_strictly_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
     call = torch.compile(doubled, backend=backend, mode="reduce-overhead")
-    with pytest.raises(BackendCompilerFailed, match=r"CaptureError: .*is not replayed as a CUDA graph: .* on the CPU"):
+    with pytest.raises(BackendCompilerFailed, match=r"is not replayed as a CUDA graph: .* on the CPU"):
         call(torch.ones(3))
 
 

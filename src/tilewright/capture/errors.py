@@ -29,15 +29,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import fx
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.utils import graph_break_reasons
 
 from tilewright.graph.source import library_prefixes, place_text, user_frame, user_line
-from tilewright.records.errors import CaptureError, InputError, TilewrightError
+from tilewright.records.errors import CaptureError, InputError, TilewrightError, traceback_wanted
 from tilewright.records.program import Fallback
 
 METHODS = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log", "isEnabledFor"}
@@ -58,6 +59,30 @@ def messages_ignored() -> Iterator[None]:
             yield
     finally:
         METRICS.disabled = before
+
+
+class StrictError(CaptureError, BackendCompilerFailed):
+    """What the strict mode refuses to leave to PyTorch, as one message with the user's line.
+
+    Dynamo raises an error of this class as it is, to the user's call: without its own frames and hints, which
+    `TILEWRIGHT_TRACEBACK=1` leaves in. `inner_exception` is what failed, if something did.
+    """
+
+    def __init__(self, fallback: Fallback, error: Exception | None = None) -> None:
+        self.text = (
+            f"{fallback.what} at {fallback.where.removesuffix(':')}: {fallback.why}\n"
+            "  TILEWRIGHT_STRICT=1 makes this an error; without it PyTorch runs this part"
+        )
+        ShortenTraceback.__init__(self, self.text, first_useful_frame=None)
+        self.backend_name, self.inner_exception = "tilewright", error or self
+        self.exit_code = getattr(error, "exit_code", self.exit_code)
+
+    def __str__(self) -> str:
+        # Dynamo adds its hints to `args`.
+        return self.text
+
+    def remove_dynamo_frames(self) -> Self:
+        return self if traceback_wanted() else self.with_traceback(None)
 
 
 Report = Callable[[Fallback], None]

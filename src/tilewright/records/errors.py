@@ -40,7 +40,7 @@ def traceback_wanted() -> bool:
     return os.environ.get("TILEWRIGHT_TRACEBACK") == "1"
 
 
-def shown_cause(error: BaseException) -> BaseException | None:
+def shown_cause(error: BaseException | None) -> BaseException | None:
     """What to raise a TilewrightError from whose message says what `error` says in a page of PyTorch's own frames.
 
     None, unless tracebacks are wanted: Python then prints the new error alone, and keeps `error` as its `__context__`.
