@@ -29,7 +29,7 @@ from tilewright.graph.source import source_line
 from tilewright.graph.specialise import counted_inputs, size_key, sizes_are_given, specialise
 from tilewright.graph.undefined import left_out
 from tilewright.graph.views import written
-from tilewright.hardware.target import Target, target_of
+from tilewright.hardware.target import target_of
 from tilewright.launch.executor import EXTENSION
 from tilewright.launch.generated import compile_together, kernel_of
 from tilewright.launch.triton import hash_ahead
@@ -56,7 +56,7 @@ from tilewright.runtime.compiler import load
 from tilewright.runtime.executable import PlanMismatch
 from tilewright.runtime.overlap import UnlessOverlapping
 from tilewright.runtime.replay import Replay, asks_for_replay, obstacle
-from tilewright.runtime.until_built import faster_until_built
+from tilewright.runtime.until_built import once_built
 
 if TYPE_CHECKING:
     from tilewright.capture.plain_call import Called
@@ -90,37 +90,11 @@ def backend(
     try:
         with progress_of(f"tilewright compiles the graph at {_place(untouched)}"):
             compiled = through_aot(compiler, module, list(inputs))
-            return _once_built(compiled, eager, planner.target) if compiler.has_compiled else compiled
+            is_recorded = current_recording() is not None
+            return once_built(compiled, eager, planner.target, is_recorded) if compiler.has_compiled else compiled
     except CaptureError as error:
         compiler.leave_to_pytorch(Fallback("the graph", _place(module.graph), str(error)), error)
         return eager()
-
-
-def _once_built(
-    compiled: Callable[..., Any], eager: Callable[[], fx.GraphModule], target: Target
-) -> Callable[..., Any]:
-    """Until the executor is built, PyTorch's graph on a GPU, and on a CPU where that is faster; then `compiled`.
-
-    Its steps in Python take the host longer than eager's (on a GPU, a token at batch 1: 12.4 ms, eager 4.2, with the
-    executor 0.61). The strict mode runs compiled programs alone, and who records gets no others: both wait on a GPU,
-    and who records waits on a CPU, too, since the calls are to be measured.
-    """
-    if target.is_gpu and not target.is_present:
-        return compiled
-    is_recorded = current_recording() is not None
-    if target.is_gpu or is_recorded:
-        EXTENSION.module()
-    if is_recorded or (target.is_gpu and strict()):
-        EXTENSION.wait()
-    if not target.is_gpu:
-        return compiled if is_recorded or strict() or EXTENSION.found else faster_until_built(compiled, eager)
-    if not EXTENSION.is_building:
-        return compiled
-
-    def call(*args: Any) -> Any:
-        return (eager() if EXTENSION.is_building else compiled)(*args)
-
-    return call
 
 
 def _leave_to_pytorch(record: Recording, fallback: Fallback, error: Exception | None = None) -> None:

@@ -17,12 +17,12 @@ import torch
 from tests.backend.compiling import agrees, compiled, with_grad
 from tests.processes import start
 from tests.waiting import HANG_S, until
-from tilewright import backend
 from tilewright.compile.stages import rewrite
 from tilewright.hardware.profiles import profile_for
 from tilewright.hardware.target import Target
 from tilewright.records.cxx import compile_to
 from tilewright.runtime import until_built
+from tilewright.runtime.until_built import once_built
 
 
 def new_function() -> Callable[[torch.Tensor], torch.Tensor]:
@@ -210,14 +210,14 @@ def built_later(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An executor whose build ends when somebody waits for it, or when `is_building` is set."""
     build = SimpleNamespace(module=lambda: None, is_building=True)
     build.wait = lambda: setattr(build, "is_building", False)
-    monkeypatch.setattr(backend, "EXTENSION", build)
+    monkeypatch.setattr(until_built, "EXTENSION", build)
     return build
 
 
 def test_eagers_graph_runs_on_a_gpu_until_the_executor_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
     build = built_later(monkeypatch)
-    call = backend._once_built(lambda x: f"compiled {x}", lambda: lambda x: f"eager {x}", Target(GPU))  # type: ignore[arg-type, return-value]
+    call = once_built(lambda x: f"compiled {x}", lambda: lambda x: f"eager {x}", Target(GPU), is_recorded=False)  # type: ignore[arg-type, return-value]
     assert call(1) == "eager 1"
     build.is_building = False
     assert call(2) == "compiled 2"
@@ -226,7 +226,7 @@ def test_eagers_graph_runs_on_a_gpu_until_the_executor_is_built(monkeypatch: pyt
 def test_the_strict_mode_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_STRICT", "1")
     built_later(monkeypatch)
-    assert backend._once_built(str, lambda: pytest.fail("eager"), Target(GPU)) is str
+    assert once_built(str, lambda: pytest.fail("eager"), Target(GPU), is_recorded=False) is str
 
 
 @pytest.mark.parametrize("target", [Target(GPU), Target(profile_for("cpu"))])
@@ -234,14 +234,13 @@ def test_what_is_recorded_is_the_compiled_program(target: Target, monkeypatch: p
     """`optimize` verifies and measures it: eager must not stand in for it."""
     monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
     built_later(monkeypatch)
-    with backend.recording():
-        assert backend._once_built(str, lambda: pytest.fail("eager"), target) is str
+    assert once_built(str, lambda: pytest.fail("eager"), target, is_recorded=True) is str
 
 
 def test_for_an_absent_gpu_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     built_later(monkeypatch).module = lambda: pytest.fail("built")
     target = Target(GPU, is_present=False)
-    assert backend._once_built(str, lambda: pytest.fail("eager"), target) is str
+    assert once_built(str, lambda: pytest.fail("eager"), target, is_recorded=False) is str
 
 
 @pytest.mark.parametrize(("compiled_s", "eager_s"), [(1.06e-3, 0.81e-3), (20e-3, 50e-3)])
@@ -252,7 +251,6 @@ def test_on_a_cpu_no_call_is_slower_than_eagers_while_the_executor_is_built(
     monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
     build = built_later(monkeypatch)
     build.found, build.is_building, now, ran = None, False, [0.0], list[str]()
-    monkeypatch.setattr(until_built, "EXTENSION", build)
 
     def taking(name: str, seconds: float) -> Callable[[int], str]:
         def run(x: int) -> str:
@@ -264,8 +262,10 @@ def test_on_a_cpu_no_call_is_slower_than_eagers_while_the_executor_is_built(
         return run
 
     functions = taking("compiled", compiled_s), taking("eager", eager_s)
-    monkeypatch.setattr(backend, "faster_until_built", partial(until_built.faster_until_built, clock=lambda: now[0]))
-    call = backend._once_built(functions[0], lambda: functions[1], Target(profile_for("cpu")))  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(
+        until_built, "faster_until_built", partial(until_built.faster_until_built, clock=lambda: now[0])
+    )
+    call = once_built(functions[0], lambda: functions[1], Target(profile_for("cpu")), is_recorded=False)  # type: ignore[arg-type, return-value]
     assert [call(n) for n in range(3)] == ["compiled 0", "compiled 1", "compiled 2"], "nothing is built yet"
     build.is_building = True
     faster = "eager" if eager_s < compiled_s else "compiled"
@@ -280,7 +280,6 @@ def test_a_model_that_is_called_while_the_executor_is_built_gives_the_same_numbe
     monkeypatch.delenv("TILEWRIGHT_STRICT", raising=False)
     build = built_later(monkeypatch)
     build.found, build.is_building = None, True
-    monkeypatch.setattr(until_built, "EXTENSION", build)
     x = torch.randn(5, 7, requires_grad=True)
 
     def model(x: torch.Tensor) -> torch.Tensor:
