@@ -24,8 +24,9 @@ LOST = View(
     "lost",
     "Lost time",
     "Time lost to the floors",
-    "Generated kernels and library calls by the time that they take beyond what the machine allows. What loses more "
-    "than 1 % of all time without a reason is marked, and so is a prediction that is off by more than two times.",
+    "The floor is the least time that this machine needs for a kernel or library call; lost is what it took beyond "
+    "that. Marked are rows that lose more than 1 % of all time for an unknown reason, and predictions that are wrong "
+    "by more than a factor of two.",
     """\
 SELECT CASE WHEN launches > 1 THEN launches || ' × ' ELSE '' END || name AS launch, shape::VARCHAR AS shape,
        measured_us, floor_us, lost_us, 100 * share AS of_all_percent, predicted_us,
@@ -42,8 +43,8 @@ VERIFIED = View(
     "verified",
     "Verification",
     "Verification",
-    "Every tensor against float64 from the same inputs. An error may be twice eager's and 4 ulp more, in relative "
-    "norm and at its largest element.",
+    "Every result and gradient, compared with float64 from the same inputs. Allowed is twice eager's error plus 4 ulp, "
+    "for the relative norm of the error and for its largest element.",
     """\
 SELECT direction, tensor, dtype, error, eager_error, bound, max_error, eager_max_error, max_bound, ok, NOT ok AS marked
 FROM verified
@@ -142,8 +143,8 @@ TRACE = (
         "host",
         "Host",
         "Where the host's step went",
-        "The mean step, without the profiler where one was timed, of the thread that makes the steps, divided into "
-        "classes that add up to it. Source is the line with most of a class.",
+        "What the thread that runs your steps did in a mean step; the rows add up to the step. If steps were also "
+        "timed without the profiler, times are scaled to those. Source is the line with the largest part of a row.",
         """\
 SELECT rank, class, ms_per_step AS time_ms, percent, source, steps
 FROM host_account LEFT JOIN file_rank USING (file_id) ORDER BY file_id, ms_per_step DESC""",
@@ -165,8 +166,8 @@ ORDER BY upid, ms_per_step DESC""",
         "synchronisation",
         "Waits",
         "What made the host wait",
-        "Calls that returned only when the device had caught up, by the line that made them. Lost is the time for "
-        "which the device stood still because of them; spent is the host's time in all that the line called.",
+        "Calls that waited until the device had finished its work, by the line that made them. Lost: how long the "
+        "device then had nothing to do. Spent: how long the host was in calls of that line.",
         """\
 SELECT rank, lost_ms_per_step AS lost_ms, waited_ms_per_step AS waited_ms, spent_ms_per_step AS spent_ms, calls, what,
        -- The profiler names a function by the line of its `def`.
@@ -178,8 +179,8 @@ FROM synchronisation LEFT JOIN file_rank USING (file_id) ORDER BY lost_ms DESC, 
         "win",
         "What to win",
         "What you would win",
-        "The largest possible gains first: what the host could leave out, operators that reach their floor, and gaps "
-        "caused by the host. They are of a step without the profiler, where one was timed; do not add them up.",
+        "The most that each change can save in a step, largest first: work of the host that can be left out, operators "
+        "as fast as their floor, gaps that the host causes. Gains overlap: do not add them up.",
         """\
 SELECT rank, ms_per_step AS time_ms, how, operator, calls, why, source
 FROM what_you_would_win LEFT JOIN file_rank USING (file_id) WHERE ms_per_step >= 1e-3
@@ -191,8 +192,8 @@ ORDER BY time_ms DESC, how, operator, source""",
         "whatif",
         "What if",
         "What a change would bring",
-        "The mean step that a simulation of host, launches, streams and ranks predicts for each change, without the "
-        "profiler where bare steps were timed. tilewright whatif predicts others.",
+        "For each change, the time of a step that a simulation of host and devices predicts, beside the measured one. "
+        "`tilewright whatif` predicts other changes.",
         """\
 SELECT change, predicted_us, measured_us, 1e2 * (1 - predicted_us / nullif(measured_us, 0)) AS gain_percent, what
 FROM prediction WHERE abs(1 - predicted_us / nullif(measured_us, 0)) >= 1e-3 ORDER BY gain_percent DESC, change""",
@@ -201,8 +202,8 @@ FROM prediction WHERE abs(1 - predicted_us / nullif(measured_us, 0)) >= 1e-3 ORD
         "path",
         "Critical path",
         "The critical path",
-        "What a step waits for from its begin to its end: only what is on it makes the step longer. It is a track of "
-        "the timeline.",
+        "The chain of work that decides how long a step takes: only work on it makes the step longer. The timeline "
+        "shows it as a track.",
         """\
 SELECT kind, CASE WHEN kind <> 'host' THEN name END AS name, count(*) AS parts,
        sum(dur) / 1e6 / (SELECT max(steps) FROM (SELECT count(*) AS steps FROM step GROUP BY file_id)) AS time_ms,
@@ -213,7 +214,7 @@ FROM critical_path GROUP BY ALL HAVING sum(dur) > 0 ORDER BY time_ms DESC, kind,
         "distance",
         "Floors",
         "Operators beside their floors",
-        "Each operator's time in the mean step beside the least that its bytes and FLOPs allow.",
+        "Each operator's time in a mean step, beside its floor: the least time that its bytes and FLOPs need.",
         """\
 SELECT rank, operator, source, calls, ms_per_step AS time_ms, percent, floor_us, times_floor, verdict, GBps, TFLOPs,
        dtype, shapes
@@ -234,9 +235,9 @@ FROM communication""",
         "stragglers",
         "Stragglers",
         "Who kept the others waiting",
-        "A collective begins on all ranks when the last has come. Caused is how much less the others would have "
-        "waited without that rank; at work, the share of it in which that rank's device worked and did not stand still "
-        "for a host that launched late. Clocks are aligned by the collectives' ends.",
+        "A collective starts when the last rank arrives. Caused: how much less the other ranks would have waited "
+        "without this one. At work: the part of that in which its device was computing; in the rest, its host "
+        "launched late. Clocks are aligned by the ends of the collectives.",
         """\
 SELECT rank, collectives, came_last, waited_ms, caused_ms, at_work_percent, clock_ahead_us
 FROM straggler""",
@@ -246,8 +247,8 @@ FROM straggler""",
         "blocks",
         "Blocks",
         "Who holds the allocator's memory",
-        "Blocks of a memory snapshot by the line that allocated them. Memory in no use is reserved: what the largest "
-        "piece does not hold cannot be had without more segments.",
+        "Memory of a snapshot by the line that allocated it. Free memory that PyTorch keeps has no line; an allocation "
+        "larger than its largest piece needs a new segment.",
         """\
 SELECT device, CASE WHEN state = 'inactive' THEN 'in no use' ELSE source END AS source, function, layer, state,
        count(*) AS blocks, sum(memory_block.bytes)::BIGINT AS bytes, max(memory_block.bytes) AS largest_bytes,
