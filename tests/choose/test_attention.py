@@ -26,6 +26,7 @@ from tilewright.passes.attention.fused import FusedAttention
 from tilewright.passes.attention.library import CUDNN, FLASH, ON_CPU, OWN, PEERS, Peer, name_attention
 from tilewright.passes.attention.mask_parts import Band
 from tilewright.passes.attention.written_out import WRITTEN_OUT
+from tilewright.records.errors import Refusal
 
 CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 SHAPES = ((2, 3, 7, 16),) * 3
@@ -95,6 +96,14 @@ def test_the_number_that_hides_a_key_from_cudnn_is_read_as_a_band(fill: float, m
     # Where some query sees no key, only -inf gives zeros; and the other kernels are not given that number by PyTorch.
     for found in (of(lambda i, j: j < i), of(lambda i, j: j <= i, PEERS[0])):
         assert (found.masks == ()) == (fill == -torch.inf)
+
+
+@pytest.mark.parametrize("heads", [(3, 2, 2), (4, 4, 2)], ids=str)
+def test_heads_that_do_not_divide_and_values_of_fewer_heads_than_keys_are_refused(heads: tuple[int, ...]) -> None:
+    graph = aten(lambda q, k, v: CPU(q, k, v)[0], *(torch.randn(2, count, 7, 16) for count in heads))
+    (node,) = graph.find_nodes(op="call_function", target=CPU)
+    with pytest.raises(Refusal, match="operands that broadcast"):
+        FusedAttention(node, ON_CPU, Constants(graph), target_named("h200"))
 
 
 def test_a_mask_that_is_computed_for_one_attention_is_saved_with_it() -> None:
