@@ -337,6 +337,11 @@ def test_written_out_it_is_the_formula(lies: str, hides: str, monkeypatch: pytes
     steps = {"mul.Tensor", "masked_fill.Scalar", "add.Tensor"}
     made = [nbytes(node) for node in graph.nodes if str(node.target).removeprefix("aten.") in steps]
     assert [work.bytes_written for work in WRITTEN_OUT.apart(found.request, hides=hides != "nothing")] == made
+    copies = [node for node in graph.nodes if node.target is torch.ops.aten.clone.default]
+    of_operands = [nbytes(node) for node in copies if "view" in str(next(iter(node.users)).target)]
+    # The first is of the scores, whose rows do not begin at multiples of 16 bytes.
+    _, *priced = (work.bytes_read for work in WRITTEN_OUT.works(found.request, 0) if work.kind == "pointwise")
+    assert priced == of_operands and len(priced) == (3 if lies == "heads beside" else 0)
     truth = attend(*(x if x.dtype == torch.bool else x.double() for x in inputs))
     outs = run(graph, *inputs), attend(*inputs)
     assert outs[0].stride() == outs[1].stride()
