@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tilewright.backend import recording
+from tilewright.backend import backend, recording
 from tilewright.launch.executor import EXTENSION
 
 STATIC = 6
@@ -104,7 +104,7 @@ def measure(name: str, sizes: Sequence[int], rounds: int, device: str, *, trains
     shown = sorted(xs)[:: max(len(xs) // STATIC, 1)][:STATIC]
     runs: dict[str, Callable[..., torch.Tensor]] = {
         "eager": model,
-        "tilewright": torch.compile(model, backend="tilewright", dynamic=True),
+        "tilewright": torch.compile(model, backend=backend, dynamic=True),
         "inductor": torch.compile(model, dynamic=True),
     }
     found: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def measure(name: str, sizes: Sequence[int], rounds: int, device: str, *, trains
         for impl, run in runs.items():
             found[f"{impl} first round"] = sum(_call(run, xs[n], trains=trains) for n in sizes) / len(sizes)
         found["programs"] = len(record.graphs)
-        static = {n: torch.compile(model, backend="tilewright", dynamic=False) for n in shown}
+        static = {n: torch.compile(model, backend=backend, dynamic=False) for n in shown}
         with torch._dynamo.config.patch(recompile_limit=2 * STATIC + 8, accumulated_recompile_limit=1000):
             for n, run in static.items():
                 for _ in range(3):

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tilewright.backend
-from tilewright.compile import symbolic
 from tilewright.compile.symbolic import SymbolicGraph, SymbolicProgram
 from tilewright.graph import calls
 from tilewright.graph.size_symbols import POINTS
@@ -53,7 +52,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_an_h200_has_one_program_for_each_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tilewright.backend, "target_of", lambda device: target_named("h200"))
-    monkeypatch.setattr(symbolic, "ON_GPUS", True)
     # After each rewrite no size has been asked what needs a condition.
     monkeypatch.setenv("TILEWRIGHT_VERIFY", "1")
     found: list[tuple[SymbolicGraph, list[Any]]] = []

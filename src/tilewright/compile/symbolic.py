@@ -41,10 +41,6 @@ from tilewright.runtime.executable import Executable, GiveUp, KernelStep, PlanMi
 from tilewright.runtime.gpu import SizedTritonStep, at_sizes
 from tilewright.runtime.native import Native
 
-ON_GPUS = False
-"""Whether one program serves all sizes on a GPU too. Its kernels are tested in Triton's interpreter and were compiled
-for an H200, but not measured there: until they are, a GPU has a program for each size."""
-
 
 @dataclass(frozen=True)
 class SymbolicGraph:
@@ -274,8 +270,6 @@ class _Kernels:
         known: dict[str, Nest] = {}
         for regions in zip(*(plan.fusion.regions for plan in plans), strict=True):
             first = regions[0]
-            if first.device.type == "cuda" and not ON_GPUS:
-                raise NotAlike("kernels for GPUs are compiled for a size")
             lowered = [region.lowered.nest for region in regions]
             nest, self.arguments[first.name] = of_all_sizes(lowered, first.name, with_offsets=first.language == "c++")
             key = repr(nest) + first.language

@@ -113,10 +113,13 @@ def rows_in_registers(places: Places, limits: Limits) -> Schedule:
     """Whole rows, in several blocks where their length is no power of two."""
     nest, (pieces, width), wide = places.nest, places.row_blocks, places.row_lanes
     fewest = _rows_of_sectors(places, wide) if nest.transposes else 1
-    block_rows = min(power_of_two(nest.row_count), power_below(max(limits.tile // wide, fewest)))
+    tile = min(limits.tile, _windowed_tile(places))
+    block_rows = min(power_of_two(nest.row_count), power_below(max(tile // wide, fewest)))
     programs = -(-nest.row_count // block_rows)
     elements, are_many = block_rows * wide, programs >= PER_PROCESSOR * limits.processors
-    if elements <= SHORT_ROW and are_many:
+    if tile < TILE and not nest.transposes:
+        warps = min(max(4 * elements // tile, 1), 16)
+    elif elements <= SHORT_ROW and are_many:
         # One warp needs no barrier, and fewer exchanges between threads for each row.
         warps = 1
     elif nest.transposes and elements <= SMALL_TILE and are_many:

@@ -32,7 +32,7 @@ def test_the_executor_launches_its_kernel() -> None:
     assert EXTENSION.wait()
     x, weight = torch.randn(2, 3, 32, 32, device="cuda:0"), torch.randn(8, 3, 3, 3, device="cuda:0")
     convolution(x, weight, [1, 1], [1, 1], [1, 1], False, COLUMNS[0])
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:
         convolution(x, weight, [1, 1], [1, 1], [1, 1], False, COLUMNS[0])
         torch.cuda.synchronize()
     kernels = [event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
