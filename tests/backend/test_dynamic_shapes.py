@@ -191,6 +191,11 @@ def test_what_is_fused_is_decided_for_one_of_the_sizes() -> None:
     assert layout.shape[0] * 4096 * 4 > 2**20
 
 
+def table() -> torch.Tensor:
+    """[64, 7]"""
+    return torch.linspace(-1, 1, 448).view(64, 7)
+
+
 def batch_norm(x: torch.Tensor) -> torch.Tensor:
     return F.batch_norm(x.to(memory_format=torch.channels_last), None, None, training=True)
 
@@ -211,8 +216,10 @@ def test_even_and_odd_sizes_have_a_program_each_where_one_cannot_serve_both() ->
         (lambda x: F.avg_pool1d(x, 2).var((0, 2)), [(a, 3, b) for a, b in ((5, 12), (6, 9), (11, 40), (7, 31))]),
         # A norm of less than 64 KiB is one kernel, and a larger one is split: they follow one size.
         (batch_norm, [(n, 16, 8, 8) for n in (17, 10, 24, 15, 40)]),
+        # At a multiple of these sizes the places would lie outside the table.
+        (lambda x: F.gelu(x) + table()[torch.arange(x.shape[1])], [(3, n, 7) for n in (54, 60, 33, 64)]),
     ],
-    ids=["windows", "halves", "splits"],
+    ids=["windows", "halves", "splits", "places"],
 )
 def test_one_program_serves_sizes_that_would_be_planned_otherwise(
     function: Callable[[torch.Tensor], torch.Tensor], shapes: list[tuple[int, ...]]

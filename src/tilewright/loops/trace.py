@@ -111,7 +111,7 @@ def is_repeatable(node: fx.Node) -> bool:
 
 class _Tracer:
     def __init__(self, members: Sequence[fx.Node], language: Language, share_loads: bool, rounding: Rounding) -> None:
-        self.trace = Trace()
+        self.trace = Trace(of_any_size=are_for_all_sizes())
         self.language = language
         self.share_loads = share_loads
         self.members = members
@@ -146,7 +146,7 @@ class _Tracer:
         dtype = dtype_name(first.dtype)
         sizes = tuple(int(s) for s in first.shape)
         common, in_cpp = _common_dtype(node, row, dtype), self.language == "c++"
-        call = Call(self.trace, dtype, sizes, common, in_cpp, node in self.exact, of_any_size=are_for_all_sizes())
+        call = Call(self.trace, dtype, sizes, common, in_cpp, node in self.exact)
         if row.promotion != "none":
             wanted = dtype if row.promotion == "result" else call.common
             args = tuple(_converted(node, row, given, a, wanted) for given, a in zip(node.args, args, strict=True))

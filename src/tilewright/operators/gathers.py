@@ -49,7 +49,8 @@ def _place(index: Value, extent: int, *, wraps: bool, checks: bool = True) -> Va
     if wraps and least < 0:
         index = where(index < 0, index + extent, index)
         least = 0 if least >= -extent else least
-    inside = least >= 0 and most < extent
+    # Positions that one size counts lie in a table, and those of another may not.
+    inside = least >= 0 and most < extent and not (index.trace.of_any_size and most > 0)
     return index.checked(extent) if checks and not inside else index
 
 

@@ -104,6 +104,8 @@ class Trace:
     """Whether the operations recorded from now on may be approximate (`Op.approximate`)."""
     exact: bool = False
     """Whether a discontinuous operator depends on them (`Op.exact`)."""
+    of_any_size: bool = False
+    """Whether the kernel is to have one form at all sizes, with checks that some of them need."""
     dims: set[tuple[Group, ...]] = field(default_factory=set)
     """Those of all values; no axis may run along two of one (`refuse_diagonal`), also not once more are unified."""
 

@@ -97,7 +97,7 @@ class _Axis:
         first = k * self.dilation - self.pad
         places = positions(c.trace, self.windows, self.dim, rank) * self.stride + first
         last = (self.windows - 1) * self.stride
-        if c.of_any_size and self.is_full:
+        if c.trace.of_any_size and self.is_full:
             last = self.size + 2 * self.pad - self.reach
         return _between(places, 0, self.size, least=first, most=last + first)
 
@@ -117,7 +117,7 @@ class _Axis:
         """For each element, window number last - t of those it can lie in, and where that window exists."""
         last = call("idiv", positions(c.trace, self.size, self.dim, rank) + self.pad, self.stride)
         most = (self.size - 1 + self.pad) // self.stride
-        if c.of_any_size and self.is_full:
+        if c.trace.of_any_size and self.is_full:
             most = self.windows - 1 - (1 + self.pad - self.reach) // self.stride
         places = last - t if t else last
         return places, _between(places, 0, self.windows, least=-t, most=most - t)

@@ -47,8 +47,6 @@ class Call:
     """Whether something discontinuous depends on the result, which then has eager's bits."""
     apart: bool = False
     """Whether each reduction is a call by itself, and not part of one kernel."""
-    of_any_size: bool = False
-    """Whether the kernel is to have one form at all sizes, with checks that some of them need."""
 
     def quotient(self, x: Value, y: Value | Scalar) -> Value:
         """x / y; PyTorch's kernels for GPUs multiply by the reciprocal of a number, rounded to the dtype, instead.
