@@ -88,10 +88,10 @@ def _pays(node: fx.Node, target: Target) -> bool:
 
 @rule(call((*SPLIT, *SPREADS), ...), worth=_pays)
 def split_norms(node: fx.Node) -> Any:
-    gradient, x = node.args[:2]
-    if node.target is BACKWARD and [lies_channels_last(calls.tensor(one)) for one in (gradient, x)] == [False, True]:
+    operands: Any = node.args[:2]
+    if node.target is BACKWARD and [lies_channels_last(calls.tensor(x)) for x in operands] == [False, True]:
         # The producer's kernel can write this copy.
-        node.update_arg(0, insert_formula(node, laid_channels_last, gradient))
+        node.update_arg(0, insert_formula(node, laid_channels_last, operands[0]))
     return write_body(node)
 
 
