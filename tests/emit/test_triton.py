@@ -78,6 +78,18 @@ def test_no_kernel_spills_on_an_h200() -> None:
     assert [kernel for kernel in kernels if kernel[1]["spilled"]] == []
 
 
+def test_windows_in_rows_do_not_spill_on_an_h200() -> None:
+    """A warp's rows would be 32 elements of a thread, with 25 loads each."""
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        y = torch.ops.tilewright.depthwise_convolution(x, weight, [1, 1], [2, 2], [1, 1])
+        return F.hardswish(y).mean((2, 3))
+
+    operands = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((64, 960, 7, 7), (960, 1, 5, 5)))
+    (found,) = machine_code.compiled(nest_of(program, *operands)).values()
+    assert found["spilled"] == 0
+
+
 def test_several_results_of_double_sums_compile_for_an_h200() -> None:
     """Triton 3.6 fails on the second kernel of an instance norm's moments if it stores all three at its end."""
     names = [name for nest in machine_code.moments_of_images() for name in machine_code.compiled(nest)]

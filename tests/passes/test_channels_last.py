@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Container
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,6 +136,20 @@ LEFT: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], str]] = {
     ),
     "a view of a part": (lambda x: CONVOLUTION(x)[:, :8].reshape(2, 8, 36), *((2, 16, 8, 8), "views a tensor")),
 }
+
+
+@pytest.mark.parametrize(("dtype", "verdict"), [(torch.float32, "refused"), (torch.bfloat16, "taken")])
+def test_only_a_race_shows_what_rounds_to_tf32(dtype: torch.dtype, verdict: str) -> None:
+    """On a GPU; a convolution of symbolic sizes is not raced, as is none whose tensors are on a CPU."""
+    decided: list[Decision] = []
+
+    def decide(module: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
+        decided.extend(channels_last(module.graph, replace(H200, is_present=True)) or ())
+        return module
+
+    torch.compile(nn.Conv2d(32, 32, 3).to(dtype), backend=decide)(torch.randn(2, 32, 8, 10, dtype=dtype))
+    assert [decision.verdict for decision in decided] == [verdict]
+    assert ("round to TF32" in decided[0].reason) == (verdict == "refused")
 
 
 @pytest.mark.parametrize("name", LEFT)

@@ -147,7 +147,7 @@ def _offer(graph: fx.Graph, convolutions: list[fx.Node], dtypes: tuple[torch.dty
         few = DEPTHWISE * sum(map(_is_depthwise, convolutions)) < count
         kept = f"it helps depthwise convolutions, fewer than 1 in {DEPTHWISE} here; oneDNN changes that of others"
         return replace(offer, refusal=kept if few else None)
-    return _raced(offer, graph, convolutions, target) or replace(offer, refusal=_unsuited(convolutions))
+    return _raced(offer, graph, convolutions, target) or replace(offer, refusal=_unsuited(convolutions, target))
 
 
 def _raced(offer: Offer, graph: fx.Graph, convolutions: list[fx.Node], target: Target) -> Offer | None:
@@ -169,8 +169,10 @@ def _raced(offer: Offer, graph: fx.Graph, convolutions: list[fx.Node], target: T
     return replace(offer, races=races, beside=(*_copies(graph, convolutions), *instead), clear=1.0)
 
 
-def _unsuited(convolutions: list[fx.Node]) -> str | None:
-    """Why convolutions that were not raced keep their layout."""
+def _unsuited(convolutions: list[fx.Node], target: Target) -> str | None:
+    """Why convolutions that were not raced, as those of symbolic sizes are not, keep their layout."""
+    if target.is_present and any(operand_eps(tensor_of(node).dtype) for node in convolutions):
+        return "no race has shown how many of them would round to TF32"
     work = {node: _multiplications(node) for node in convolutions}
     suited = sum(work[node] for node in convolutions if _channels(node) >= MIN_CHANNELS)
     if 2 * suited < sum(work.values()):

@@ -167,8 +167,8 @@ def triton(target: Target) -> bool:
     return target.language == "triton"
 
 
-Judged = dict[tuple[str, str], bool]
-"""By rule and call, whether it pays there."""
+Judged = dict[tuple[str, ...], bool]
+"""By rule, call and its operands: whether it pays there."""
 _known: ContextVar[Judged] = ContextVar("tilewright_judged")
 
 
@@ -254,7 +254,9 @@ class Rule:
         return None
 
     def _pays(self, found: Match) -> bool:
-        known, asked = _known.get({}), (self.name, found["node"].name)
+        node, known = found["node"], _known.get({})
+        # A reader of what was rewritten is asked again.
+        asked = self.name, node.name, *(operand.name for operand in node.all_input_nodes)
         if asked not in known:
             known[asked] = bool(_filled(self.worth, found))
         return known[asked]

@@ -54,7 +54,9 @@ MANY_READERS = 16
 """With more loads of one buffer a thread has half the elements; so it has of elements of four bytes that windows move
 along the columns, between vectors, if any load has a condition. Pooling by 4 × 4 of 2048 images of 512 × 512, stride 1,
 padded, in fp32 takes 2,309 µs on an H200 with two elements a thread, 3,701 with four; by 3 × 3 × 3 with a stride of 2
-and dilation 1,462 with one, 2,118 with two."""
+and dilation 1,462 with one, 2,118 with two. So has one that reduces rows in registers: a depthwise convolution by 5 × 5
+with its mean, 64 x 960 x 7 x 7 in bf16, takes 46 µs with four elements a thread, 363 with the 32 of a warp's rows,
+which spill; by 3 × 3 the 32 are faster: 64 x 672 x 14 x 14 takes 37 µs, with four 44."""
 STRIDED_TILE = 256
 """Elements of a block that reads windows with a stride, two for each thread of four warps: with eight, other loads
 evict the sectors that neighbouring windows share from the first-level cache before they are read again. Pooling by
@@ -113,11 +115,12 @@ def rows_in_registers(places: Places, limits: Limits) -> Schedule:
     """Whole rows, in several blocks where their length is no power of two."""
     nest, (pieces, width), wide = places.nest, places.row_blocks, places.row_lanes
     fewest = _rows_of_sectors(places, wide) if nest.transposes else 1
-    tile = min(limits.tile, _windowed_tile(places))
+    are_wide = _most_read(places)[1] > MANY_READERS and not nest.transposes
+    tile = min(limits.tile, _windowed_tile(places)) if are_wide else limits.tile
     block_rows = min(power_of_two(nest.row_count), power_below(max(tile // wide, fewest)))
     programs = -(-nest.row_count // block_rows)
     elements, are_many = block_rows * wide, programs >= PER_PROCESSOR * limits.processors
-    if tile < TILE and not nest.transposes:
+    if tile < limits.tile:
         warps = min(max(4 * elements // tile, 1), 16)
     elif elements <= SHORT_ROW and are_many:
         # One warp needs no barrier, and fewer exchanges between threads for each row.
@@ -166,13 +169,19 @@ def _windowed_tile(places: Places) -> int:
     if len(set(strided)) < len(strided):
         return STRIDED_TILE // 2 if max(Counter(strided).values()) > MANY_READERS else STRIDED_TILE
     windows = [access for access in loads if not access.by]
-    buffer, most = Counter(access.buffer for access in windows).most_common(1)[0] if windows else (0, 0)
+    buffer, most = _most_read(places)
     if most < FEWEST_READERS:
         return TILE
     is_masked = any(s.name == "load" and s.args for s in nest.steps)
     moved = len({access.offset % 4 for access in windows if access.buffer == buffer}) > 1
     wide = nest.buffers[buffer].dtype not in NARROW
     return WINDOWED_TILE // 2 if wide and moved and (is_masked or most > MANY_READERS) else WINDOWED_TILE
+
+
+def _most_read(places: Places) -> tuple[int, int]:
+    """The buffer that most loads of a tile read, without gathers, and how many they are."""
+    found = Counter(access.buffer for access in places.tile_loads if not access.by)
+    return found.most_common(1)[0] if found else (0, 0)
 
 
 def power_below(count: int) -> int:
